@@ -8,7 +8,7 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from serve_app.composition import model_info, read_args, read_models, read_priors, with_versions
+from serve_app.composition import expand_pools, model_info, read_args, read_models, read_priors, with_versions
 from serve_app.composition.hosting import MemberPlan, members_of
 from serve_app.composition.references import pin_models
 from serve_app.composition.revision import find_revision
@@ -33,7 +33,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     Raises:
         ConfigError: With one readable line per fault.
     """
-    config = with_versions(pin_models(read_args(args)))
+    config = with_versions(pin_models(expand_pools(read_args(args))))
     described = read_models(config)
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     revisions = {model.name: find_revision(model) for model in config.models}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.composition import describe_models, read_args, with_versions
+from serve_app.composition import describe_models, expand_pools, read_args, with_versions
 from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
 from serve_app.composition.locate import missing_models
@@ -26,7 +27,8 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
 
     Args:
         path: The file.
-        look_for_models: Whether models that should be on this machine must be there.
+        look_for_models: Whether models that should be on this machine must be there. Members of pools are then among
+            the models.
 
     Raises:
         ConfigError: With one line per fault, of the whole file.
@@ -38,6 +40,7 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
         problems += key_problems(file.args.router, must_be_here=look_for_models)
         problems += backend_problems(file.args.models)
         if look_for_models and not problems:
+            file = replace(file, args=expand_pools(file.args))
             _check_models(file.args)
     except ConfigError as error:
         problems += error.problems

@@ -117,8 +117,13 @@ def validate(
     for line in cluster_notes(file, len(os.sched_getaffinity(0))):
         _err.print("note: ", end="")
         _err.print(line, highlight=False, markup=False, soft_wrap=True)
-    names = ", ".join(_named(model) for model in file.args.models)
-    typer.echo(f"{config}: valid; models: {names}")
+    found = [_named(model) for model in file.args.models if model.pool is None]
+    found += [_counted(pool.name, len(members)) for pool, members in file.args.pools_with_members()]
+    typer.echo(f"{config}: valid; models: {', '.join(found)}")
+
+
+def _counted(pool: str, members: int) -> str:
+    return f"pool {pool}" + (f" ({members} members)" if members else "")
 
 
 def _named(model: ModelConfig) -> str:

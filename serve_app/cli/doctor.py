@@ -158,7 +158,10 @@ def _file(config: Path) -> Iterator[Finding]:
     yield Finding("ok", config.name, "valid")
     yield from _ports(file)
     for model in file.args.models:
-        yield from _sessions(model)
+        if model.pool is None:
+            yield from _sessions(model)
+    for pool, members in file.args.pools_with_members():
+        yield Finding("note", pool.name, f"the sessions of its {len(members)} members were not tried")
 
 
 def _ports(file: ServeFile) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from serve_app.config import DEFAULT_MAXCONN, MAXCONN_VARIABLE, AppArgs, ServeFile
 from serve_app.config.budget import HAPROXY_VARIABLE, fitting_connections
@@ -97,10 +98,38 @@ def _too_many(wanted: int, files: int, fitting: int) -> str:
     )
 
 
+class _Processes(NamedTuple):
+    """Replicas of a model, or hosts of a pool.
+
+    Attributes:
+        started: How many there are at the start.
+        most: How many there are at most.
+        cpus: What each reserves.
+        given: Whether that is written down.
+    """
+
+    started: int
+    most: int
+    cpus: float
+    given: bool
+
+
+def _processes(args: AppArgs) -> Iterator[_Processes]:
+    for model in args.models:
+        if model.pool is None:
+            of_versions, scaling = model.most_versions, model.autoscaling
+            yield _Processes(
+                of_versions * scaling.start_replicas,
+                of_versions * scaling.max_replicas,
+                model.resources.cpus,
+                "cpus" in model.resources.model_fields_set,
+            )
+    for pool in args.pools:
+        yield _Processes(pool.hosts, pool.hosts, pool.cpus, "cpus" in pool.model_fields_set)
+
+
 def _cpu_notes(args: AppArgs, cores: int) -> Iterator[str]:
-    started = args.router.replicas + sum(
-        model.most_versions * model.autoscaling.start_replicas for model in args.models
-    )
+    started = args.router.replicas + sum(each.started for each in _processes(args))
     if _reserved(args) > cores:
         yield f"{started} processes of replicas and routers share {cores} CPUs"
 
@@ -108,9 +137,7 @@ def _cpu_notes(args: AppArgs, cores: int) -> Iterator[str]:
 def _reserved(args: AppArgs) -> float:
     """CPUs reserved at the start."""
     routers = args.router.replicas * args.router.cpus
-    return routers + sum(
-        model.most_versions * model.autoscaling.start_replicas * model.resources.cpus for model in args.models
-    )
+    return routers + sum(each.started * each.cpus for each in _processes(args))
 
 
 def _cpus(args: AppArgs, cores: int) -> int:
@@ -119,12 +146,11 @@ def _cpus(args: AppArgs, cores: int) -> int:
     A reservation that somebody has written down is kept to: it finds room on the real CPUs, or waits.
     """
     given = default = 0.0
-    for model in args.models:
-        cpus = model.most_versions * model.autoscaling.max_replicas * model.resources.cpus
-        if "cpus" in model.resources.model_fields_set:
-            given += cpus
+    for each in _processes(args):
+        if each.given:
+            given += each.most * each.cpus
         else:
-            default += cpus
+            default += each.most * each.cpus
     routers = args.router.replicas * args.router.cpus
     if "cpus" in args.router.model_fields_set:
         given += routers

@@ -25,7 +25,7 @@ from serve_app.backends.kind import AnyKind
 from serve_app.backends.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
 from serve_app.backends.warm_up import MakeInputs, first_that_runs
 from serve_app.cli.profile_report import draw, summary, table
-from serve_app.composition import read_args
+from serve_app.composition import expand_pools, read_args
 from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, read_builds
@@ -91,7 +91,7 @@ def profile_file(
         ConfigError: The file or the choice is wrong, or a model cannot be loaded.
         ServeAppError: A model failed.
     """
-    models = _chosen(load_file(config, read_args).args.models, names, everything=everything)
+    models = _chosen(expand_pools(load_file(config, read_args).args).models, names, everything=everything)
     if output is not None and len(models) > 1:
         raise ConfigError(("--output names one file, and several models are to be measured",))
     if plot is not None and importlib.util.find_spec("matplotlib") is None:

@@ -23,6 +23,9 @@ from serve_app.processors import create_processor
 from serve_app.processors.of_model import ModelProcessor
 from serve_app.processors.processor import Processor
 
+_COPIES = 2
+"""Copies of its weights that a loaded model holds at most."""
+
 
 def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> dict[str, Description]:
     """Read the files of the model and of its variants, and decide by what they say whether requests may share runs.
@@ -86,6 +89,15 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
         variant.name: resolve_model(variant.path, variant.version, environ, backend=exact.kind.name)
         for variant in model.variants
     }
+
+
+def memory_of(locations: Mapping[str, ModelLocation]) -> int:
+    """Bytes of memory that a model may take: sessions hold a second copy of weights, laid out for their kernels.
+
+    Args:
+        locations: The model's files, from `find_files`.
+    """
+    return _COPIES * sum(file.stat().st_size for location in locations.values() for file in location.files())
 
 
 def named_files(model: ModelConfig) -> tuple[str, ...]:

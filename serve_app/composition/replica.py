@@ -14,7 +14,7 @@ from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
 from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
+from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, memory_of
 from serve_app.composition.revision import Revision, keep_revision
 from serve_app.config import ModelConfig
 from serve_app.config.processor import CustomOptions
@@ -35,9 +35,6 @@ _log = logging.getLogger(__name__)
 _SHORT_S = 0.02
 """Time for the warm-up, and again for the proof, of a member of a pool, whose clients wait for both: seconds. Smallest
 and largest batches are measured in it, and what lies between is interpolated."""
-
-_COPIES = 2
-"""Copies of its weights that a loaded model holds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +177,8 @@ def host_revision(revision: Revision, builds: Mapping[str, Description], make: C
 
 
 def expected_memory(revision: Revision) -> int:
-    """Bytes of memory that a revision may take: sessions hold a second copy of weights, laid out for their kernels."""
-    return _COPIES * revision.nbytes
+    """Bytes of memory that a revision may take; see `memory_of`."""
+    return memory_of(revision.locations)
 
 
 def _key(model: ModelConfig, location: ModelLocation, build: Description, backend: Backend) -> str:

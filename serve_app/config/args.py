@@ -6,11 +6,12 @@ Unknown keys are faults.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VARIABLE, MAXCONN_VARIABLE, Budget
 from serve_app.config.deprecations import with_new_places
@@ -29,10 +30,10 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
 
-def _models_or_repository(schema: dict[str, Any]) -> None:
+def _models_from_somewhere(schema: dict[str, Any]) -> None:
     schema["required"].remove("models")
     named = {"properties": {"repository": {"required": ["path"]}}, "required": ["repository"]}  # or it is a text
-    schema["anyOf"] = [{"required": ["models"]}, named]
+    schema["anyOf"] = [{"required": ["models"]}, {"required": ["pools"]}, named]
     repository = schema["properties"]["repository"]
     repository["anyOf"] = [{"$ref": repository.pop("$ref")}, {"type": "string"}]
 
@@ -40,7 +41,7 @@ def _models_or_repository(schema: dict[str, Any]) -> None:
 class AppArgs(Section):
     """Everything of ours in a Serve file: the application's ``args``."""
 
-    model_config = ConfigDict(json_schema_extra=_models_or_repository)
+    model_config = ConfigDict(json_schema_extra=_models_from_somewhere)
 
     router: RouterConfig = RouterConfig()
     """The router."""
@@ -48,14 +49,14 @@ class AppArgs(Section):
     classes: ClassesConfig = ClassesConfig()
     """Queues and deadlines per class."""
 
+    pools: Annotated[tuple[PoolConfig, ...], Field(strict=False)] = ()
+    """Many models that share few processes, which have memory for some of them at a time."""
+
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
-    """The models, each in a deployment of its own."""
+    """The models, each in a deployment of its own or in a pool."""
 
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
-
-    pools: Annotated[tuple[PoolConfig, ...], Field(strict=False)] = ()
-    """Many models that share few processes, which have memory for some of them at a time."""
 
     repository: RepositoryConfig = RepositoryConfig()
     """A Triton model repository, and how models are loaded while the server runs."""
@@ -63,10 +64,20 @@ class AppArgs(Section):
     logging: LoggingConfig = LoggingConfig()
     """The log of requests."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _add_models(cls, given: Any) -> Any:
+        return (
+            {**given, "models": ()}
+            if isinstance(given, Mapping) and given.get("pools") and "models" not in given
+            else given
+        )
+
     @field_validator("models")
     @classmethod
-    def _check_models(cls, models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
-        if not models:  # not min_length: pydantic would not count the models that have faults
+    def _check_models(cls, models: tuple[ModelConfig, ...], info: ValidationInfo) -> tuple[ModelConfig, ...]:
+        # Not min_length: pydantic would not count the models that have faults. Pools that have some are not there.
+        if not models and not info.data.get("pools", True):
             raise ValueError("needs at least one model")
         return models
 
@@ -86,13 +97,14 @@ class AppArgs(Section):
                 )
             seen.setdefault(model.name, number)
         deployments = {name: deployment_name(name) for name in seen}
+        called = Counter(deployments.values())
         faults.extend(  # two hashes begin alike once in a million million pairs; Serve would mix the two models up
             (
                 ("models", seen[name], "name"),
                 f"its deployment would be called {short_repr(deployment)} as another's; rename",
             )
             for name, deployment in deployments.items()
-            if list(deployments.values()).count(deployment) > 1
+            if called[deployment] > 1
         )
         body = self.router.limits.max_body
         faults.extend(
@@ -109,13 +121,6 @@ class AppArgs(Section):
         models = {model.name: model for model in self.models}
         faults.extend((("device_groups", *where), fault) for where, fault in group_problems(self.device_groups, models))
         faults.extend(pool_problems(self.pools, self.models, self.router.replicas))
-        pooled = {model.name: model.pool for model in self.models if model.pool is not None}
-        faults.extend(
-            (("device_groups", number, "models", at), f"{short_repr(name)} is a member of pool {pooled[name]}")
-            for number, group in enumerate(self.device_groups)
-            for at, name in enumerate(group.models)
-            if name in pooled
-        )
         limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
         faults.extend(
             (
@@ -162,15 +167,10 @@ class AppArgs(Section):
                 for model in self.models
                 if model.pool is None
             }
-            | {pool.name: self._in_flight_of(pool) for pool in self.pools}
+            | {pool.name: pool.most_rows(members) for pool, members in self.pools_with_members()}
             | ({"waiting for the same request": waiting} if waiting else {}),
             headroom=self.router.limits.headroom,
         )
-
-    def _in_flight_of(self, pool: PoolConfig) -> int:
-        """Rows of a pool's members that may be at its hosts at once: its hosts share few bundles of each class."""
-        most = max([model.batching.max_rows for model in self.models if model.pool == pool.name], default=0)
-        return pool.hosts * len(Priority) * pool.scheduling(()).concurrency * most
 
     def redis_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """Say what is wrong with the files of this machine that Redis takes, one line each.
@@ -215,6 +215,13 @@ class AppArgs(Section):
     def groups(self) -> tuple[DeviceGroup, ...]:
         """The device groups, for the scheduler."""
         return tuple(group.settings() for group in self.device_groups)
+
+    def pools_with_members(self) -> Iterator[tuple[PoolConfig, Sequence[ModelConfig]]]:
+        """Every pool, with those of `models` that are its members."""
+        members: defaultdict[str | None, list[ModelConfig]] = defaultdict(list)
+        for model in self.models:
+            members[model.pool].append(model)
+        return ((pool, members[pool.name]) for pool in self.pools)
 
     def process_limits(self) -> ProcessLimits:
         """Limits of one router process over all classes."""

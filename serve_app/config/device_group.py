@@ -78,6 +78,12 @@ def group_problems(
             if name not in models:
                 known = False
                 yield (number, "models", at), _unknown("model", name, models)
+            elif models[name].pool is not None:
+                known = False
+                yield (
+                    (number, "models", at),
+                    f"{short_repr(name)} is in the pool {models[name].pool}; leave one of them out",
+                )
             elif name in group_of:
                 where = "this group" if group_of[name] == number else f"device_groups[{group_of[name]}]"
                 yield (number, "models", at), f"{short_repr(name)} is already in {where}"

@@ -3,15 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Final
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, ValidationInfo, field_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from serve_app.config.batching import BatchingConfig
+from serve_app.config.files import is_remote
 from serve_app.config.model import HealthConfig, ModelConfig
 from serve_app.config.names import checked_model_name, deployment_name
-from serve_app.config.problems import Location, nearest, short_repr
+from serve_app.config.problems import Location, nearest, short_repr, validation_error
 from serve_app.config.values import Cpus, Positive, Seconds, Section, Size
+from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import Pool
+
+_ONE_VERSION: Final = "a member has one version; a model with several stands in models, without pool"
+_HOSTS: Final = "hosts of a pool compute on the CPU; a model on a GPU stands in models, without pool"
+_OF_HOST: Final = "is the host's: set it at the pool"
+
+NOT_OF_MEMBERS: Final[Mapping[str, str]] = {
+    "versions": _ONE_VERSION,
+    "aliases": _ONE_VERSION,
+    "traffic": _ONE_VERSION,
+    "sticky": _ONE_VERSION,
+    "shadow": _ONE_VERSION,
+    "autoscaling": "a member has no replicas of its own: set hosts at the pool",
+    "resources.device": _HOSTS,
+    "resources.gpus": _HOSTS,
+    "resources.gpu_memory": _HOSTS,
+    "resources.memory_per_row": _HOSTS,
+    "resources.cpus": _OF_HOST,
+    "resources.memory_limit": "is the host's: set memory at the pool",
+    "health.check_period_s": _OF_HOST,
+    "health.check_timeout_s": _OF_HOST,
+    "health.drain_timeout_s": _OF_HOST,
+}
+"""Settings of a model that mean nothing for a member of a pool, and what to do instead."""
+
+_SET_BY_POOL: Final[Mapping[str, str]] = {
+    "name": "a member is called as its folder",
+    "path": "path of the pool says where its members are",
+    "pool": "a member is one of the pool that this stands in",
+}
+"""What besides is no setting in `defaults` and `members`."""
+
+_WILDCARDS: Final = frozenset("*?[")
+_PLACEHOLDER: Final = "member"
+
+
+class _MemberSchema:
+    """JSON Schema of `defaults`, and of each of `members`: a model's, without what a member does not have."""
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        model = handler.resolve_ref_schema(handler(ModelConfig.__pydantic_core_schema__))
+        refused = {*NOT_OF_MEMBERS, *_SET_BY_POOL}
+        return {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {key: value for key, value in model["properties"].items() if key not in refused},
+            "allOf": model.get("allOf", []),
+        }
+
+
+def _check_defaults(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    _check_keys(given, {**NOT_OF_MEMBERS, **_SET_BY_POOL, "profile": "is of one model: set it in members"})
+    _member(given)
+    return given
+
+
+def _check_own(given: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
+    _check_keys(given, {**NOT_OF_MEMBERS, **_SET_BY_POOL})
+    if "defaults" in info.data:  # otherwise they have faults, which are told
+        _member(_merged(info.data["defaults"], given))
+    return given
+
+
+Defaults = Annotated[Mapping[str, Any], AfterValidator(_check_defaults), _MemberSchema()]
+OwnSettings = Annotated[Mapping[str, Any], AfterValidator(_check_own), _MemberSchema()]
 
 
 class PoolConfig(Section):
@@ -21,7 +90,10 @@ class PoolConfig(Section):
     """Its name, for messages, metrics and `/status`; its deployment is called by it, as a model's by the model's."""
 
     path: str = ""
-    """Pattern of the folders of its members, `models/*`. Entries of `models` with this `pool` are members as well."""
+    """Pattern of the folders of its members, `models/*`: on this machine, relative to `SERVE_APP_HOME`, or absolute.
+
+    Each is a model, called as the folder. Entries of `models` with this `pool` are members as well.
+    """
 
     hosts: Positive = 1
     """Processes. Each has memory of its own, and runs one batch at a time."""
@@ -42,25 +114,66 @@ class PoolConfig(Section):
     health: HealthConfig = HealthConfig()
     """How hosts are watched and stopped."""
 
-    defaults: Mapping[str, Any] = Field(default_factory=dict)
+    defaults: Defaults = Field(default_factory=dict)
     """Settings of its members, as of an entry of `models`."""
 
-    members: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
-    """Settings of single members, by name, in place of `defaults`."""
+    members: Mapping[str, OwnSettings] = Field(default_factory=dict)
+    """Settings of single members, by name, on top of `defaults`: a section counts key by key."""
 
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
         return checked_model_name(name)
 
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        if is_remote(path):
+            raise ValueError(
+                "is no pattern of folders of this machine: copy the models here, or name them in models, with pool"
+            )
+        if path and not _WILDCARDS & set(path):
+            raise ValueError(f"is one folder; write a pattern of folders, e.g. {path.rstrip('/')}/*")
+        if "**" in path:
+            raise ValueError("cannot have **: the folder above the members is part of the pattern, e.g. models/*/*")
+        return path
+
     @property
     def deployment(self) -> str:
         """Name of its deployment."""
         return deployment_name(self.name)
 
+    def models(self, paths: Mapping[str, str]) -> list[ModelConfig]:
+        """Its members as models. What they have in common is checked once for all of them.
+
+        Args:
+            paths: By name, where each is.
+        """
+        common = _member(self.defaults)
+        return [
+            (common if (own := self.members.get(name)) is None else _member(_merged(self.defaults, own))).model_copy(
+                update={"name": name, "path": path, "pool": self.name}
+            )
+            for name, path in paths.items()
+        ]
+
     def scheduling(self, members: Sequence[str]) -> Pool:
-        """The values for the scheduler; these models are its members."""
+        """The values for the scheduler.
+
+        Args:
+            members: Names of its members.
+        """
         return Pool(self.name, tuple(members), memory_bytes=int(self.memory), loads=self.loads)
+
+    def most_rows(self, members: Sequence[ModelConfig]) -> int:
+        """Most rows that its hosts may have in flight, of all members together.
+
+        Args:
+            members: Those that are known; what `defaults` and `members` say counts in any case.
+        """
+        written = (self.defaults, *self.members.values())
+        rows = max(*map(_max_rows, written), *(model.batching.max_rows for model in members), 0)
+        return self.hosts * self.scheduling(()).concurrency * len(Priority) * rows
 
 
 def pool_problems(
@@ -84,6 +197,8 @@ def pool_problems(
         elif pool.name in names:
             yield ("pools", number, "name"), f"{short_repr(pool.name)} is also the name of a model"
         known.setdefault(pool.name, number)
+        if not pool.path and not any(model.pool == pool.name for model in models):
+            yield ("pools", number, "path"), "the pool has no members: set path, or pool at entries of models"
     if pools and routers > 1:
         yield (
             ("router", "replicas"),
@@ -96,18 +211,43 @@ def pool_problems(
             guess = nearest(model.pool, known)
             hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known) or 'none'}"
             yield ("models", number, "pool"), f"there is no pool {short_repr(model.pool)}; {hint}"
-        for key, advice in _of_replicas(model):
-            yield ("models", number, *key), f"is for models with replicas of their own; {advice}"
+        for where, reason in NOT_OF_MEMBERS.items():
+            if _is_set(model, where):
+                yield ("models", number, *where.split(".")), reason
 
 
-def _of_replicas(model: ModelConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Keys that a member of a pool cannot have, and what to do instead."""
-    if model.versions is not None:
-        yield ("versions",), "a member of a pool is served in one version: name it in version, or leave this out"
-    if "autoscaling" in model.model_fields_set:
-        yield ("autoscaling",), "a pool has hosts"
-    for key, advice in (("gpus", "the hosts of a pool run on CPUs"), ("memory_limit", "a pool has memory")):
-        if getattr(model.resources, key):
-            yield ("resources", key), advice
-    if model.resources.device == "cuda":
-        yield ("resources", "device"), "the hosts of a pool run on CPUs"
+def _is_set(section: Any, where: str) -> bool:
+    key, _, rest = where.partition(".")
+    return key in section.model_fields_set and (not rest or _is_set(getattr(section, key), rest))
+
+
+def _check_keys(given: Mapping[str, Any], refused: Mapping[str, str]) -> None:
+    faults: list[tuple[Location, str]] = []
+    for where, reason in refused.items():
+        node: Any = given
+        for key in where.split("."):
+            node = node[key] if isinstance(node, Mapping) and key in node else _check_keys
+        if node is not _check_keys:
+            faults.append((tuple(where.split(".")), reason))
+    if faults:
+        raise validation_error(faults)
+
+
+def _member(given: Mapping[str, Any]) -> ModelConfig:
+    """The settings of a member, under a name and a path that stand for any."""
+    return ModelConfig.model_validate({**given, "name": _PLACEHOLDER, "path": _PLACEHOLDER})
+
+
+def _max_rows(settings: Mapping[str, Any]) -> int:
+    batching = settings.get("batching")
+    default: int = BatchingConfig.model_fields["max_rows"].default
+    return int(batching.get("max_rows", default)) if isinstance(batching, Mapping) else default
+
+
+def _merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of one member on top, sections key by key."""
+    merged = dict(defaults)
+    for key, value in own.items():
+        before = merged.get(key)
+        merged[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -183,17 +183,18 @@ def _known_keys(location: Location, data: Any, schema: Mapping[str, Any]) -> Ite
     nodes = list(_branches(schema, data, schema))
     for step in location:
         data = data[step]
-        below = [
-            node["properties"][step]
-            if isinstance(step, str) and step in node.get("properties", {})
-            else node["items"]
-            if isinstance(step, int) and "items" in node
-            else None
-            for node in nodes
-        ]
+        below = [_below(node, step) for node in nodes]
         nodes = [branch for node in below if node is not None for branch in _branches(node, data, schema)]
     for node in nodes:
         yield from node.get("properties", {})
+
+
+def _below(node: Mapping[str, Any], step: str | int) -> Any:
+    """What a schema says of an item, or of a key; ``None``: nothing."""
+    if isinstance(step, int):
+        return node.get("items")
+    others = node.get("additionalProperties")
+    return node.get("properties", {}).get(step, others if isinstance(others, Mapping) else None)
 
 
 def _branches(node: Mapping[str, Any], data: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
