@@ -20,7 +20,7 @@ def _counted(**keys: str) -> Callable[[_Pools], Samples]:
     return lambda pools: [((pool, label), known[key]) for pool, known in pools.items() for label, key in keys.items()]
 
 
-POOLS: Final = (
+POOLS: Final[tuple[Gauge[_Pools] | Total[_Pools], ...]] = (
     Gauge(
         "serve_app_pool_members",
         "Models that are members of a pool.",
