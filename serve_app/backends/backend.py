@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import ModelSignature, Tensors
@@ -62,7 +62,6 @@ class Backend(Protocol):
         """
 
 
-@runtime_checkable
 class Processing(Protocol):
     """A backend whose model makes tensors of requests, and answers of tensors, by itself.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Final, cast
 
 from serve_app.backends.backend import Backend, Processing
 from serve_app.backends.description import Description, describe_build
@@ -159,7 +160,7 @@ def make_processor(
     if model.processor is None:
         return None
     if processes_itself(model, location):
-        return ModelProcessor(model.task, signature, backend if isinstance(backend, Processing) else None)
+        return ModelProcessor(model.task, signature, cast("Processing | None", backend))  # as its kind says
     custom = model.processor if isinstance(model.processor, CustomOptions) else None
     options = model.processor.model_dump(exclude_unset=True) if custom is None else custom.keys
     name = None if custom is None else custom.class_

@@ -174,7 +174,9 @@ def test_settings_that_a_member_cannot_have(where: str, value: Any) -> None:
     section, _, key = where.partition(".")
     settings = {section: {key: value}} if key else {section: value}
     of_one = where in {"name", "path", "pool", "profile"}
-    tried: list[tuple[dict[str, Any], dict[str, Any], str]] = [({"defaults": settings}, {}, f"args.pools[0].defaults.{where}: ")]
+    tried: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"defaults": settings}, {}, f"args.pools[0].defaults.{where}: ")
+    ]
     if where != "profile":
         tried.append(({"members": {"a": settings}}, {}, f"args.pools[0].members.a.{where}: "))
     if not of_one:
