@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, cast
+from typing import cast
 
 from serve_app.backends.backend import Backend, Processing
 from serve_app.backends.description import Description, describe_build
