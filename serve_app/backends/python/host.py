@@ -566,7 +566,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
-class _Lane:
+class _Way:
     """A socket and the memory that goes with it: messages on it are answered one after the other.
 
     Args:
@@ -636,9 +636,9 @@ class _Program:
 def _main(fds: Sequence[int]) -> None:
     _end_with_parent()
     program = _Program()
-    first, *others = [_Lane(*fds[start : start + 3]) for start in range(0, len(fds), 3)]
-    for lane in others:
-        threading.Thread(target=lane.serve, args=(program,), daemon=True).start()
+    first, *others = [_Way(*fds[start : start + 3]) for start in range(0, len(fds), 3)]
+    for way in others:
+        threading.Thread(target=way.serve, args=(program,), daemon=True).start()
     first.serve(program)
 
 

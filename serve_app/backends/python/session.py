@@ -207,7 +207,7 @@ def _own(tensors: Mapping[str, Any]) -> Tensors:
     return {name: np.array(array) for name, array in tensors.items()}
 
 
-class _Lane:
+class _Way:
     """A way to ask the process: one message at a time.
 
     Args:
@@ -256,16 +256,16 @@ class OwnProcess:
         self._name = load.model
         self._kinds = {each.name: each.kind for each in load.declared.inputs}
         self._output_kinds = {each.name: each.kind for each in load.declared.outputs}
-        self._lock = Lock()  # of the runs' lane
+        self._lock = Lock()  # of the runs' way
         self._ending = Lock()
         self._ended = ""  # how the process ended, once it has
         self._closed = False
         self._said = ""
-        self._runs = _Lane(load.model)
-        self._others = [_Lane(load.model) for _ in range(load.processor_threads)]
-        self._free_lanes: SimpleQueue[_Lane] = SimpleQueue()
-        lanes = [self._runs, *self._others]
-        fds = tuple(fd for lane in lanes for fd in lane.fds)
+        self._runs = _Way(load.model)
+        self._others = [_Way(load.model) for _ in range(load.processor_threads)]
+        self._free_ways: SimpleQueue[_Way] = SimpleQueue()
+        ways = [self._runs, *self._others]
+        fds = tuple(fd for way in ways for fd in way.fds)
         command = [str(python), "-I", "-u", str(Path(host.__file__).absolute()), *map(str, fds)]
         environ = clean_environ() | dict.fromkeys(_THREADS, str(load.threads))
         started: Future[subprocess.Popen[bytes]] = Future()
@@ -278,10 +278,10 @@ class OwnProcess:
             self._free()
             raise ConfigError((f"model {load.model!r}: {python} cannot be started: {error.strerror}",)) from None
         self._pid_fd = os.pidfd_open(self._process.pid)
-        for lane in lanes:
-            lane.started(self._pid_fd)
-        for lane in self._others:
-            self._free_lanes.put(lane)
+        for way in ways:
+            way.started(self._pid_fd)
+        for way in self._others:
+            self._free_ways.put(way)
         try:
             self._ask(
                 self._runs,
@@ -311,22 +311,22 @@ class OwnProcess:
     def predict(self, batch: Tensors, rows: int | None) -> Tensors:
         """Ask it."""
         with self._lock:
-            lane = self._alive(self._runs)
-            told = lane.requests.write([(name, self._kinds[name], array) for name, array in batch.items()])
-            return _own(lane.answers.read(self._ask(lane, {"do": "run", "rows": rows, **told})))
+            way = self._alive(self._runs)
+            told = way.requests.write([(name, self._kinds[name], array) for name, array in batch.items()])
+            return _own(way.answers.read(self._ask(way, {"do": "run", "rows": rows, **told})))
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
         """Ask it, beside a run."""
-        with self._lane() as lane:
-            told = lane.requests.write([_sent(content)])
-            return _own(lane.answers.read(self._ask(lane, {"do": "preprocess", "request": dict(about), **told})))
+        with self._way() as way:
+            told = way.requests.write([_sent(content)])
+            return _own(way.answers.read(self._ask(way, {"do": "preprocess", "request": dict(about), **told})))
 
     def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
         """Ask it, beside a run."""
-        with self._lane() as lane:
+        with self._way() as way:
             tensors = [(name, self._output_kinds[name], array) for name, array in outputs.items()]
-            told = lane.requests.write([_sent(content), *tensors])
-            return self._ask(lane, {"do": "postprocess", "request": dict(about), **told})["answer"]
+            told = way.requests.write([_sent(content), *tensors])
+            return self._ask(way, {"do": "postprocess", "request": dict(about), **told})["answer"]
 
     def close(self) -> None:
         """End the process: in order, unless it is inside a run or takes too long."""
@@ -346,47 +346,47 @@ class OwnProcess:
             if not self._closed:
                 self._closed = True
                 self._ended = self._ended or "was closed"
-                lanes = [self._free_lanes.get() for _ in self._others]  # all of them have been answered then
+                ways = [self._free_ways.get() for _ in self._others]  # all of them have been answered then
                 self._process.wait()
                 self._attendant.join(_LAST_WORDS_S)
                 os.close(self._pid_fd)
                 self._free()
-                for lane in lanes:
-                    self._free_lanes.put(lane)
+                for way in ways:
+                    self._free_ways.put(way)
 
     @contextmanager
-    def _lane(self) -> Iterator[_Lane]:
+    def _way(self) -> Iterator[_Way]:
         """One that nobody else has."""
-        lane = self._free_lanes.get()
+        way = self._free_ways.get()
         try:
-            yield self._alive(lane)
+            yield self._alive(way)
         finally:
-            self._free_lanes.put(lane)
+            self._free_ways.put(way)
 
-    def _alive(self, lane: _Lane) -> _Lane:
+    def _alive(self, way: _Way) -> _Way:
         if self._ended:
             raise SessionLost(f"the process of the model {self._ended}")
-        return lane
+        return way
 
     def _free(self) -> None:
-        for lane in (self._runs, *self._others):
-            lane.free()
+        for way in (self._runs, *self._others):
+            way.free()
 
     def _kill(self) -> None:
         """End the process and those that it has started. Nothing has waited for it yet: its id is still its own."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _ask(self, lane: _Lane, message: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
-        """Send a message and wait for the answer. The lane is the caller's alone."""
+    def _ask(self, way: _Way, message: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
+        """Send a message and wait for the answer. The way is the caller's alone."""
         answer = None
         with suppress(ConnectionError):
-            host.send(lane.channel, message)
-            found = lane.poll.poll(None if timeout_s is None else timeout_s * 1000)
+            host.send(way.channel, message)
+            found = way.poll.poll(None if timeout_s is None else timeout_s * 1000)
             if not found:
                 raise TimeoutError
-            if lane.channel.fileno() in dict(found):
-                answer = host.receive(lane.channel)
+            if way.channel.fileno() in dict(found):
+                answer = host.receive(way.channel)
         if answer is None:
             self._note_end()
             raise SessionLost(f"the process of the model {self._ended}")

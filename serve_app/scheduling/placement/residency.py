@@ -310,7 +310,7 @@ class Residency:
             member.refusal = refusal
 
     def refusal(self, name: str, now: float) -> Rejection | None:
-        """What is to be told to whoever asks for a member that cannot be loaded; ``None``: it can, or is resident."""
+        """What a request for a member is told which cannot be loaded; ``None``: it can, or is resident."""
         member = self.members[name]
         if member.refusal is None or member.hosts or member.held_until <= now:
             return None

@@ -28,6 +28,7 @@ from serve_app.backends.batch import run_entries
 from serve_app.backends.description import describe_build
 from serve_app.backends.kind import BuildSettings
 from serve_app.backends.layout import NO_ROWS, Layout
+from serve_app.backends.memory import give_memory_back
 from serve_app.backends.profiler import resident_bytes
 from serve_app.backends.python.kind import PYTHON
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
@@ -412,6 +413,7 @@ def test_what_a_module_holds_goes_when_it_is_closed(load: Load) -> None:
             backend = load("def predict(self, batch): return {'y': batch['x'] * WEIGHTS[0]}", body)
             np.testing.assert_array_equal(backend.run(ones())["y"], ones()["x"])
             backend.close()
+        give_memory_back()  # as a replica does: each load is in a thread of its own, with an arena of its own
         return resident_bytes()
 
     gc.disable()

@@ -1,0 +1,58 @@
+"""A pool in a real server: more members than its host has memory for, and a host that is killed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+
+import httpx
+import pytest
+from pools.pool_models import infer_body, pool_args
+from serve_process import ServeProcess
+
+pytestmark = pytest.mark.cluster
+
+MEMBERS = 12
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """Twelve members, with memory for a few of them."""
+    folder = tmp_path_factory.mktemp("pool")
+    args = pool_args(folder / "models", MEMBERS, cpus=0.1)
+    args["router"] = {"cpus": 0.1}
+    with ServeProcess(
+        args, folder / "server", env={"SERVE_APP_CACHE": str(folder / "cache")}, graceful=True
+    ) as running:
+        yield running
+
+
+def ask(server: ServeProcess, client: httpx.Client, number: int) -> str:
+    """Ask one member. Returns what is wrong with its answer."""
+    answer = client.post(f"{server.url}/v2/models/m{number}/infer", json=infer_body(0.5), timeout=60.0)
+    if answer.status_code != 200:
+        return answer.text
+    given = answer.json()["outputs"][0]["data"]
+    return "" if given == [0.5 + number] * 2 else f"m{number}: {given}"
+
+
+def test_every_member_answers_while_members_are_evicted(server: ServeProcess) -> None:
+    """In turns, so that the one that comes next is never loaded."""
+    with httpx.Client() as client:
+        assert [fault for number in [*range(MEMBERS)] * 3 if (fault := ask(server, client, number))] == []
+        status = client.get(f"{server.url}/status").json()["pools"]["small"]
+    assert status["loads"] > MEMBERS
+    assert status["evictions"] > 0
+    assert all(host["used_bytes"] <= status["memory_bytes"] for host in status["hosts"].values())
+
+
+def test_a_host_that_is_killed_loses_no_request(server: ServeProcess) -> None:
+    """What it was to run is tried again at its successor, which has nothing loaded."""
+    with httpx.Client() as client, ThreadPoolExecutor(8) as clients:
+        numbers = [*range(MEMBERS)] * 10
+        asked = clients.map(ask, repeat(server), repeat(client), numbers)
+        assert next(asked) == ""
+        (host,) = server.replica_processes("small")
+        host.kill()
+        assert [fault for fault in asked if fault] == []
