@@ -206,6 +206,7 @@ class Pools:
                 self._end(pool, model, name, outcome)
             return
         if known.hosts.get(name) is host:
+            host.orders.clear()
             # In the next turn: this task is one of those that end with it.
             self._loop.call_soon(self._lose, pool, name, host)
 

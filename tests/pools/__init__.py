@@ -1,0 +1,1 @@
+"""Pools: hosts, and servers that have some."""

@@ -1,0 +1,148 @@
+"""The orders of a router to the hosts of a pool, with hosts that the test steers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from runtime_harness import settle, until
+
+from serve_app.domain.agreed import Told
+from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.router.pools import Pools
+from serve_app.router.settings import RoutedPool
+from serve_app.scheduling.decisions import Eviction, Load, Rejection
+from serve_app.scheduling.settings import Pool
+from serve_app.transport.send import ReplicaLost
+
+LOADED = LoadOutcome(0.1, 10, Told())
+
+
+class Steered:
+    """Hosts whose answers the test gives, and what the router is told of them."""
+
+    def __init__(self, loads: int = 1, load_timeout_s: float = 60.0) -> None:
+        pool = Pool("pool", ("a", "b", "c"), memory_bytes=20, loads=loads)
+        self.calls: list[tuple[str, Owner, Sequence[str], str]] = []
+        self.answers: list[asyncio.Future[LoadOutcome]] = []
+        self.told: list[tuple[Any, ...]] = []
+        self.pools = Pools([RoutedPool(pool, load_timeout_s)], self.change, self)
+        for member in "abc":
+            self.pools.add_member(member, "pool")
+
+    async def change(self, _pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str) -> LoadOutcome:
+        """See `ChangeHost`."""
+        self.calls.append((host, owner, evicted, load))
+        answer: asyncio.Future[LoadOutcome] = asyncio.get_running_loop().create_future()
+        self.answers.append(answer)
+        return await answer
+
+    def hosts_listed(self, _pool: str, hosts: Collection[str]) -> None:
+        """See `Events`."""
+        self.told.append(("hosts", *hosts))
+
+    def member_loaded(self, _pool: str, model: str, host: str, outcome: LoadOutcome, _told: Told) -> None:
+        """See `Events`."""
+        self.told.append(("loaded", model, host, outcome.nbytes))
+
+    def member_failed(self, _pool: str, model: str, host: str, refusal: Rejection) -> None:
+        """See `Events`."""
+        self.told.append(("failed", model, host, refusal.message))
+
+    @property
+    def orders(self) -> list[tuple[str, list[str], str]]:
+        """What hosts were told."""
+        return [(host, list(evicted), load) for host, _, evicted, load in self.calls]
+
+
+async def test_a_host_is_told_one_thing_after_the_other() -> None:
+    """What is to be unloaded goes with the load that follows."""
+    steered = Steered()
+    steered.pools.on_hosts("pool", ["h"])
+    steered.pools.load(Load("a", "h", 10, 0.1))
+    await settle()
+    steered.pools.evict(Eviction("b", "h"))
+    steered.pools.load(Load("c", "h", 10, 0.1))
+    steered.pools.evict(Eviction("a", "h"))
+    await settle()
+    assert steered.orders == [("h", [], "a")]
+    steered.answers[0].set_result(LOADED)
+    await settle()
+    assert steered.orders[1:] == [("h", ["b"], "c")]
+    steered.answers[1].set_result(LOADED)
+    await settle()
+    assert steered.orders[2:] == [("h", ["a"], "")]
+    assert steered.told == [("hosts", "h"), ("loaded", "a", "h", 10), ("loaded", "c", "h", 10)]
+
+
+async def test_several_loads_at_once_wait_for_what_makes_room() -> None:
+    """And not for each other."""
+    steered = Steered(loads=2)
+    steered.pools.on_hosts("pool", ["h"])
+    steered.pools.load(Load("a", "h", 10, 0.1))
+    steered.pools.evict(Eviction("b", "h"))
+    steered.pools.load(Load("c", "h", 10, 0.1))
+    await settle()
+    assert sorted(steered.orders) == [("h", [], "a"), ("h", ["b"], "")]
+    steered.answers[[load for _, _, load in steered.orders].index("")].set_result(LoadOutcome())
+    await settle()
+    assert ("h", [], "c") in steered.orders
+
+
+async def test_a_fault_of_a_member_is_kept_until_it_is_loaded() -> None:
+    """It says nothing of the host."""
+    steered = Steered()
+    steered.pools.on_hosts("pool", ["h"])
+    steered.pools.load(Load("a", "h", 10, 0.1))
+    await settle()
+    steered.answers[0].set_result(LoadOutcome(0.1, fault="model 'a' is broken"))
+    await settle()
+    assert steered.told[1:] == [("failed", "a", "h", "model 'a' is broken")]
+    assert steered.pools.faults == {"a": "model 'a' is broken"}
+    steered.pools.load(Load("a", "h", 10, 0.1))
+    await settle()
+    steered.answers[1].set_result(LOADED)
+    await settle()
+    assert not steered.pools.faults
+
+
+async def test_a_host_whose_call_is_lost_is_taken_over_anew() -> None:
+    """The later claim makes it drop what it may have loaded; what else it was to do is forgotten."""
+    steered = Steered()
+    steered.pools.on_hosts("pool", ["h", "other"])
+    steered.pools.load(Load("a", "h", 10, 0.1))
+    steered.pools.load(Load("b", "h", 10, 0.1))
+    await settle()
+    steered.answers[0].set_exception(ReplicaLost("it died"))
+    await until(lambda: ("hosts", "other") in steered.told)
+    await until(lambda: len(steered.told) > 2)
+    assert set(steered.told[2]) == {"hosts", "h", "other"}
+    steered.pools.load(Load("c", "h", 10, 0.1))
+    await settle()
+    assert steered.orders == [("h", [], "a"), ("h", [], "c")]
+    assert steered.calls[1][1].since > steered.calls[0][1].since
+
+
+async def test_a_load_that_takes_too_long_loses_the_host_for_a_while() -> None:
+    """Nobody waits for it without end."""
+    steered = Steered(load_timeout_s=0.01)
+    steered.pools.on_hosts("pool", ["h"])
+    steered.pools.load(Load("a", "h", 10, 0.1))
+    await until(lambda: ("hosts",) in steered.told)
+    await until(lambda: len(steered.told) > 2)
+    assert steered.told[2] == ("hosts", "h")
+
+
+async def test_what_comes_of_a_host_that_is_gone_counts_no_more() -> None:
+    """Another of its name is a new one."""
+    steered = Steered()
+    steered.pools.on_hosts("pool", ["h"])
+    steered.pools.load(Load("a", "h", 10, 0.1))
+    await settle()
+    steered.pools.on_hosts("pool", [])
+    steered.pools.on_hosts("pool", ["h"])
+    await settle()
+    assert steered.told == [("hosts", "h"), ("hosts",), ("hosts", "h")]
+    assert steered.answers[0].cancelled()
+    steered.pools.close()
