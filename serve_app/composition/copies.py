@@ -63,9 +63,15 @@ class Copying:
         self.folder = folder
 
     def get(self, item: str, name: str) -> None:
-        """Copy a remote file or folder, to be called so. Raises ConfigError if it does not arrive whole."""
+        """Copy a remote file or folder, to be called so.
+
+        Raises:
+            ConfigError: It does not arrive whole, or would be called otherwise.
+        """
         item = item.rstrip("/")
         target = self.folder / name
+        if not target.resolve().is_relative_to(self.folder.resolve()):
+            raise ConfigError((f"{self._label}: {name} is outside its folder",))
         target.parent.mkdir(parents=True, exist_ok=True)
         listed = listing(self._filesystem, item)
         if not listed:  # an empty folder

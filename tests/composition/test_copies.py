@@ -209,6 +209,15 @@ def test_a_version_that_was_copied_too_early_is_copied_again(tmp_path: Path) -> 
     assert read_builds(model, {"": whole}).keys() == {""}
 
 
+def test_nothing_is_copied_to_another_place(tmp_path: Path) -> None:
+    """Whatever files a configuration names beside a model."""
+    Faulty.store.clear()
+    put(0, "/above/flat")
+    Faulty().pipe("/above/flat/../names.txt", b"a\n")  # which other filesystems lead upwards
+    with pytest.raises(ConfigError, match=r"\.\./names\.txt is outside its folder"):
+        resolve_model("faulty://above/flat", environ=environ(tmp_path), beside=["../names.txt"])
+
+
 # --- A server that sends half of a file -------------------------------------------------------------------------------
 
 
