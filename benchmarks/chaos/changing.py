@@ -16,11 +16,11 @@ import aiohttp
 import numpy as np
 from typing_extensions import override
 
-from benchmarks.chaos.kills import lost, ours, require_high, require_right
+from benchmarks.chaos.kills import another, lost, ours, require_high, require_right
 from benchmarks.chaos.questions import Bank, Known, Question, bank_of, tensor_question
 from benchmarks.chaos.records import End
 from benchmarks.chaos.scenario import Scenario
-from benchmarks.chaos.server import HOST, ROUTER, Setup
+from benchmarks.chaos.server import CONTROLLER, HOST, ROUTER, Setup
 from benchmarks.chaos.setups import QUEUES, fixed
 from benchmarks.chaos.stage import Stage, mix_of
 from benchmarks.failure import BenchmarkError
@@ -345,6 +345,31 @@ async def _replicas_die(stage: Stage) -> None:
     stage.require("a load works after every death", ends["200"] == rounds, _counted(ends))
 
 
+async def _controller_dies(stage: Stage) -> None:
+    """Serve's controller is killed while a load is under way, and a replica of the model under the next one."""
+    ends: Counter[str] = Counter()
+    async with stage.load(_SHARE):
+        await stage.hold(_STEADY_S)
+        rounds = stage.times(3)
+        for number in range(rounds):
+            _change(stage)
+            loading = asyncio.create_task(_load(stage))
+            await asyncio.sleep(_LOAD_S * (number + 0.5) / rounds)
+            victim = await stage.one_of(CONTROLLER)
+            mark = await stage.hit(victim, signal.SIGKILL, "Serve's controller during a load")
+            await _loaded(stage, ends, await loading)
+            await another(stage, CONTROLLER, victim, mark)
+            await _agreed(stage)
+            await stage.hold(2.0)
+        victim = await stage.one_of(_CHANGING)
+        mark = await stage.hit(victim, signal.SIGKILL, f"a replica of {_CHANGING} under the new controller")
+        await stage.replaced(_CHANGING, victim, 2, mark)
+        await stage.hold(_STEADY_S)
+    require_right(stage)
+    stage.require_none("no accepted request is lost", lost(stage.records))
+    stage.require("a load works after every death", ends["200"] == rounds, _counted(ends))
+
+
 async def _storm(stage: Stage) -> None:
     """A hundred loads at once, by both routers, while the files change again."""
     ends: Counter[str] = Counter()
@@ -404,6 +429,7 @@ SCENARIOS = tuple(
         ("host", "the own process of a Python model is killed, again and again", _hosts_die),
         ("load-router", "a router is killed while a model is loaded, again and again", _routers_die),
         ("load-replica", "replicas are killed while they load a revision, one or both", _replicas_die),
+        ("load-controller", "Serve's controller is killed while a model is loaded", _controller_dies),
         ("load-storm", "a hundred loads of a model at once, whose files change meanwhile", _storm),
         ("load-lease", "a router is killed during a load, and then other files are loaded", _lease),
     )
