@@ -309,7 +309,7 @@ bench-canary: env models ## Measure what a canary gets, and what a shadow costs 
 	@$(BIN)/python -m benchmarks.canary
 
 .PHONY: chaos
-chaos: env models ## Break a real server on purpose, 35 minutes (CHAOS="--only replica,router --quick" narrows it)
+chaos: env models ## Break a real server on purpose, 40 minutes (CHAOS="--only replica,router --quick" narrows it)
 	@$(BIN)/python -m benchmarks.chaos $(CHAOS)
 
 .PHONY: soak

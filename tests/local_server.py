@@ -372,6 +372,10 @@ class _Fleet:
         await self._keeper().prepare(model, found)
         return [await revisions.prepare(found.revision, found.version, claim) for revisions in self._of(model)]
 
+    async def renew(self, model: str, claim: str) -> None:
+        for revisions in self._of(model):
+            revisions.renew(claim)
+
     async def settle_routers(self, model: str) -> None:
         await self._keeper().settle(model)
 

@@ -110,7 +110,7 @@ async def _proxy(stage: Stage) -> None:
         for _ in range(stage.times(3)):
             victim = await stage.one_of(HAPROXY)
             mark = await stage.hit(victim, signal.SIGKILL, "HAProxy")
-            await _another(stage, HAPROXY, victim, mark)
+            await another(stage, HAPROXY, victim, mark)
             await stage.hold(_SERVED_AGAIN_S)
     require_right(stage)
     direct = [each for each in stage.records if each.client.endswith("direct")]
@@ -124,7 +124,7 @@ async def _controller(stage: Stage) -> None:
         for _ in range(stage.times(2)):
             victim = await stage.one_of(CONTROLLER)
             mark = await stage.hit(victim, signal.SIGKILL, "Serve's controller")
-            await _another(stage, CONTROLLER, victim, mark)
+            await another(stage, CONTROLLER, victim, mark)
             await stage.hold(2 * _STEADY_S)
         await _kill(stage, _VICTIM, f"a replica of {_VICTIM} under the new controller", 2)
         await stage.hold(_STEADY_S)
@@ -132,8 +132,8 @@ async def _controller(stage: Stage) -> None:
     stage.require_none("no accepted request is lost", lost(stage.records))
 
 
-async def _another(stage: Stage, role: str, gone: Process, mark: int) -> None:
-    """Wait for another process in its place."""
+async def another(stage: Stage, role: str, gone: Process, mark: int) -> None:
+    """Wait for another process of a role in its place."""
 
     def there() -> bool:
         found = stage.server.find(role)

@@ -10,7 +10,7 @@ import signal
 import tempfile
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from serve_app.errors import ConfigError
@@ -27,6 +27,8 @@ Listing = Mapping[str, Mapping[str, Any]]
 
 def listing(filesystem: Any, root: str) -> Listing:
     """The files at and below a path, and what their filesystem tells of each. Raises what that raises."""
+    if PurePosixPath(root).suffix and filesystem.isfile(root):  # whose whole content HTTP would search for links
+        return {root: filesystem.info(root)}
     found: dict[str, Any] = filesystem.find(root, detail=True)
     if not found and (facts := filesystem.info(root))["type"] == "file":  # of which some filesystems find nothing
         found[root] = facts
@@ -57,13 +59,19 @@ class Copying:
     def __init__(self, filesystem: Any, folder: Path, label: str) -> None:
         self._filesystem = filesystem
         self._label = label
-        self._got: dict[str, tuple[Path, Listing]] = {}
+        self._got: dict[str, Listing] = {}
         self.folder = folder
 
     def get(self, item: str, name: str) -> None:
-        """Copy a remote file or folder, to be called so. Raises ConfigError if something of it vanishes meanwhile."""
+        """Copy a remote file or folder, to be called so.
+
+        Raises:
+            ConfigError: It does not arrive whole, or would be called otherwise.
+        """
         item = item.rstrip("/")
         target = self.folder / name
+        if not target.resolve().is_relative_to(self.folder.resolve()):
+            raise ConfigError((f"{self._label}: {name} is outside its folder",))
         target.parent.mkdir(parents=True, exist_ok=True)
         listed = listing(self._filesystem, item)
         if not listed:  # an empty folder
@@ -71,23 +79,30 @@ class Copying:
         mebibytes = sum(facts.get("size") or 0 for facts in listed.values()) / 1024**2
         _log.info("Copying %s, %s (%.1f MiB)", self._label, name, mebibytes)
         try:
-            self._filesystem.get(item, str(target), recursive=True)
+            if list(listed) == [item]:
+                self._filesystem.get_file(item, str(target))
+            else:
+                self._filesystem.get(item, str(target), recursive=True)
         except FileNotFoundError:
             raise self._changed() from None
-        self._got[item] = (target, listed)
+        for path, facts in listed.items():
+            self._check_size(path, facts, target / path.removeprefix(item).lstrip("/"))
+        self._got[item] = listed
 
     def publish(self, target: Path) -> None:
         """Have the copy appear as this folder, unless somebody else's is there.
 
         Raises:
-            ConfigError: It is not what was listed, or that is another now.
+            ConfigError: What was copied has changed meanwhile.
         """
         self._filesystem.invalidate_cache()
-        for item, (copy, listed) in self._got.items():
-            if seen(listing(self._filesystem, item)) != seen(listed):
+        for item, listed in self._got.items():
+            try:
+                now = seen(listing(self._filesystem, item))
+            except FileNotFoundError:
+                raise self._changed() from None
+            if now != seen(listed):
                 raise self._changed()
-            for name, facts in listed.items():
-                self._check_size(name, facts, copy / name.removeprefix(item).lstrip("/"))
         try:
             self.folder.rename(target)
         except OSError:

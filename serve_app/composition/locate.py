@@ -310,7 +310,7 @@ def _copy_flat(
     with copying(filesystem, whole.parent, path) as made:
         for name in found:
             made.get(at(name), name)
-        further = [_neighbour(file, name) for name in kind.further_files(made.folder / file)]
+        further = [_neighbour(file, name) for name in _further(made.folder, file, kind, path)]
         for name in further:
             try:
                 made.get(at(name), name)
@@ -328,6 +328,14 @@ def _states(filesystem: Any, items: Mapping[str, str]) -> Iterator[str]:
     """What tells remote files from what they were before, as far as their filesystem knows."""
     for name, item in items.items():
         yield from (name, str(filesystem.ukey(item)), *marks(filesystem.info(item)))
+
+
+def _further(folder: Path, file: str, kind: AnyKind, label: str) -> Sequence[str]:
+    """Files that a model's file names. Raises ConfigError if it cannot be read."""
+    try:
+        return kind.further_files(folder / file)
+    except ConfigError as error:
+        raise ConfigError(tuple(f"{label}: {line.removeprefix(f'{folder}/')}" for line in error.problems)) from None
 
 
 def _require_further(folder: Path, kind: AnyKind, label: str) -> None:

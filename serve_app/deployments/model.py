@@ -145,6 +145,10 @@ class ModelDeployment:
         """Load another revision beside the present one; see `Revisions.prepare`."""
         return await self._revisions.prepare(name, version, claim)
 
+    async def renew(self, claim: str) -> None:
+        """A load goes on; see `Revisions.renew`."""
+        self._revisions.renew(claim)
+
     async def settle(self, given_up: str | None = None) -> str:
         """Serve what is agreed on; see `Revisions.settle`."""
         return await self._revisions.settle(given_up)

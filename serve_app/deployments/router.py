@@ -33,7 +33,7 @@ from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker
 from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payload
-from serve_app.router.repository import Repository
+from serve_app.router.repository import RENEW_S, Repository
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport
 from serve_app.router.watch import Watcher
@@ -364,6 +364,10 @@ class _Fleet:
             # What may have killed them must not be what their successors start with.
             raise ModelUnavailable(f"model {model}: no replica is there that has loaded it, or all have died", 1.0)
         return told
+
+    async def renew(self, model: str, claim: str) -> None:
+        """See the class."""
+        await _ask_all(self._handles[model], "renew", claim, limit_s=RENEW_S)
 
     async def settle_routers(self, model: str) -> None:
         """See the class."""

@@ -28,8 +28,9 @@ from serve_app.replica.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-LEASE_S: Final = 120.0
-"""How long a revision that was loaded may wait to be agreed on, seconds: who asked for it may have died."""
+LEASE_S: Final = 30.0
+"""How long a revision that was loaded may wait to be agreed on, seconds: who asked for it, and renews this, may have
+died."""
 
 _DRAIN_S: Final = 30.0
 """How long it is waited for the answers of a revision that is served no more, seconds."""
@@ -153,6 +154,11 @@ class Revisions:
         self._claim(claim)
         # Whoever asks may leave; what was begun is ended in order all the same.
         return await asyncio.shield(self._bringing)
+
+    def renew(self, claim: str) -> None:
+        """Say that the load of this claim still goes on. To be called more often than every `LEASE_S`."""
+        if claim in self._claims:
+            self._claim(claim)
 
     def _claim(self, claim: str) -> None:
         self._claims.add(claim)

@@ -16,15 +16,19 @@ import asyncio
 import logging
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from serve_app.domain.agreed import Agreed, Register, Told, not_loaded
 from serve_app.domain.service import Loaded
 from serve_app.errors import ServeAppError
 
 logger = logging.getLogger(__name__)
+
+RENEW_S: Final = 5.0
+"""How often replicas are told that a load goes on, seconds."""
 
 
 class State(Enum):
@@ -63,6 +67,9 @@ class Fleet(Protocol):
         Raises:
             ServeAppError: One cannot, or not in time, or none has.
         """
+
+    async def renew(self, model: str, claim: str) -> None:
+        """Tell every replica that a load goes on. Raises ServeAppError where one does not hear it in time."""
 
     async def settle_routers(self, model: str) -> None:
         """Have every router turn to what is agreed on. Raises ServeAppError where one does not in time."""
@@ -131,19 +138,16 @@ class Repository:
                     self.faults.pop(model, None)
                     return Loaded(model, "READY", _version(before), before.revision, before.revision, 0)
                 self._states[model] = State.LOADING
-                claim = uuid.uuid4().hex
-                try:
+                async with self._claimed(model) as claim:
                     told = await self._fleet.prepare(model, found, claim)
-                except ServeAppError:
-                    await self._undo(model, claim)
-                    raise
+                    after = merged(found, told)
+                    await self._agree(model, after)
             except ServeAppError as error:
                 self._states[model] = at_rest
                 self.faults[model] = error.message
                 logger.warning("Model %s: not loaded, and served as before: %s", model, error.message)
                 raise
-            after = merged(found, told)
-            replicas = await self._turn_to(model, after, State.READY)
+            replicas = await self._turn(model, State.READY)
             logger.info("Model %s: loaded revision %s after %s", model, after.revision, before.revision or "none")
             return Loaded(model, "READY", _version(after), before.revision, after.revision, replicas)
 
@@ -154,7 +158,8 @@ class Repository:
             if not before.revision:
                 await self._settle(model)  # as in a load
             else:
-                replicas = await self._turn_to(model, Agreed(), State.UNLOADED)
+                await self._agree(model, Agreed())
+                replicas = await self._turn(model, State.UNLOADED)
                 logger.info("Model %s: unloaded revision %s", model, before.revision)
             return Loaded(model, "UNAVAILABLE", "", before.revision, "", replicas)
 
@@ -165,10 +170,33 @@ class Repository:
             logger.warning("Model %s: %s", model, error)
             raise not_loaded(model, error) from None
 
-    async def _turn_to(self, model: str, agreed: Agreed, then: State) -> int:
+    @asynccontextmanager
+    async def _claimed(self, model: str) -> AsyncIterator[str]:
+        """The claim of a load, which replicas keep until it has ended. They drop what they have if that fails."""
+        claim = uuid.uuid4().hex
+        renewing = asyncio.ensure_future(self._renew(model, claim))
+        try:
+            yield claim
+        except ServeAppError:
+            await self._undo(model, claim)
+            raise
+        finally:
+            renewing.cancel()
+
+    async def _renew(self, model: str, claim: str) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self._fleet.renew(model, claim)
+            except Exception as error:  # it is tried again
+                logger.warning("Model %s: not all replicas know that its load goes on: %s", model, error)
+
+    async def _agree(self, model: str, agreed: Agreed) -> None:
         self._states[model] = State.SWAPPING
         await self._register.write(model, agreed)
         self.faults.pop(model, None)
+
+    async def _turn(self, model: str, then: State) -> int:
         try:
             return await self._settle(model)
         except ServeAppError as error:

@@ -426,3 +426,34 @@ def test_code_runs_only_where_the_configuration_names_its_backend(
     )
     found = [resolve_model(path, None, variables, backend="python") for path in ("flat", "m", "both", "flat/model.py")]
     assert [(each.file, each.kind, each.version) for each in found] == [("model.py", PYTHON, "1")] * 4
+
+
+# --- Mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["1e3", "01", " 1", "0", "+1", "1 ", "-1", "²", "٣", "9" * 30, "v1", "1.0"])
+def test_only_plain_numbers_are_versions(
+    tmp_path: Path, memory: fsspec.AbstractFileSystem, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """As a configuration writes them, so that each can be named: the others are told of, here and behind a URI."""
+    make_version(make_version(tmp_path / "m", "1"), name)
+    found = resolve_model("m", None, environ(tmp_path))
+    assert (found.version, found.versions) == ("1", ("1",))
+    assert caplog.messages == [f"m: is a folder of versions; not used: {name}"]
+    memory.pipe({"/m/1/model.onnx": b"one", f"/m/{name}/model.onnx": b"other"})
+    remote = resolve_model("memory://m", None, environ(tmp_path))
+    assert (remote.version, remote.versions) == ("1", ("1",))
+    make_version(tmp_path / "alone", name)
+    with pytest.raises(ConfigError, match="alone: holds no <version>"):
+        resolve_model("alone", None, environ(tmp_path))
+
+
+def test_a_folder_that_cannot_be_read_or_vanishes_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at it, too."""
+    make_version(tmp_path / "m", "1")
+
+    def gone(folder: Path) -> Iterator[Path]:
+        raise FileNotFoundError(2, "No such file or directory", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", gone)
+    assert problem("m", None, environ(tmp_path)) == "m: cannot be read: No such file or directory"

@@ -48,6 +48,24 @@ def faults(given: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
+@pytest.mark.parametrize("name", ["../../../secret.onnx", "/etc/passwd", "..", "sub/../../x.onnx"])
+def test_no_file_outside_a_version_is_read(tmp_path: Path, name: str) -> None:
+    """Told with its place, before the file is opened."""
+    onnx_models.make(tmp_path / "secret.onnx", "add_one")
+    add_model(tmp_path / "models", "m", SUM_DIFF + f'default_model_filename: "{name}"')
+    (line,) = faults({"repository": str(tmp_path / "models")})
+    assert line.endswith(f"default_model_filename: '{name}' is outside the folder of a version")
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    """As in Triton: volumes of Kubernetes are made of them. One that leads nowhere is no folder."""
+    add_model(tmp_path / "elsewhere", "m")
+    (tmp_path / "models").mkdir()
+    for name, target in (("linked", tmp_path / "elsewhere" / "m"), ("loop", "loop"), ("dangling", "nowhere")):
+        (tmp_path / "models" / name).symlink_to(target)
+    assert [model.name for model in read(tmp_path / "models").models] == ["linked"]
+
+
 def test_each_folder_is_a_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without `config.pbtxt`, too; what is told of them stands in the log; files and hidden folders are left out."""
     add_model(tmp_path, "plain")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -18,8 +20,11 @@ from local_server import LocalServer
 from onnx import TensorProto, helper
 
 from serve_app.api.http_app import HttpSettings
+from serve_app.composition.copies import is_being_written
+from serve_app.composition.look import look_at
 from serve_app.composition.revision import find_revision, keep_revision, open_revision
 from serve_app.config import parse_args
+from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError, ModelUnavailable
 
 SWAPS = 100
@@ -280,6 +285,83 @@ def test_what_was_loaded_and_not_agreed_on_is_dropped(server: LocalServer, folde
     server.run(replica.prepare(other.revision, other.version, "third"))
     with httpx.Client() as client:
         assert _value(_infer(client, server.url)) == 1.0
+
+
+def test_loads_at_once_and_an_unload_end_in_order(server: LocalServer, folder: Path) -> None:
+    """A hundred loads, whose file changes meanwhile, and unloads among them: each is answered, and the last counts."""
+    with httpx.Client() as client, ThreadPoolExecutor(20) as pool:
+        loads = [pool.submit(_load, client, server) for _ in range(50)]
+        write_constant(folder / "model.onnx", 2.0)
+        others = [pool.submit(_load, client, server, verb) for verb in ("unload", "load") * 25]
+        assert {each.result().status_code for each in loads + others} <= {200, 400}  # the file changed during a load
+        assert _load(client, server).status_code == 200
+        assert _value(_infer(client, server.url)) == 2.0
+        assert _load(client, server, "unload").status_code == 200
+        assert _infer(client, server.url).status_code == 404
+
+
+def test_a_load_that_finds_nothing_new_ends_what_another_began(server: LocalServer, folder: Path) -> None:
+    """A router has agreed on a revision, and died before all had turned to it: what is asked now is answered by it."""
+    replica = server.replicas["constant-only"]
+    write_constant(folder / "model.onnx", 2.0)
+    agreed = server.run(server.keeper.find("constant"))
+    server.run(replica.prepare(agreed.revision, agreed.version, "of the dead"))
+    server.run(server.register.write("constant", agreed))
+    with httpx.Client() as client:
+        told = _load(client, server).json()
+        assert told["before"] == told["after"] == agreed.revision
+        assert replica.current == agreed.revision
+        assert _value(_infer(client, server.url)) == 2.0
+
+
+def test_who_loads_the_same_at_once_shares_it(server: LocalServer, folder: Path) -> None:
+    """Of two routers, both go on."""
+    replica = server.replicas["constant-only"]
+    write_constant(folder / "model.onnx", 2.0)
+    found = server.run(server.keeper.find("constant"))
+
+    async def both() -> list[Told]:
+        return await asyncio.gather(*(replica.prepare(found.revision, found.version, claim) for claim in "ab"))
+
+    first, second = server.run(both())
+    assert first == second
+    server.run(server.register.write("constant", found))
+    assert server.run(replica.settle("a")) == found.revision
+
+
+def test_a_file_that_is_being_written_is_not_loaded(server: LocalServer, folder: Path) -> None:
+    """Whatever it has so far may be read as a model: Python files and labels are. Nor is it watched."""
+    model = parse_args(serving(folder)).models[0]
+    with httpx.Client() as client, (folder / "model.onnx").open("ab") as written:
+        if not is_being_written(folder / "model.onnx"):
+            pytest.skip("the filesystem of this machine has no leases")
+        told = _load(client, server)
+        assert told.status_code == 400
+        assert told.json()["error"] == "model 'constant': model.onnx is being written; rename it when it is whole"
+        assert look_at(model) is None
+        written.close()
+        assert look_at(model) is not None
+        assert _load(client, server).status_code == 200
+        assert _value(_infer(client, server.url)) == 1.0
+
+
+def test_a_folder_that_is_gone_changes_nothing(server: LocalServer, folder: Path) -> None:
+    """The answer says so in a line."""
+    folder.rename(folder.with_name("elsewhere"))
+    with httpx.Client() as client:
+        told = _load(client, server)
+        assert told.status_code == 400
+        assert "no such folder" in told.json()["error"]
+        assert str(folder.parent) not in told.json()["error"]
+        assert _value(_infer(client, server.url)) == 1.0
+
+
+@pytest.mark.parametrize("name", ["..", "%2e%2e%2fother", "constant/../../other", "/etc/passwd", "constant\x00"])
+def test_no_name_leads_out_of_the_configured_models(server: LocalServer, name: str) -> None:
+    """Models are found by their name in the configuration, and by nothing on the disk."""
+    with httpx.Client() as client:
+        url = f"{server.url}/v2/repository/models/{quote(name, safe='')}/load"
+        assert client.post(url).status_code in {400, 404}
 
 
 def test_a_replica_that_starts_late_takes_what_was_agreed_on(folder: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple, NoReturn
 
 from serve_app.backends.description import describe_build
 from serve_app.backends.kind import AnyKind, BackendOptions
@@ -180,6 +180,11 @@ class _Translation:
             fields.refuse("", _PYTHON)
         return None
 
+    def _raise_faults(self) -> NoReturn:
+        """Raise what is wrong with the file so far."""
+        faults = tuple(remark.line() for remark in self._document.remarks if remark.level == "fault")
+        raise ConfigError(faults) from None
+
     def _locate(self, kind: AnyKind | None) -> ModelLocation:
         """Find the model's files, of the version that is served.
 
@@ -189,6 +194,9 @@ class _Translation:
         fields = self._fields
         file = fields.value("default_model_filename")
         folder_of_file = None if kind is None else kind.file
+        if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
+            fields.fault("default_model_filename", f"{short_repr(file)} is outside the folder of a version")
+            self._raise_faults()
         if file and file != folder_of_file:
             self._keys["file"] = file
         policy = fields.below("version_policy")
@@ -203,8 +211,7 @@ class _Translation:
                 raise
             for problem in error.problems:
                 specific.fault("versions", problem)
-            faults = (remark.line() for remark in self._document.remarks if remark.level == "fault")
-            raise ConfigError(tuple(faults)) from None
+            self._raise_faults()
         if specific is not None:
             if missing := [each for each in listed if str(each) not in location.versions]:
                 specific.fault("versions", f"{self._path} has no version {', '.join(map(str, missing))}")
