@@ -8,7 +8,7 @@ from itertools import repeat
 
 import httpx
 import pytest
-from pools.pool_models import infer_body, pool_args
+from pool_models import infer_body, pool_args
 from serve_process import ServeProcess
 
 pytestmark = pytest.mark.cluster
