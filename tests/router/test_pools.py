@@ -117,7 +117,7 @@ async def test_a_host_whose_call_is_lost_is_taken_over_anew() -> None:
     steered.pools.load(Load("a", "h", 10, 0.1))
     steered.pools.load(Load("b", "h", 10, 0.1))
     await settle()
-    steered.answers[0].set_exception(ReplicaLost("it died"))
+    steered.answers.pop(0).set_exception(ReplicaLost("it died"))
     await until(lambda: ("hosts", "other") in steered.told)
     await until(lambda: len(steered.told) > 2)
     assert set(steered.told[2]) == {"hosts", "h", "other"}
