@@ -85,7 +85,7 @@ class RouterDeployment:
         self._models = {name: model.deployment for name, model in models.items() if model.pool is None}
         self._pools = frozenset(pool.name for pool in config.pools)
         self._handle_of = {model.name: model.pool or model.name for model in config.models}
-        self._model_of = {deployment_name(name): name for name in handles}
+        self._model_of = {deployment_name(name): name for name in (*self._models, *self._pools)}
         self._node = ray.get_runtime_context().get_node_id()
         self._drain_timeout_s = config.router.drain_timeout_s
         self._by_reference_above = config.router.transport.by_reference_above
