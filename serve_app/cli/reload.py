@@ -11,6 +11,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 _PATIENCE_S: Final = 600.0
+_UNSUPPORTED: Final = 501
 
 
 def reload_models(url: str, models: Sequence[str], key: str) -> Iterator[tuple[str, bool]]:
@@ -38,7 +39,8 @@ def reload_models(url: str, models: Sequence[str], key: str) -> Iterator[tuple[s
         try:
             told = _post(f"{root}/models/{quote(name, safe='')}/load", key)
         except _Refused as refusal:
-            yield f"{name}: {refusal}", False
+            if models or refusal.status != _UNSUPPORTED:  # members of pools are loaded when they are asked for
+                yield f"{name}: {refusal}", False
             continue
         if told["before"] == told["after"]:
             yield f"{name}: unchanged, revision {told['after']}", True
@@ -48,7 +50,15 @@ def reload_models(url: str, models: Sequence[str], key: str) -> Iterator[tuple[s
 
 
 class _Refused(Exception):
-    """The server did not do it, and the message says why."""
+    """The server did not do it, and the message says why.
+
+    Attributes:
+        status: Of its answer; 0: there was none.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def _post(url: str, key: str) -> Any:
@@ -58,7 +68,7 @@ def _post(url: str, key: str) -> Any:
         with urlopen(request, timeout=_PATIENCE_S) as answer:  # noqa: S310
             return json.load(answer)
     except HTTPError as error:
-        raise _Refused(_said(error)) from None
+        raise _Refused(_said(error), error.code) from None
     except (URLError, HTTPException, OSError, ValueError) as error:
         raise _Refused(f"no answer: {getattr(error, 'reason', error)}") from None
 
