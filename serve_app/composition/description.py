@@ -50,7 +50,8 @@ def read_models(config: AppArgs) -> dict[str, dict[str, Description]]:
     for model in config.models:
         try:
             described[model.name] = _read(model)
-            problems += member_problems(model, pools, find_files(model)[""].kind) if model.pool is not None else ()
+            if model.pool is not None:
+                problems += member_problems(model, pools[model.pool], find_files(model))
         except ConfigError as error:
             problems.extend(error.problems)
         except ServeAppError as error:

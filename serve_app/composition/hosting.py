@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.backends.description import Description
-from serve_app.backends.kind import AnyKind
-from serve_app.composition.model import find_files
+from serve_app.composition.locate import ModelLocation
+from serve_app.composition.model import file_bytes
 from serve_app.composition.replica import AsMember, Replica
 from serve_app.composition.revision import Revision, open_revision
 from serve_app.config import AppArgs, ModelConfig, PoolConfig
@@ -71,12 +71,6 @@ class MemberLoader:
         return LoadedMember(replica.worker, told, revision.nbytes)
 
 
-def file_bytes(model: ModelConfig) -> int:
-    """Bytes of a model's files, over all its builds; at least 1. Raises ConfigError where they are not there."""
-    files = (file for location in find_files(model).values() for file in location.files())
-    return max(1, sum(file.stat().st_size for file in files))
-
-
 def members_of(config: AppArgs) -> dict[str, list[str]]:
     """The members of every pool, by its name."""
     members: dict[str, list[str]] = {pool.name: [] for pool in config.pools}
@@ -86,22 +80,17 @@ def members_of(config: AppArgs) -> dict[str, list[str]]:
     return members
 
 
-def member_problems(model: ModelConfig, pools: Mapping[str, PoolConfig], kind: AnyKind) -> tuple[str, ...]:
-    """Why a model cannot be a member of its pool, one line each; none where it is in no pool.
+def member_problems(model: ModelConfig, pool: PoolConfig, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:
+    """Why a model cannot be a member of its pool, one line each.
 
     Args:
         model: The model.
-        pools: By name.
-        kind: What runs it.
-
-    Raises:
-        ConfigError: Its files are not there.
+        pool: Its pool.
+        locations: Its files, from `find_files`.
     """
-    if model.pool is None:
-        return ()
-    if kind.runs_code:
+    if locations[""].kind.runs_code:
         return (f"model {model.name!r}: is code, which a pool does not run; give it replicas of its own",)
-    pool, nbytes = pools[model.pool], file_bytes(model)
+    nbytes = file_bytes(locations)
     if nbytes <= pool.memory:
         return ()
     problem = (

@@ -92,13 +92,18 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
     }
 
 
+def file_bytes(locations: Mapping[str, ModelLocation]) -> int:
+    """Bytes of a model's files, over all its builds; ``locations`` are from `find_files`."""
+    return sum(file.stat().st_size for location in locations.values() for file in location.files())
+
+
 def memory_of(locations: Mapping[str, ModelLocation]) -> int:
     """Bytes of memory that a model may take: sessions hold a second copy of weights, laid out for their kernels.
 
     Args:
         locations: The model's files, from `find_files`.
     """
-    return _COPIES * sum(file.stat().st_size for location in locations.values() for file in location.files())
+    return _COPIES * file_bytes(locations)
 
 
 def named_files(model: ModelConfig) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from serve_app.backends.description import Description
 from serve_app.composition.copies import is_being_written, staging
 from serve_app.composition.identity import identities
 from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import find_files, read_builds
+from serve_app.composition.model import file_bytes, find_files, read_builds
 from serve_app.config import ModelConfig, cache_folder
 from serve_app.errors import ConfigError
 
@@ -75,7 +75,7 @@ class Revision:
     @property
     def nbytes(self) -> int:
         """Bytes of its files."""
-        return sum(file.stat().st_size for location in self.locations.values() for file in location.files())
+        return file_bytes(self.locations)
 
 
 def find_revision(model: ModelConfig, environ: Mapping[str, str] | None = None) -> Revision:

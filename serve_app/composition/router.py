@@ -13,9 +13,9 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
-from serve_app.composition.hosting import file_bytes, members_of
+from serve_app.composition.hosting import members_of
 from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import find_files, make_processor
+from serve_app.composition.model import file_bytes, find_files, make_processor
 from serve_app.composition.revision import Revision
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.agreed import Agreed
@@ -197,7 +197,7 @@ def _routed_model(
     """A model as a router serves it. Its processor only prices requests there."""
     scheduling = config.scheduling_of(model)
     if model.pool is not None:  # until a host has measured what it holds
-        scheduling = replace(scheduling, resident_bytes=file_bytes(model))
+        scheduling = replace(scheduling, resident_bytes=max(1, file_bytes(find_files(model))))
     return RoutedModel(
         info=info,
         scheduling=scheduling,
