@@ -17,6 +17,7 @@ from serve_app.composition.hosting import MemberLoader, MemberPlan
 from serve_app.composition.replica import make_replica
 from serve_app.config import PoolConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
+from serve_app.deployments.garbage import leave_out_what_is_there
 from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.model import BASE, LINK
 from serve_app.domain.hosting import LoadOutcome, Owner
@@ -53,6 +54,7 @@ class PoolDeployment:
         min_share: Mapping[Priority, float] = NO_SHARES,
     ) -> None:
         join_serve_log()
+        leave_out_what_is_there()  # before a member is loaded: members come and go
         keep_large_blocks_apart()
         self._config = config
         make = partial(
