@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
+
+from serve_app.payloads import PROVEN
 
 _MOST_BYTES = 16 * 2**20
 _LISTED = 10
@@ -22,19 +24,27 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
         prefix: Of its routes.
     """
     models = _models(host, port, f"{prefix}/status")
-    joined, apart = [], []
+    joined, untried, apart = [], [], []
     for name, model in models.items():
         for variant, verdict in model.get("joinable", {}).items():
             build = escape(f"{name}/{variant}" if variant else name)
             known = f"{verdict['verdict']}, {verdict['deviation']:.1g}" if verdict["deviation"] else verdict["verdict"]
             if verdict["verdict"] in {"exact", "close", "unverified"}:
                 joined.append(f"{build} ({known})")
+            elif verdict["verdict"] == PROVEN and "pool" in model:
+                untried.append(build)
             else:
                 apart.append(f"[yellow]not batched:[/] {build} ({known}): {escape(verdict['reason'])}")
     if joined:
-        more = "" if len(joined) <= _LISTED else f" and {len(joined) - _LISTED} more"
-        yield f"[green]batched across requests:[/] {', '.join(joined[:_LISTED])}{more}"
+        yield f"[green]batched across requests:[/] {_listed(joined)}"
+    if untried:
+        yield f"batched if that changes no answer, which is tried when they are loaded: {_listed(untried)}"
     yield from apart
+
+
+def _listed(builds: Sequence[str]) -> str:
+    more = "" if len(builds) <= _LISTED else f" and {len(builds) - _LISTED} more"
+    return f"{', '.join(builds[:_LISTED])}{more}"
 
 
 def _models(host: str, port: int, path: str) -> Mapping[str, Any]:
