@@ -11,6 +11,9 @@ import pytest
 from pool_models import infer_body, pool_args
 from serve_process import ServeProcess
 
+from serve_app.cli.joinable import joinable_lines
+from serve_app.cli.reload import reload_models
+
 pytestmark = pytest.mark.cluster
 
 MEMBERS = 12
@@ -21,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """Twelve members, with memory for a few of them."""
     folder = tmp_path_factory.mktemp("pool")
     args = pool_args(folder / "models", MEMBERS, cpus=0.1)
-    args["router"] = {"cpus": 0.1}
+    args["router"] = {"cpus": 0.1, "access": {"open_administration": True}}
     with ServeProcess(
         args, folder / "server", env={"SERVE_APP_CACHE": str(folder / "cache")}, graceful=True
     ) as running:
@@ -35,6 +38,21 @@ def ask(server: ServeProcess, client: httpx.Client, number: int) -> str:
         return answer.text
     given = answer.json()["outputs"][0]["data"]
     return "" if given == [0.5 + number] * 2 else f"m{number}: {given}"
+
+
+def test_a_start_tells_of_members_that_are_not_loaded_yet_in_one_line(server: ServeProcess) -> None:
+    """Whether their requests share runs is tried when they are loaded."""
+    (line,) = joinable_lines("127.0.0.1", server.port, "")
+    assert line.startswith("batched if that changes no answer, which is tried when they are loaded: m0, m1, ")
+    assert line.endswith(" and 2 more")
+
+
+def test_members_are_left_out_when_all_models_are_reloaded(server: ServeProcess) -> None:
+    """Asked for by name, one says why."""
+    assert list(reload_models(server.url, (), "")) == []
+    ((line, loaded),) = reload_models(server.url, ("m3",), "")
+    assert not loaded
+    assert line == "m3: model 'm3' is a member of pool 'small', which loads it when requests come for it"
 
 
 def test_every_member_answers_while_members_are_evicted(server: ServeProcess) -> None:
