@@ -124,9 +124,8 @@ def open_revision(
         kept = _open_kept(model, folder)
         if kept is not None and kept.name == name:
             return kept
-    raise ConfigError(
-        (f"model {model.name!r}: its files are not those of revision {name} any more{problem}; load the model again",)
-    )
+    again = "load the model again" if model.pool is None else "deploy it again"
+    raise ConfigError((f"model {model.name!r}: its files are not those of revision {name} any more{problem}; {again}",))
 
 
 def keep_revision(revision: Revision, environ: Mapping[str, str] | None = None) -> None:

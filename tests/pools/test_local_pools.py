@@ -95,7 +95,8 @@ def test_a_member_that_cannot_be_loaded_says_why_and_no_other_feels_it(client: h
     file.write_bytes(b"no model")
     failed = ask(client, "m4")
     assert failed.status_code == 503, failed.text
-    assert "model 'm4'" in failed.json()["error"]
+    assert failed.json()["error"].startswith("model 'm4': its files are not those of revision ")
+    assert failed.json()["error"].endswith("; deploy it again")
     assert float(failed.headers["Retry-After"]) > 0.0
     assert client.get("/v2/models/m4/ready").status_code != 200
     assert client.get("/v2/health/ready").status_code == 200
