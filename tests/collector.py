@@ -7,14 +7,12 @@ the request and its tensors. Routers collect seldom, and a flood makes hundreds 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 
 import serve_app
-from serve_app.backends.memory import give_memory_back
-from serve_app.backends.profiler import resident_bytes
 
 _PACKAGE, _TESTS = Path(serve_app.__file__).parent, Path(__file__).parent
 
@@ -53,26 +51,6 @@ def without_cycles() -> Iterator[None]:
     finally:
         gc.enable()
     assert not found, f"only the collector of cycles could free the frames of {', '.join(found)}"
-
-
-def grown_bytes(step: Callable[[], None]) -> int:
-    """How much memory four more steps keep after two, while nothing collects what is in cycles; 0 where none tells.
-
-    Memory that is free is given back before it is looked at, as a replica does when it has closed a revision.
-    """
-
-    def after(times: int) -> int | None:
-        for _ in range(times):
-            step()
-        give_memory_back()
-        return resident_bytes()
-
-    gc.disable()
-    try:
-        first, last = after(2), after(4)
-    finally:
-        gc.enable()
-    return 0 if first is None or last is None else last - first
 
 
 def _frames() -> list[FrameType]:
