@@ -6,7 +6,7 @@ no model has, so that its holder does not learn which models there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -75,11 +75,17 @@ class GuardedService:
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """As the service's, in a class that the key may use, with the key's name and weight among the options."""
+        return await self._service.submit(model, payload, self._allowed(model, options))
+
+    def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
+        """As the service's, as `submit` asks it. Raises at once where the key may not."""
+        return self._service.stream(model, payload, self._allowed(model, options))
+
+    def _allowed(self, model: str, options: RequestOptions) -> RequestOptions:
         key = self._check(model_of(model))
-        allowed = replace(
+        return replace(
             options, priority=allowed_class(key, options.priority), key=key.name, tenant=key.name, weight=key.weight
         )
-        return await self._service.submit(model, payload, allowed)
 
     def live(self) -> bool:
         """As the service's, for all keys."""

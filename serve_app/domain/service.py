@@ -5,7 +5,7 @@ Adapters translate; they hold no queue, no model and no state. `serve_app.router
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
@@ -71,6 +71,8 @@ class ModelInfo(NamedTuple):
         key: What the server calls it, where it is one of several versions of a model that are served at once; empty:
             its name. Where a model is to be named to the service, this is what names the version.
         revision: Which state of the model's files it is of: a digest; empty where nobody has told.
+        streams: Whether an answer comes in parts, of any number.
+        stream_timeout_s: Where it does, for how long a whole answer may take where the request names no time, seconds.
     """
 
     name: str
@@ -97,6 +99,8 @@ class ModelInfo(NamedTuple):
     backend: str = ""
     key: str = ""
     revision: str = ""
+    streams: bool = False
+    stream_timeout_s: float = 0.0
 
     def takes_as(self, other: ModelInfo) -> bool:
         """Whether what was made for this state of a model can be run on that one, and its answer be read likewise."""
@@ -150,6 +154,8 @@ class RequestOptions(Struct, frozen=True):
         spent_s: How long it has been here already, seconds, which counts against the default of its class.
             ``timeout_s`` is without it.
         revision: The state of the model that the payload was made for; empty: whichever is served.
+        stream_timeout_s: Of an answer in parts, how long the whole may take, seconds from now, while ``timeout_s`` is
+            for the first part; ``None`` for the model's own.
     """
 
     priority: Priority | None = None
@@ -168,6 +174,7 @@ class RequestOptions(Struct, frozen=True):
     weight: float = 1.0
     spent_s: float = 0.0
     revision: str = ""
+    stream_timeout_s: float | None = None
 
 
 class Answer(Struct, frozen=True):
@@ -278,7 +285,22 @@ class InferenceService(Protocol):
         """
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
-        """Schedule, run and answer. Raises `serve_app.errors.ServeAppError`; cancelling it cancels the work."""
+        """Schedule, run and answer. Raises `serve_app.errors.ServeAppError`; cancelling it cancels the work.
+
+        An answer in parts must be one part: `InvalidRequest` where it is none or several.
+        """
+
+    def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
+        """Schedule, run and answer in parts, one where the model does not stream.
+
+        Closing the generator cancels the work, as does cancelling its ``anext``. It must be closed in the end.
+
+        Yields:
+            Each part, whose ``total_s`` is the time from submission to this part.
+
+        Raises:
+            ServeAppError: Before the first part as `submit`; after it, that the rest cannot come, or not in time.
+        """
 
     def live(self) -> bool:
         """Whether this process works at all."""

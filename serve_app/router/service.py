@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -379,6 +379,14 @@ class Service:
                 served.left.set()
             if self._finished is not None and not self._in_work:
                 self._finished.set()
+
+    async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
+        """Schedule, run and answer one request in parts; see `InferenceService.stream`.
+
+        Raises:
+            ServeAppError: As `serve_app.errors` says.
+        """
+        yield await self.submit(model, payload, options)
 
     def _shadow(
         self, served: _Served, versions: Versions, payload: Payload, options: RequestOptions, answer: Answer

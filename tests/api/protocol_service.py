@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,8 @@ class NumpyService:
         fallback: What answers requests for the exact model that allow a fallback; empty: the exact model.
         took: What every answer took, besides its class and variant.
         gate: `submit` waits until it is set.
-        cancelled: Set when a waiting `submit` was cancelled.
+        parts: Of how many parts an answer of `stream` is.
+        cancelled: Set when a waiting `submit` was cancelled, or a stream was closed before its end.
         is_ready: What the health calls answer.
     """
 
@@ -100,6 +101,7 @@ class NumpyService:
         self.refuse: Exception | None = None
         self.fail: BaseException | None = None
         self.fallback = ""
+        self.parts = 1
         self.took = Answer(None, Priority.NORMAL, 0.0, 0.0)
         self.gate = asyncio.Event()
         self.gate.set()
@@ -159,6 +161,16 @@ class NumpyService:
         variant = options.variant or (self.fallback if options.fallback else "")
         value, priority = _compute(model, payload), options.priority or Priority.NORMAL
         return replace(self.took, value=value, priority=priority, variant=variant)
+
+    async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
+        """Compute, and give it as often as `parts` says. Notes when it is closed early."""
+        answer = await self.submit(model, payload, options)
+        try:
+            for _ in range(self.parts):
+                yield answer
+        except GeneratorExit:
+            self.cancelled.set()
+            raise
 
     @property
     def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
