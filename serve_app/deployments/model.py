@@ -110,9 +110,14 @@ class ModelDeployment:
             "Requests that a replica has run again alone, by whether their answers were the same.",
             tag_keys=("model", "outcome"),
         )
+        self._stuck = Gauge(
+            "serve_app_replica_stuck_threads",
+            "Threads of a replica's processor that are inside a call which does not end.",
+            tag_keys=("model",),
+        )
         # Ray's metrics take ASCII only.
         named = config.name if config.name.isascii() else config.deployment
-        for gauge in (self._held, self._verified):
+        for gauge in (self._held, self._verified, self._stuck):
             gauge.set_default_tags({"model": named})  # which Serve adds its own to
         tracer = configured_tracer()
         self._run = self._revisions.run if tracer is None else traced(self._revisions.run, config.name, tracer)
@@ -166,7 +171,8 @@ class ModelDeployment:
         """Fail when this replica should be replaced.
 
         Its session is broken, fails even on what it could run at first, or has been inside one run for too long (it is
-        wedged, not busy); or the process holds too much memory.
+        wedged, not busy); every thread of its processor is inside a call that does not end; or the process holds too
+        much memory.
         """
         if self._revisions.broken:
             raise RuntimeError(f"{self._config.name}: the session has failed, and the log says how")
@@ -176,6 +182,12 @@ class ModelDeployment:
         limit = self._config.health.stall_timeout_s
         if stalled > limit:
             raise RuntimeError(f"{self._config.name}: one run has lasted {stalled:.0f} s, the limit is {limit:.0f} s")
+        self._stuck.set(self._revisions.stuck_calls(limit))
+        if (stalled := self._revisions.calls_stalled_s()) > limit:
+            raise RuntimeError(
+                f"{self._config.name}: every thread of its processor has been in one call for {stalled:.0f} s or"
+                f" longer, the limit is {limit:.0f} s"
+            )
         if next(self._checks) % _LOOK_EVERY == 0:
             self._loop.call_soon_threadsafe(self._revisions.check)
         checked, deviated = self._revisions.verified

@@ -72,8 +72,14 @@ class PoolDeployment:
         self._held = Gauge(
             "serve_app_replica_memory_bytes", "Memory of the host that a replica holds alone.", tag_keys=("model",)
         )
+        self._stuck = Gauge(
+            "serve_app_replica_stuck_threads",
+            "Threads of a replica's processor that are inside a call which does not end.",
+            tag_keys=("model",),
+        )
         # Ray's metrics take ASCII only.
-        self._held.set_default_tags({"model": config.name if config.name.isascii() else config.deployment})
+        for gauge in (self._held, self._stuck):
+            gauge.set_default_tags({"model": config.name if config.name.isascii() else config.deployment})
         tracer = configured_tracer()
         self._run = self._host.run if tracer is None else traced(self._host.run, config.name, tracer)
         self._links = LinkServer(config.name, self._run, self._host.recall) if LinkServer.supported() else None
@@ -103,10 +109,16 @@ class PoolDeployment:
         return told
 
     def check_health(self) -> None:
-        """Fail when this host should be replaced: a run, or a load, lasts for too long."""
+        """Fail when this host should be replaced: a run, a load, or calls of a member's processor last for too long."""
         stalled, limit = self._host.stalled_s(), self._config.health.stall_timeout_s
         if stalled > limit:
             raise RuntimeError(f"{self._config.name}: one run has lasted {stalled:.0f} s, the limit is {limit:.0f} s")
+        self._stuck.set(self._host.stuck_calls(limit))
+        if (stalled := self._host.calls_stalled_s()) > limit:
+            raise RuntimeError(
+                f"{self._config.name}: every thread of a member's processor has been in one call for {stalled:.0f} s or"
+                f" longer, the limit is {limit:.0f} s"
+            )
         loads_for, limit = self._host.loads_for_s(), self._config.load_timeout_s
         if loads_for > limit:
             raise RuntimeError(f"{self._config.name}: a load has lasted {loads_for:.0f} s, the limit is {limit:.0f} s")

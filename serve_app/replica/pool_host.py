@@ -223,6 +223,14 @@ class PoolHost:
         """See `Worker.stalled_s`: of the member that has stood still for longest."""
         return max([member.worker.stalled_s() for member in tuple(self._members.values())], default=0.0)
 
+    def calls_stalled_s(self) -> float:
+        """See `Worker.calls_stalled_s`: of the member for which it has lasted longest."""
+        return max([member.worker.calls_stalled_s() for member in tuple(self._members.values())], default=0.0)
+
+    def stuck_calls(self, limit_s: float) -> int:
+        """See `Worker.stuck_calls`: of all members together."""
+        return sum([member.worker.stuck_calls(limit_s) for member in tuple(self._members.values())])
+
     def loads_for_s(self) -> float:
         """For how long the longest of the present loads has lasted, seconds."""
         return time.monotonic() - min(tuple(self._began.values()), default=time.monotonic())

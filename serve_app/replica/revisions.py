@@ -279,6 +279,14 @@ class Revisions:
         """See `Worker.stalled_s`: of the one that has stood still for longest."""
         return max([hosted.worker.stalled_s() for hosted in self._hosted.values()], default=0.0)
 
+    def calls_stalled_s(self) -> float:
+        """See `Worker.calls_stalled_s`: of the one for which it has lasted longest."""
+        return max([hosted.worker.calls_stalled_s() for hosted in tuple(self._hosted.values())], default=0.0)
+
+    def stuck_calls(self, limit_s: float) -> int:
+        """See `Worker.stuck_calls`: of all together."""
+        return sum([hosted.worker.stuck_calls(limit_s) for hosted in tuple(self._hosted.values())])
+
     @property
     def verified(self) -> tuple[int, int]:
         """See `Worker.verified`, of the one that is served."""

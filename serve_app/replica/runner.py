@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import inf
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -40,6 +40,9 @@ from serve_app.scheduling.gate import Gate
 from serve_app.timers import call_at
 
 logger = logging.getLogger(__name__)
+
+CLOSE_S: Final = 5.0
+"""How long `Runner.close` waits for a run, seconds. One that lasts longer is left alone: it ends with the process."""
 
 RunBatch: TypeAlias = Callable[[list[Staged]], Awaitable[Sequence[Staged]]]
 RunOne: TypeAlias = Callable[[Staged], Awaitable[Staged]]
@@ -81,6 +84,7 @@ class Runner:
         batch: Turns the batch function into one that takes a single bundle; see `serve_app.replica.worker`.
         in_loop: Whether short runs may happen in the event loop.
         turn: Shared with the others that run one batch at a time together; ``None``: there are none.
+        close_s: How long `close` waits for a run, seconds.
 
     Attributes:
         broken: Whether lending it has failed, which is a bug that no later turn can be trusted after. It goes on as
@@ -98,8 +102,10 @@ class Runner:
         *,
         in_loop: bool,
         turn: Turn | None = None,
+        close_s: float = CLOSE_S,
     ) -> None:
         self._turn = turn
+        self._close_s = close_s
         self._name = name
         self._executor = executor
         self._gate = gate
@@ -286,7 +292,7 @@ class Runner:
             self._leave(staged, now)
 
     def close(self) -> None:
-        """End the thread after its run. Idempotent."""
+        """End the thread after its run, which is waited for `CLOSE_S` at most. Idempotent."""
         with self._lock:
             self._closed = True
         if self._reopening is not None:
@@ -296,9 +302,12 @@ class Runner:
         self._answers.put(None)
         if self._turn is not None:
             self._turn.forget(self)
+        until = time.monotonic() + self._close_s
         for thread in self._threads:
             if thread is not current_thread():  # whose garbage collection may have come upon the last reference
-                thread.join()
+                thread.join(max(0.0, until - time.monotonic()))
+                if thread.is_alive():
+                    logger.warning("%s: closed inside a run that does not end: its thread is left alone", self._name)
         self._threads = []
 
     # --- in the event loop ----------------------------------------------------------------------------------------

@@ -81,6 +81,10 @@ class SelfTest:
         if self._on_lost is not None:
             self._on_lost()
 
+    def close(self) -> None:
+        """The sessions are being closed: one that ends now is no loss."""
+        self._on_lost = None
+
     def works(self, variant: str) -> bool | None:
         """Whether a build of the model works: as tested now, or within the last second. ``None``: nobody can tell."""
         if variant not in self._examples:

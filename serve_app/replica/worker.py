@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +26,7 @@ from serve_app.replica.execution import Executor
 from serve_app.replica.joining import Joining
 from serve_app.replica.processor_pool import ProcessorPool
 from serve_app.replica.proof import ProofContext
-from serve_app.replica.runner import BatchTogether, RunBatch, Runner, RunOne
+from serve_app.replica.runner import CLOSE_S, BatchTogether, RunBatch, Runner, RunOne
 from serve_app.replica.self_test import SelfTest
 from serve_app.replica.staged import SMALL_BYTES, Staged
 from serve_app.replica.turn import Turn
@@ -60,6 +61,7 @@ class Worker:
         planned: Whether routers compose batches already; see `Gate`.
         on_lost: Is called when a session has ended, before anything that it was to answer is.
         turn: Shared with the other members of a pool that its host has loaded; ``None``: it has the process alone.
+        close_s: How long `close` waits for a run, seconds.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Worker:
         planned: bool = False,
         on_lost: Callable[[], None] | None = None,
         turn: Turn | None = None,
+        close_s: float = CLOSE_S,
     ) -> None:
         name, max_rows = scheduling.name, scheduling.max_rows
         self._name = name
@@ -110,7 +113,15 @@ class Worker:
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
         in_loop = all(backend.device == "cpu" for backend in backends.values())
         self._runner = Runner(
-            name, self._executor, self._gate, self._lock, self._joining, batch, in_loop=in_loop, turn=turn
+            name,
+            self._executor,
+            self._gate,
+            self._lock,
+            self._joining,
+            batch,
+            in_loop=in_loop,
+            turn=turn,
+            close_s=close_s,
         )
 
         self._verification = None
@@ -182,6 +193,14 @@ class Worker:
         """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""
         return self._runner.stalled_s()
 
+    def calls_stalled_s(self) -> float:
+        """For how long every thread of the processor has been inside one call, seconds; 0.0 while one is free."""
+        return self._pool.stalled_s()
+
+    def stuck_calls(self, limit_s: float) -> int:
+        """How many threads of the processor have been inside one call for longer than this. The log tells once."""
+        return self._pool.stuck(limit_s)
+
     @property
     def verified(self) -> tuple[int, int]:
         """Requests that were run again alone, and those of them whose answers differed by more than the tolerance."""
@@ -199,7 +218,12 @@ class Worker:
         return self._runner.broken
 
     def close(self) -> None:
-        """Free threads and sessions. Idempotent."""
+        """Free threads and sessions. Idempotent.
+
+        A run that goes on is waited for ``close_s``; calls of the processor are not. What hangs is left alone: it ends
+        with this process, or with that of its class, which is ended here.
+        """
+        self._self_test.close()
         self._pool.close()
         self._runner.close()
         for backend in self._backends.values():
@@ -217,7 +241,7 @@ class Worker:
         if staged.nbytes <= SMALL_BYTES:
             self._executor.assemble(staged)
         elif self._runner.busy and len(staged.entries) > 1:
-            staged.assembling = self._pool.submit(self._executor.assemble, staged)
+            staged.assembling = self._pool.submit("pad", partial(self._executor.assemble, staged))
 
 
 _TIMER_S = 0.002

@@ -181,14 +181,21 @@ class InProcess:
                 "model %r: closed inside a run that does not end: its thread and memory are lost", self._name
             )
             return
+        closing = Thread(target=self._close, args=(model,), name="close", daemon=True)
+        closing.start()
+        closing.join(_CLOSING_S)
+        if closing.is_alive():
+            logger.warning("model %r: close has not ended within %g s and is left alone", self._name, _CLOSING_S)
+            return
+        self._running.release()
+        del model
+        gc.collect()
+
+    def _close(self, model: host.Model) -> None:
         try:
             model.close()
         except Fault as fault:
             logger.error("model %r: %s", self._name, fault)  # noqa: TRY400 - the place in the model's file is told
-        finally:
-            self._running.release()
-        del model
-        gc.collect()
 
     def _loaded(self) -> host.Model:
         if self._model is None:
