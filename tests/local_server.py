@@ -414,7 +414,7 @@ def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapp
         scheduling=model.scheduling(),
         backends=backends,
         processor=processor,
-        preprocess_threads=1,
+        preprocess_threads=model.resources.preprocess_threads,
         batch=batch_same_turn,
         examples=warm.examples,
         joining=joining,

@@ -103,7 +103,8 @@ class ProcessorPool:
 
     async def postprocess(self, staged: Staged) -> None:
         """Turn results into answers. An entry without a result was not run in time."""
-        media, ready = [], []
+        media: list[int] = []
+        ready: list[int] = []
         for index, entry in enumerate(staged.entries):
             result = staged.results[index]
             if result is None:

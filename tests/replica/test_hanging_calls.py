@@ -37,7 +37,6 @@ class Hanging(Processor):
     """Hangs in the method that a text names, until it is let go."""
 
     def __init__(self) -> None:
-        super().__init__(ModelSignature((), ()), None)  # type: ignore[arg-type]
         self.inside = threading.Semaphore(0)
         self.go = threading.Event()
         self.calls: list[str] = []
@@ -52,8 +51,8 @@ class Hanging(Processor):
         self._hang("postprocess", payload)
         return outputs["y"][0, 0].item()
 
-    def example(self, bucket: int) -> Tensors:
-        return {"x": np.zeros((1, 1), np.float32)}
+    def example(self, rows: int, bucket: int) -> Tensors:
+        return {"x": np.zeros((rows, 1), np.float32)}
 
     def _hang(self, method: str, payload: Texts) -> None:
         self.calls.append(method)

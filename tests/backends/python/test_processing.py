@@ -90,6 +90,28 @@ LENGTHS = """
             return {"twice": batch["n"] * 2}
 """
 
+HANGS = """
+    import threading
+    import numpy as np
+
+    class Hangs:
+        inputs = {"x": ("float32", [-1])}
+        outputs = {"y": ("float32", [-1])}
+
+        def preprocess(self, request):
+            if request.inputs == "preprocess":
+                threading.Event().wait()
+            return {"x": np.zeros(1, "float32")}
+
+        def predict(self, batch):
+            return {"y": batch["x"]}
+
+        def postprocess(self, request, outputs):
+            if request.inputs == "postprocess":
+                threading.Event().wait()
+            return "answered"
+"""
+
 PICTURE = """
     import numpy as np
 
@@ -109,11 +131,17 @@ PICTURE = """
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 
 
-@pytest.fixture(params=["in process", "own process"], scope="module")
+KINDS: Mapping[str, dict[str, Any]] = {
+    "in process": {},
+    "own process": {"environment": {"python": sys.executable}},
+}
+
+
+@pytest.fixture(params=KINDS, scope="module")
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """Of a server with such models."""
     folder = tmp_path_factory.mktemp("models")
-    options = {"environment": {"python": sys.executable}} if request.param == "own process" else {}
+    options = KINDS[request.param]
     models = []
     for name, task, code in (
         ("houses", "tabular-regression", HOUSES),
@@ -178,6 +206,25 @@ async def test_what_goes_wrong_costs_its_request_alone(client: httpx.Client, cas
     assert "\n" not in str(message)
     assert "model.py" not in str(message)
     assert replies[0].json()["prices"] == replies[2].json()["prices"] == [300.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["preprocess", "postprocess"])
+async def test_a_call_that_hangs_costs_its_request_alone(tmp_path: Path, kind: str, method: str) -> None:
+    """504 at its deadline; those that are sent with it and after it are answered, and the server stops."""
+    python_models.write(tmp_path, HANGS)
+    model = {"name": "hangs", "task": "json", "path": str(tmp_path), "backend": "python"}
+    with LocalServer({"models": [model | {"backend_options": KINDS[kind]}]}) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60.0) as client:
+
+            async def ask(inputs: str, timeout_ms: int) -> httpx.Response:
+                headers = {"X-Timeout-Ms": str(timeout_ms)}
+                return await client.post("/v1/models/hangs/predict", json={"inputs": inputs}, headers=headers)
+
+            hangs, answered = await asyncio.gather(ask(method, 500), ask("none", 30_000))
+            later = await ask("none", 30_000)
+    assert [reply.status_code for reply in (hangs, answered, later)] == [504, 200, 200]
+    assert hangs.json()["code"] == "deadline_exceeded"
 
 
 def test_what_the_model_does_not_take_is_refused(client: httpx.Client) -> None:
