@@ -245,7 +245,7 @@ def _resolve_remote(
     try:
         filesystem, root = fsspec.url_to_fs(path)
         filesystem.invalidate_cache()  # it may have been listed before
-        if _is_model(root, kinds) and filesystem.isfile(root):
+        if _is_model(root, (*kinds, *BACKENDS.values())) and filesystem.isfile(root):
             folder, _, name = root.rpartition("/")
             chosen_file = _checked_file(path, name, version, kinds)
             return _copy_flat(filesystem, path, folder, *chosen_file, beside, environ)
@@ -260,7 +260,8 @@ def _resolve_remote(
         files = [name for name, item in names.items() if _is_model(name, kinds) and filesystem.isfile(item)]
         if not versions:
             nested = [kind for kind in kinds if kind.name in names and filesystem.isfile(f"{root}/{_nested(kind)}")]
-            chosen_file = _choose_file(path, version, files, kinds, nested)
+            code: _Kinds = () if files or nested else _code_in(filesystem, names)
+            chosen_file = _choose_file(path, version, files, kinds, nested, code)
             return _copy_flat(filesystem, path, root.rstrip("/"), *chosen_file, beside, environ)
         _tell_ignored(path, files)
         chosen = _choose(path, version, versions)
@@ -281,6 +282,16 @@ def _resolve_remote(
     except Exception as error:  # every filesystem behind fsspec has errors of its own
         raise ConfigError((f"{path}: cannot be read: {type(error).__name__}: {error}",)) from error
     return ModelLocation(copy / chosen, chosen, versions, kind.file, kind, copied=True)
+
+
+def _code_in(filesystem: Any, names: Mapping[str, str]) -> _Kinds:
+    """What would run the code that is in a remote folder or its versions, if it were named."""
+    inside = [item for name, item in names.items() if _is_version(name)]
+    return [
+        kind
+        for kind in BACKENDS.values()
+        if kind.runs_code and (kind.file in names or any(filesystem.isfile(f"{item}/{kind.file}") for item in inside))
+    ]
 
 
 def _copy_flat(

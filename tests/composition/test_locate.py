@@ -428,6 +428,27 @@ def test_code_runs_only_where_the_configuration_names_its_backend(
     assert [(each.file, each.kind, each.version) for each in found] == [("model.py", PYTHON, "1")] * 4
 
 
+def test_remote_code_runs_only_where_the_configuration_names_its_backend(
+    tmp_path: Path, memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of local files, what to write is told."""
+    monkeypatch.setitem(BACKENDS, PYTHON.name, PYTHON)
+    variables = environ(tmp_path)
+    code = (
+        b"class Model:\n    inputs = outputs = {'x': ('float32', [-1])}\n    def predict(self, batch):\n        ...\n"
+    )
+    for path in ("/flat/model.py", "/m/1/model.py"):
+        memory.pipe(path, code)
+    for path in ("memory://flat", "memory://m"):
+        assert problem(path, None, variables).endswith(" *.onnx; model.py runs with backend: python")
+    assert problem("memory://flat/model.py", None, variables) == (
+        "memory://flat/model.py: is a file, and not a model (*.onnx); model.py runs with backend: python"
+    )
+    for path in ("memory://flat", "memory://m", "memory://flat/model.py"):
+        found = resolve_model(path, None, variables, backend="python")
+        assert (found.file, found.kind, found.version) == ("model.py", PYTHON, "1")
+
+
 # --- Mistakes ---------------------------------------------------------------------------------------------------------
 
 
