@@ -220,23 +220,24 @@ class SimulatedReplica:
             else:
                 self._unread.append(partial(self.arrive, sent))
             return
-        now = self._world.now
-        for index, entry in enumerate(sent.dispatch.entries):
+        now, dispatch = self._world.now, sent.dispatch
+        for index, entry in enumerate(dispatch.entries):
             here = Entry(
                 next(self._ids),
                 entry.model,
                 entry.priority,
                 now,
-                now + entry.deadline - sent.at - sent.dispatch.overhead_s,
+                now + entry.deadline - sent.at - (0.0 if entry.probe else dispatch.overhead_s),
                 entry.rows,
                 entry.bucket,
                 0,
                 entry,
-                entry.variant,
-                exact=entry.exact,
+                dispatch.variant,
+                exact=entry.exact or dispatch.exact,
                 tenant=entry.tenant,
                 weight=entry.weight,
             )
+            here.probe = entry.probe
             if entry.rows > self._max_rows or entry.attempts > 1:
                 here.batch_key = UNBATCHED
             sent.waiting[here.id] = here

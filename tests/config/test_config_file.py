@@ -55,10 +55,11 @@ def test_the_former_path_of_the_grpc_function_is_told(tmp_path: Path, caplog: py
     functions = "[a.b, serve_app.protocols.grpc_app.add_to_server, 7]"
     path.write_text(OURS + f"grpc_options: {{grpc_servicer_functions: {functions}}}\n", "utf-8")
     load_file(path)
-    assert caplog.messages == [
+    (told,) = caplog.messages
+    assert told == (
         "grpc_options.grpc_servicer_functions[1]: write serve_app.api.grpc_app.add_to_server in place of"
         " serve_app.protocols.grpc_app.add_to_server, which works until version 0.2"
-    ]
+    )
 
 
 @pytest.mark.parametrize(
