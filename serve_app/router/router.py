@@ -26,7 +26,8 @@ from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.pools import ChangeHost, Pools
-from serve_app.router.service import Loading, Service, may_join
+from serve_app.router.served import may_join
+from serve_app.router.service import Loading, Service
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
 from serve_app.router.traffic import TrafficStore
 from serve_app.scheduling.decisions import Rejection

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from serve_app.backends.batch import most_rows
 from serve_app.domain.service import (
     Answer,
     Loaded,
@@ -32,11 +31,11 @@ from serve_app.errors import (
     ServeAppError,
     Unsupported,
 )
-from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
-from serve_app.processors.processor import Processor
-from serve_app.router.cache.response_cache import ModelCache, ResponseCache
+from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload
+from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
+from serve_app.router.served import Served, care_of, cost_of, informed, may_join, nbytes_of, unverified
 from serve_app.router.settings import RoutedModel
 from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
 from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
@@ -48,8 +47,6 @@ from serve_app.telemetry.traffic_metrics import TrafficReading
 
 _NORMAL = Priority.NORMAL
 _NOTHING_KNOWN = Joinable(PROVEN, "")
-_INFOS = 64
-"""Of how many states of a model it is known what was made for them: requests that are decoded meanwhile need that."""
 _WITHOUT_WORK = frozenset({"hit", "shared"})
 """What `Answer.cache` says of answers that were not executed for the request that got them."""
 
@@ -101,7 +98,7 @@ class Service:
         self._load_faults = load_faults
         self._unloaded: dict[str, ModelInfo] = {}
         self._models: dict[str, ModelInfo] = {}
-        self._served: dict[str, _Served] = {}
+        self._served: dict[str, Served] = {}
         self._unverified: frozenset[str] = frozenset()
         self._dispatcher = dispatcher
         self._scheduler = dispatcher.scheduler
@@ -122,7 +119,7 @@ class Service:
         info, versions = model.info, None
         if info.key:
             versions = self.tables.add(info.name, info.version, info.key, model.traffic or Traffic())
-        self._served[model.name] = _Served(model, cache, versions)
+        self._served[model.name] = Served(model, cache, versions)
         self._unloaded.pop(model.name, None)
         self._show(self._served[model.name])
 
@@ -135,13 +132,13 @@ class Service:
         served.take(model)
         self._show(served)
 
-    def _show(self, served: _Served) -> None:
+    def _show(self, served: Served) -> None:
         """Have `models` show what is known of a model now."""
         if served.versions is None:
             self._models[served.info.name] = served.info
         else:
             self._publish(served.versions)
-        self._unverified = _unverified(self._served)
+        self._unverified = unverified(self._served)
 
     def remove_model(self, model: str, *, unloaded: bool = False) -> Awaitable[None]:
         """Serve a model, or a version of one, no more.
@@ -166,7 +163,7 @@ class Service:
             del self._models[info.name]
         else:
             self._publish(served.versions)
-        self._unverified = _unverified(self._served)
+        self._unverified = unverified(self._served)
         if self._cache is not None:
             self._cache.remove_model(model)
         return served.ended()
@@ -362,12 +359,12 @@ class Service:
                 answer = await self._submit(model, payload, options)
             else:
                 if not options.nbytes:
-                    options = replace(options, nbytes=_nbytes(payload))
+                    options = replace(options, nbytes=nbytes_of(payload))
                 answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
                 answer = self._with_proof(served, answer)
                 if self._traces is not None and answer.cache in _WITHOUT_WORK:
                     self._traces.answered_from_cache(served.info, options, answer)
-            answer = _informed(served, answer, options)
+            answer = informed(served, answer, options)
             if served.versions is None:
                 return answer
             self._shadow(served, served.versions, payload, options, answer)
@@ -389,7 +386,7 @@ class Service:
         yield await self.submit(model, payload, options)
 
     def _shadow(
-        self, served: _Served, versions: Versions, payload: Payload, options: RequestOptions, answer: Answer
+        self, served: Served, versions: Versions, payload: Payload, options: RequestOptions, answer: Answer
     ) -> None:
         """Have another version run a copy of what was executed, if one is to be compared with this one."""
         if versions.shadow is None or self._ending or answer.cache in _WITHOUT_WORK:
@@ -402,7 +399,7 @@ class Service:
             self._metrics.shadowed(key, "failed")
             return
         if not options.nbytes:
-            options = replace(options, nbytes=_nbytes(payload))
+            options = replace(options, nbytes=nbytes_of(payload))
         self._shadows.start(key, payload, options, answer, settings.tolerance)
 
     def _has_room(self, key: str, nbytes: int) -> bool:
@@ -437,7 +434,7 @@ class Service:
                 timeout_s=timeout_s,
                 rows=rows,
                 bucket=bucket,
-                nbytes=options.nbytes or _nbytes(payload),
+                nbytes=options.nbytes or nbytes_of(payload),
                 variant=options.variant,
                 exact=not options.fallback,
                 default_of=default_of,
@@ -462,7 +459,7 @@ class Service:
         return answer
 
     @staticmethod
-    def _with_proof(served: _Served, answer: Answer) -> Answer:
+    def _with_proof(served: Served, answer: Answer) -> Answer:
         """An answer that says whether it may have shared a run without proof, whoever it was executed for."""
         verdict = served.info.joinable.get(answer.variant, _NOTHING_KNOWN).verdict
         return answer if answer.unverified or verdict != UNVERIFIED else replace(answer, unverified=True)
@@ -483,7 +480,7 @@ class Service:
         known = dict(info.joinable)
         for variant, verdict in verdicts.items():
             before = known.get(variant)
-            if before is None or before.verdict == PROVEN or _care(verdict) > _care(before):
+            if before is None or before.verdict == PROVEN or care_of(verdict) > care_of(before):
                 known[variant] = verdict
         if known == info.joinable:
             return
@@ -523,7 +520,7 @@ class Service:
             served = self._served[self.find(model).key]
         return not self._ending and not self._dispatcher.broken and self._can_work(served)
 
-    def _can_work(self, served: _Served) -> bool:
+    def _can_work(self, served: Served) -> bool:
         scheduler = self._scheduler
         return served.on_demand or scheduler.usable(served.key) > 0 or scheduler.can_load(served.key)
 
@@ -636,7 +633,7 @@ class Service:
         page = await self._metrics_page()
         return page.encode(), CONTENT_TYPE
 
-    def _timeout_s(self, served: _Served, payload: Payload, options: RequestOptions) -> float:
+    def _timeout_s(self, served: Served, payload: Payload, options: RequestOptions) -> float:
         """Seconds that a request has left: of the deadline that it names, or of its default."""
         if options.timeout_s is not None:
             return options.timeout_s
@@ -658,121 +655,6 @@ class Service:
         if left <= 0.0:
             raise DeadlineExceeded(read_too_long(priority, allowed_s))
         return left
-
-
-class _Served:
-    """A model as it is served now.
-
-    Attributes:
-        key: What the server calls it.
-        info: What is known of it.
-        processor: Prices its requests where it takes media.
-        cache: Its cache of answers.
-        on_demand: Whether it may have no replica while nobody asks for it.
-        pool: The pool that it is a member of.
-        scheduling: How it is scheduled, as `Service.status` shows it.
-        warm_up: Likewise, what the warm-up of its replicas came to.
-        versions: All versions of the model, where there are several.
-        infos: The same of each state of its files that it was served from, by revision, the latest last: what was made
-            for any of them can be run on the others.
-        in_work: Requests that are being answered.
-        left: Set when the last of them has ended; there since the model was removed.
-    """
-
-    __slots__ = (
-        "cache",
-        "in_work",
-        "info",
-        "infos",
-        "key",
-        "left",
-        "on_demand",
-        "pool",
-        "processor",
-        "scheduling",
-        "versions",
-        "warm_up",
-    )
-
-    def __init__(self, model: RoutedModel, cache: ModelCache | None, versions: Versions | None) -> None:
-        self.key = model.name
-        self.infos: dict[str, ModelInfo] = {}
-        self.take(model)
-        self.versions = versions
-        self.cache = cache
-        self.on_demand = model.on_demand
-        self.pool = model.pool
-        self.scheduling = _scheduling(model)
-        self.warm_up: Mapping[str, Any] = {}
-        self.in_work = 0
-        self.left: asyncio.Event | None = None
-
-    def take(self, model: RoutedModel) -> None:
-        """Be served from this state of its files from now on."""
-        self.processor = model.processor
-        self.info = model.info
-        self.infos.pop(model.info.revision, None)
-        self.infos[model.info.revision] = model.info
-        while len(self.infos) > _INFOS:
-            del self.infos[next(iter(self.infos))]
-
-    async def ended(self) -> None:
-        """Wait until no request is being answered. Called once, when no more can come."""
-        if self.in_work:
-            self.left = asyncio.Event()
-            await self.left.wait()
-
-
-def cost_of(info: ModelInfo, processor: Processor | None, payload: Payload) -> tuple[int, int]:
-    """What a request costs its batch, as of `Processor.estimate`: rows, and a cost bucket.
-
-    Args:
-        info: Of the model.
-        processor: Of the model, where it takes media.
-        payload: What is to be run.
-
-    Raises:
-        InvalidRequest: It is not what the model takes.
-    """
-    if isinstance(payload, dict):
-        # Of one tensor nothing else can disagree.
-        shape = next(iter(payload.values())).shape if len(payload) == 1 else ()
-        signature = info.signature
-        if not info.joinable[""].rows or (signature.optional and len(payload) > len(signature.inputs)):
-            rows = 1  # it is run by itself, whatever its shapes
-        else:
-            rows = (shape and shape[0]) or most_rows(payload)[0] or 1
-        return rows, 0 if processor is None else processor.bucket(payload)
-    if processor is None:
-        raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.segment}/infer")
-    return processor.estimate(payload)
-
-
-def _care(verdict: Joinable) -> tuple[int, float]:
-    """How careful a verdict is: the larger, the more so. Of one that is still to be found nothing follows."""
-    return 0 if verdict.verdict == PROVEN else 1 if verdict.joins else 2, verdict.deviation
-
-
-def _unverified(models: Mapping[str, _Served]) -> frozenset[str]:
-    """The models of which a build's requests share runs without proof."""
-    return frozenset(
-        key
-        for key, served in models.items()
-        if any(verdict.verdict == UNVERIFIED for verdict in served.info.joinable.values())
-    )
-
-
-def may_join(verdict: Joinable) -> bool:
-    """Whether requests share runs, or will once their rows have been tried."""
-    return verdict.joins or verdict.verdict == PROVEN
-
-
-def _informed(served: _Served, answer: Answer, options: RequestOptions) -> Answer:
-    """An answer that brings what is known of the state of the model that gave it, if the request knew another."""
-    if answer.revision == options.revision or not options.revision or not answer.revision:
-        return answer
-    info = served.infos.get(answer.revision)
-    return answer if info is None else replace(answer, info=info)
 
 
 async def _changed(model: str, keys: Sequence[str], change: Callable[[str], Awaitable[Loaded]]) -> Loaded:
@@ -798,24 +680,3 @@ def _stopping() -> ModelUnavailable:
 
 async def _no_peers() -> Sequence[Mapping[str, Statistics]]:
     return ()
-
-
-def _scheduling(model: RoutedModel) -> Mapping[str, Any]:
-    """How a model is scheduled, as `Service.status` shows it."""
-    shown: dict[str, Any] = {"policy": model.scheduling.policy}
-    if model.scheduling.fallbacks:
-        shown["fallbacks"] = list(model.scheduling.fallbacks)
-    if model.group is not None:
-        shown["device_group"] = model.group
-    if model.pool is not None:
-        shown["pool"] = model.pool
-    return shown
-
-
-def _nbytes(payload: Payload) -> int:
-    """Bytes of a payload that came by the handle, not in a body."""
-    if isinstance(payload, dict):
-        return sum(array.nbytes for array in payload.values())
-    if isinstance(payload, Media):
-        return len(payload.content)
-    return sum(map(len, payload.texts))

@@ -17,7 +17,8 @@ from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppE
 from serve_app.payloads import Media, ModelSignature, TensorSpec
 from serve_app.processors import create_processor
 from serve_app.processors.processor import Cost, Processor
-from serve_app.router.service import Service, cost_of
+from serve_app.router.served import cost_of
+from serve_app.router.service import Service
 from serve_app.scheduling.entry import Priority
 
 SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
