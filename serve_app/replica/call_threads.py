@@ -39,7 +39,7 @@ class CallThreads:
         self._told: set[str] = set()
 
     def submit(self, method: str, work: Callable[[], None]) -> Future[None]:
-        """Have work done in one of the threads. Raises ``RuntimeError`` after `close`.
+        """Have work done in one of the threads. Raises ``RuntimeError`` after `close`, and where none can be started.
 
         Args:
             method: What it calls, for messages.
@@ -50,8 +50,7 @@ class CallThreads:
             if self._closed:
                 raise RuntimeError(f"the threads of model {self._name} were closed")
             if self._started < self._most:
-                Thread(target=self._serve, name="processor", daemon=True).start()
-                self._started += 1
+                self._start()
             self._queue.put((future, method, work))
         return future
 
@@ -96,6 +95,15 @@ class CallThreads:
                         item[0].cancel()
             for _ in range(self._started):
                 self._queue.put(None)
+
+    def _start(self) -> None:
+        try:
+            Thread(target=self._serve, name="processor", daemon=True).start()
+        except RuntimeError:  # the system has no more; those that there are do all of it
+            if not self._started:
+                raise
+        else:
+            self._started += 1
 
     def _serve(self) -> None:
         while (item := self._queue.get()) is not None:
