@@ -25,8 +25,9 @@ SOAK ?=
 SCHEDULING ?=
 # Arguments for the measurement of the proof that requests may share runs
 JOINING ?=
-# Arguments for the start of many models
+# Arguments for the start of many models, and for the measurement of a pool of a thousand
 START ?=
+MANY ?=
 # Another checkout, with its environment and models, for `make bench-trees`
 AGAINST ?=
 # How long each of the fuzz targets runs
@@ -291,6 +292,10 @@ bench-reload: env ## Measure loading a model a thousand times under load (RELOAD
 .PHONY: bench-start
 bench-start: env ## Measure how long thirty small models take to start (START="--models 50 --publish")
 	@$(BIN)/python -m benchmarks.start $(START)
+
+.PHONY: bench-many-models
+bench-many-models: env ## Measure a server of a pool of 1,000 models beside one of one (MANY="--models 100 --publish")
+	@$(BIN)/python -m benchmarks.many_models $(MANY)
 
 .PHONY: bench-environment
 bench-environment: env ## Measure what a process of its own costs a Python model

@@ -11,7 +11,7 @@ from ray.serve.config import RequestRouterConfig
 from serve_app.composition import expand_pools, model_info, read_args, read_models, read_priors, with_versions
 from serve_app.composition.hosting import MemberPlan, members_of
 from serve_app.composition.references import pin_models
-from serve_app.composition.revision import find_revision
+from serve_app.composition.revision import find_revisions
 from serve_app.config import ROUTER, AppArgs, ModelConfig, PoolConfig
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.pool import PoolDeployment
@@ -36,7 +36,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     config = with_versions(pin_models(expand_pools(read_args(args))))
     described = read_models(config)
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
-    revisions = {model.name: find_revision(model) for model in config.models}
+    revisions = find_revisions(config.models)
     infos = {name: info._replace(revision=revisions[name].name) for name, info in infos.items()}
     members = members_of(config)
     # Replicas that start later must not pick up a version that appeared in the meantime.

@@ -18,6 +18,8 @@ from serve_app.domain.tasks import kind_of
 from serve_app.payloads import DTYPES
 
 _INLINE_VALUES = 64
+_LISTED = 100
+"""Models that the page for people lists, at most."""
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -106,12 +108,14 @@ class _Endpoints:
         if "application/json" in request.headers.get("accept", ""):
             return json_response({"name": "serve-app", "version": __version__, "models": models})
         lines = [f"serve-app {__version__}", ""]
-        for model in models:
+        for model in models[:_LISTED]:
             state = "ready" if model["ready"] else "not ready"
             lines += [
                 f"{model['name']} (version {model['version']}, {model['task']}, {state})",
                 f"  {model['example']}",
             ]
+        if (more := len(models) - _LISTED) > 0:
+            lines.append(f"and {more:,} more: /v1/models lists all")
         lines += [
             "",
             "Any request may carry X-Priority (high, normal, low) and X-Timeout-Ms.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -154,11 +154,8 @@ class BackendKind(Generic[OptionsT]):
 
     def versions(self) -> dict[str, str]:
         """The versions of its distributions that are installed."""
-        found = {}
-        for name in self.distributions:
-            with suppress(importlib.metadata.PackageNotFoundError):
-                found[name] = importlib.metadata.version(name)
-        return found
+        versions = {name: _version(name) for name in self.distributions}
+        return {name: version for name, version in versions.items() if version is not None}
 
     def lacks(self) -> str:
         """What is to be installed before it runs anything, in one line; empty where nothing is."""
@@ -169,3 +166,12 @@ class BackendKind(Generic[OptionsT]):
 
 AnyKind = BackendKind[Any]
 """A kind, whatever its options."""
+
+
+@cache
+def _version(distribution: str) -> str | None:
+    """The installed version, ``None`` without one. Looked for once: every model of a configuration asks."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

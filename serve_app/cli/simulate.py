@@ -144,14 +144,14 @@ def run_experiment(
     Raises:
         ConfigError: The simulator refuses the scenario.
     """
-    from serve_app.simulation.report import CaseResults, surges  # noqa: PLC0415 - keeps the other commands quick
+    from serve_app.simulation.report import CaseResults, surges, swept  # noqa: PLC0415 - keeps the other commands quick
     from serve_app.simulation.run import simulate_many  # noqa: PLC0415
 
     made = {system.title: system.make() for system in systems}
     found: list[CaseResults] = []
     with _progress(console) as progress:
         for case in experiment.cases:
-            name = experiment.file.name if case.value is None else f"{experiment.sweep} {case.value:g}"
+            name = swept(experiment.sweep, case.value) or experiment.file.name
             task = progress.add_task(escape(name), total=len(systems) * len(seeds))
             results = simulate_many(case.scenario, made, seeds, processes, partial(_advance, progress, task))
             found.append(CaseResults(results, case.value, surges(case.scenario)))
@@ -175,15 +175,15 @@ def _progress(console: Console | None) -> Progress:
 
 
 def _print_tables(experiment: Experiment, cases: Sequence[CaseResults]) -> None:
-    from serve_app.simulation.report import legend, table  # noqa: PLC0415 - keeps the other commands quick
+    from serve_app.simulation.report import legend, swept, table  # noqa: PLC0415 - keeps the other commands quick
 
     out = Console()
     if not out.is_terminal:
         out = Console(width=_TABLE_WIDTH)
     for case in cases:
         header, rows = table(case)
-        swept = "" if case.value is None else f", {experiment.sweep} {case.value:g}"
-        shown = Table(title=escape(f"{experiment.file.name}{swept}"), title_justify="left")
+        title = ", ".join(part for part in (experiment.file.name, swept(experiment.sweep, case.value)) if part)
+        shown = Table(title=escape(title), title_justify="left")
         for number, name in enumerate(header):
             shown.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
         for row in rows:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from serve_app import __version__
+from serve_app.composition.digests import Digests
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import named_files, processes_itself
 from serve_app.config.model import ModelConfig
@@ -49,7 +50,9 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
 """Settings of a model that cannot change its answers, and why. All others count, those to come as well."""
 
 
-def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> dict[str, str]:
+def identities(
+    model: ModelConfig, locations: Mapping[str, ModelLocation], digests: Digests | None = None
+) -> dict[str, str]:
     """What tells this state of a model from any other that would answer differently, by variant.
 
     The contents of its files count, wherever and whenever they were copied, so that all routers and every redeploy of
@@ -58,25 +61,27 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
     Args:
         model: The model.
         locations: Its files, from `find_files`.
+        digests: Of files; by default those that this process's cache folder keeps.
 
     Raises:
         ConfigError: A file cannot be read.
     """
+    content = (Digests() if digests is None else digests).of
     settings = model.model_dump(mode="json", exclude=_nested(WITHOUT_EFFECT))
     begun = hashlib.sha256(msgspec.json.encode((__version__, locations[""].kind.name, settings), order="sorted"))
     try:
         for name in named_files(model):
             if (file := locations[""].sidecars().find(name)) is not None:
-                begun.update(_content(file))  # it may lie outside of the model's folder
+                begun.update(content(file))  # it may lie outside of the model's folder
         if isinstance(model.processor, CustomOptions) and not processes_itself(model, locations[""]):
             cls = find_class(model.processor.class_, model.task, locations[""].sidecars())
-            begun.update(_content(source) if (source := source_of(cls)) is not None else b"")
-        exact = _digest(locations[""])
+            begun.update(content(source) if (source := source_of(cls)) is not None else b"")
+        exact = _digest(locations[""], content)
         found = {}
         for variant, location in locations.items():
             digest = begun.copy()
             digest.update(exact)  # media become tensors by the files beside the exact model, whatever runs
-            digest.update(_digest(location) if variant else b"")
+            digest.update(_digest(location, content) if variant else b"")
             found[variant] = digest.hexdigest()
     except OSError as error:
         raise ConfigError((f"model {model.name!r}: {error}",)) from None
@@ -95,14 +100,9 @@ def _nested(places: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _digest(location: ModelLocation) -> bytes:
+def _digest(location: ModelLocation, content: Callable[[Path], bytes]) -> bytes:
     digest = hashlib.sha256(location.version.encode())
     for name, file in sorted((str(file.relative_to(location.root)), file) for file in location.files()):
         digest.update(msgspec.json.encode((name, file.stat().st_size)))
-        digest.update(_content(file))
+        digest.update(content(file))
     return digest.digest()
-
-
-def _content(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").digest()

@@ -11,12 +11,14 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serve_app.backends.description import Description
 from serve_app.composition.copies import is_being_written, staging
+from serve_app.composition.digests import Digests
 from serve_app.composition.identity import identities
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import file_bytes, find_files, read_builds
@@ -78,12 +80,15 @@ class Revision:
         return file_bytes(self.locations)
 
 
-def find_revision(model: ModelConfig, environ: Mapping[str, str] | None = None) -> Revision:
+def find_revision(
+    model: ModelConfig, environ: Mapping[str, str] | None = None, digests: Digests | None = None
+) -> Revision:
     """The state of a model's files as it is now.
 
     Args:
         model: The model.
         environ: Environment variables; by default those of this process.
+        digests: Of its files; by default those that the cache folder keeps.
 
     Raises:
         ConfigError: Something is not there, or cannot be read.
@@ -92,7 +97,21 @@ def find_revision(model: ModelConfig, environ: Mapping[str, str] | None = None) 
     exact = locations[""]
     if exact.numbered:
         model = model.model_copy(update={"version": int(exact.version)})
-    return _revision(model, locations)
+    return _revision(model, locations, Digests(environ) if digests is None else digests)
+
+
+def find_revisions(models: Sequence[ModelConfig], environ: Mapping[str, str] | None = None) -> dict[str, Revision]:
+    """As `find_revision` for each of several models, by name. Their files are read several at a time."""
+    digests = Digests(environ)
+    digests.read_ahead(_all_files(models, environ))
+    return {model.name: find_revision(model, environ, digests) for model in models}
+
+
+def _all_files(models: Sequence[ModelConfig], environ: Mapping[str, str] | None) -> Iterator[Path]:
+    for model in models:
+        with suppress(OSError, ConfigError):  # which is told where the model is read by itself
+            for location in find_files(model, environ).values():
+                yield from location.files()
 
 
 def open_revision(
@@ -113,7 +132,7 @@ def open_revision(
         model = model.model_copy(update={"version": version})
     problem = ""
     try:
-        found = _revision(model, find_files(model, environ))
+        found = _revision(model, find_files(model, environ), Digests(environ))
     except ConfigError as error:
         problem = f" ({error.problems[0]})"
     else:
@@ -121,7 +140,7 @@ def open_revision(
             return found
     folder = _kept(model, environ) / name
     if folder.is_dir():
-        kept = _open_kept(model, folder)
+        kept = _open_kept(model, folder, environ)
         if kept is not None and kept.name == name:
             return kept
     again = "load the model again" if model.pool is None else "deploy it again"
@@ -150,12 +169,12 @@ def keep_revision(revision: Revision, environ: Mapping[str, str] | None = None) 
             _log.info("model %r: the files of revision %s are not kept: %s", revision.model.name, revision.name, error)
 
 
-def _revision(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> Revision:
+def _revision(model: ModelConfig, locations: Mapping[str, ModelLocation], digests: Digests) -> Revision:
     try:
         states = _states(locations)  # before they are read
     except OSError as error:
         raise ConfigError((f"model {model.name!r}: {error}",)) from None
-    known = identities(model, locations)
+    known = identities(model, locations, digests)
     digest = hashlib.sha256("\0".join(part for item in sorted(known.items()) for part in item).encode())
     return Revision(model, locations, known, digest.hexdigest()[:16], states)
 
@@ -165,7 +184,7 @@ def _states(locations: Mapping[str, ModelLocation]) -> Sequence[tuple[int, int, 
     return [(state.st_ino, state.st_size, state.st_mtime_ns) for state in found]
 
 
-def _open_kept(model: ModelConfig, folder: Path) -> Revision | None:
+def _open_kept(model: ModelConfig, folder: Path, environ: Mapping[str, str] | None) -> Revision | None:
     """A revision whose files were linked into this folder. Which files those are is read anew."""
     try:
         moved = model.model_copy(
@@ -177,7 +196,7 @@ def _open_kept(model: ModelConfig, folder: Path) -> Revision | None:
                 ),
             }
         )
-        found = _revision(moved, find_files(moved))
+        found = _revision(moved, find_files(moved), Digests(environ))
     except (OSError, ConfigError) as error:
         _log.warning("model %r: %s cannot be used: %s", model.name, folder, error)
         return None

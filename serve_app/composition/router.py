@@ -69,6 +69,7 @@ def router_settings(
             RoutedPool(pool.scheduling(names), pool.load_timeout_s)
             for pool, names in zip(config.pools, members_of(config).values(), strict=True)
         ],
+        named_members=router.limits.named_members,
         bundle_timeout_s=router.faults.bundle_timeout_s,
         replica_silence_s=router.faults.replica_silence_s,
         replica_kill_s=router.faults.replica_kill_s,

@@ -121,6 +121,10 @@ class LimitsConfig(Section):
     high_headroom: Share = 0.1
     """Part of `max_bytes` that only the class `high` may use."""
 
+    named_members: Positive = 100
+    """Members of pools that have series of their own in `/metrics`, those that are asked first. The others are one
+    series, of the model `/other`. Models outside pools always have their own."""
+
 
 class AccessConfig(Section):
     """Who may ask."""

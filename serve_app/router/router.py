@@ -123,7 +123,7 @@ class Router:
         groups = (*settings.groups, *(pool.scheduling for pool in settings.pools))
         self._scheduler = Scheduler((), settings.classes, settings.limits, groups)
         self._pools = Pools(settings.pools, change_host, self)
-        self.metrics = RouterMetrics(self._scheduler)
+        self.metrics = RouterMetrics(self._scheduler, settings.named_members)
         ties = TieTable() if Arena.supported() else None
         self._dispatcher = Dispatcher(
             self._scheduler,
@@ -252,6 +252,7 @@ class Router:
         self._dispatcher.add_model(model.scheduling, model.pool or model.group)
         if model.pool is not None:
             self._pools.add_member(model.name, model.pool)
+            self.metrics.names.add_member(model.name)
         self._scheduler.seed(model.name, model.prior)
         self.service.add_model(model)
         self._routed[model.name] = model

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from serve_app.backends.batch import most_rows
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest
-from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
+from serve_app.payloads import PROVEN, Joinable, Media, Payload
 from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCache
 from serve_app.router.settings import RoutedModel
@@ -124,15 +124,6 @@ def informed(served: Served, answer: Answer, options: RequestOptions) -> Answer:
         return answer
     info = served.infos.get(answer.revision)
     return answer if info is None else replace(answer, info=info)
-
-
-def unverified(models: Mapping[str, Served]) -> frozenset[str]:
-    """The models of which a build's requests share runs without proof."""
-    return frozenset(
-        key
-        for key, served in models.items()
-        if any(verdict.verdict == UNVERIFIED for verdict in served.info.joinable.values())
-    )
 
 
 def care_of(verdict: Joinable) -> tuple[int, float]:

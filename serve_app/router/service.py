@@ -35,7 +35,7 @@ from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
-from serve_app.router.served import Served, care_of, cost_of, informed, may_join, nbytes_of, unverified
+from serve_app.router.served import Served, care_of, cost_of, informed, may_join, nbytes_of
 from serve_app.router.settings import RoutedModel
 from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
 from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
@@ -99,7 +99,7 @@ class Service:
         self._unloaded: dict[str, ModelInfo] = {}
         self._models: dict[str, ModelInfo] = {}
         self._served: dict[str, Served] = {}
-        self._unverified: frozenset[str] = frozenset()
+        self._unverified: set[str] = set()  # of which a build's requests share runs without proof
         self._dispatcher = dispatcher
         self._scheduler = dispatcher.scheduler
         self._metrics = metrics
@@ -138,7 +138,11 @@ class Service:
             self._models[served.info.name] = served.info
         else:
             self._publish(served.versions)
-        self._unverified = unverified(self._served)
+        key, verdicts = served.info.key or served.info.name, served.info.joinable.values()
+        if any(verdict.verdict == UNVERIFIED for verdict in verdicts):
+            self._unverified.add(key)
+        else:
+            self._unverified.discard(key)
 
     def remove_model(self, model: str, *, unloaded: bool = False) -> Awaitable[None]:
         """Serve a model, or a version of one, no more.
@@ -163,7 +167,7 @@ class Service:
             del self._models[info.name]
         else:
             self._publish(served.versions)
-        self._unverified = unverified(self._served)
+        self._unverified.discard(model)
         if self._cache is not None:
             self._cache.remove_model(model)
         return served.ended()

@@ -18,6 +18,7 @@ from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCacheSettings
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
+from serve_app.telemetry.metrics import NAMED_MEMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class RouterSettings:
         limits: Limits of the process.
         groups: Devices that models share.
         pools: Processes that models share.
+        named_members: How many members of pools have series of their own in the metrics.
         bundle_timeout_s: A replica that has not answered for so long is not asked any more, seconds.
         replica_silence_s: After so long without a response what a linked replica has is tried elsewhere, seconds.
         replica_kill_s: After so long without a response such a replica is killed, seconds; ``None``: never.
@@ -150,6 +152,7 @@ class RouterSettings:
     models: Sequence[RoutedModel] = ()
     groups: Sequence[DeviceGroup] = ()
     pools: Sequence[RoutedPool] = ()
+    named_members: int = NAMED_MEMBERS
     bundle_timeout_s: float = 60.0
     replica_silence_s: float = 2.0
     replica_kill_s: float | None = 10.0

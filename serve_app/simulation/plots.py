@@ -26,6 +26,7 @@ _MARKERS = "osD^vP*X<>"
 _STEPS_SHOWN = 60
 _AXES = {
     "load": "load (rate / capacity within the latency target)",
+    "memory": "memory of each host, bytes",
     "streams": "video streams",
     "slo_scale": "deadline / time of one request alone",
     "noise": "spread of execution times",

@@ -8,6 +8,7 @@ from math import sqrt
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
+from serve_app.config.device_group import size
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.results import Result
 from serve_app.simulation.scenario import Scenario
@@ -98,6 +99,8 @@ class Row:
         batch_rows: Mean rows of a batch.
         utilisation: Part of the replicas' time in which they executed.
         surge_goodput: ``goodput`` of what arrived from the first surge's start to the last one's end; ``None`` without.
+        hits: Fraction of the requests for members of pools whose member was loaded when they came; ``None`` without.
+        loads: Loads of members per second; ``None`` without pools.
     """
 
     system: str
@@ -114,6 +117,8 @@ class Row:
     batch_rows: Estimate
     utilisation: Estimate
     surge_goodput: Estimate | None
+    hits: Estimate | None = None
+    loads: Estimate | None = None
 
 
 def surges(scenario: Scenario) -> list[tuple[float, float]]:
@@ -153,7 +158,18 @@ def _row(system: str, results: Sequence[Result], case: CaseResults) -> Row:
         batch_rows=over(lambda result: result.batch_rows),
         utilisation=over(lambda result: result.utilisation),
         surge_goodput=over(lambda result: _surge_goodput(result, case.surges)) if case.surges else None,
+        hits=over(_hits) if results[0].pools else None,
+        loads=over(_loads) if results[0].pools else None,
     )
+
+
+def _hits(result: Result) -> float:
+    hits = sum(usage.hits for usage in result.pools.values())
+    return hits / max(1, hits + sum(usage.misses for usage in result.pools.values()))
+
+
+def _loads(result: Result) -> float:
+    return sum(usage.loads for usage in result.pools.values()) / result.duration_s
 
 
 def _surge_goodput(result: Result, surges: Sequence[tuple[float, float]]) -> float:
@@ -200,6 +216,8 @@ def table(case: CaseResults) -> tuple[list[str], list[list[str]]]:
     if case.surges:
         columns.append(("surge goodput /s", lambda row: number(row.surge_goodput)))
         columns.append(("recovery s", _recovery))
+    columns.append(("found loaded", lambda row: percent(row.hits)))
+    columns.append(("loads /s", lambda row: number(row.loads)))
     columns.append(("rows per batch", lambda row: number(row.batch_rows)))
     written = [(name, [write(row) for row in rows]) for name, write in columns]
     kept = [(name, cells) for name, cells in written if any(cells)]
@@ -215,6 +233,13 @@ def _recovery(row: Row) -> str:
         return number(row.recovery_s)
     never = f"never in {row.unrecovered}"
     return never if row.recovery_s is None else f"{number(row.recovery_s)}, {never}"
+
+
+def swept(sweep: str, value: float | None, between: str = " ") -> str:
+    """The number that is swept and its value, as people write them; empty without."""
+    if value is None:
+        return ""
+    return f"{sweep}{between}{size(int(value)) if sweep == 'memory' else f'{value:g}'}"
 
 
 def number(value: Estimate | None) -> str:
@@ -262,7 +287,7 @@ def markdown(
         parts.append("\n".join(f"- {note}" for note in notes))
     for case in cases:
         if case.value is not None:
-            parts.append(f"## {sweep}: {case.value:g}")
+            parts.append(f"## {swept(sweep, case.value, ': ')}")
         parts.append(markdown_table(*table(case)))
     parts.append(legend(cases))
     parts += [f"![{title}]({path})" for title, path in (plots or {}).items()]

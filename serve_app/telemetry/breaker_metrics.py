@@ -37,7 +37,13 @@ def _ejections(models: _Models) -> Samples:
 
 
 BREAKERS: Final = (
-    Gauge("serve_app_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open.", ("model", "variant"), _states),
+    Gauge(
+        "serve_app_breaker_state",
+        "Circuit breaker: 0 closed, 1 half-open, 2 open.",
+        ("model", "variant"),
+        _states,
+        together=max,
+    ),
     Total(
         "serve_app_breaker_transitions",
         "State transitions of circuit breakers, by new state.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -15,6 +15,7 @@ from serve_app.payloads import BundleResult
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.breaker_metrics import BREAKERS
+from serve_app.telemetry.model_names import ModelNames
 from serve_app.telemetry.pool_metrics import POOLS
 from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.scheduler_metrics import SCHEDULER
@@ -27,6 +28,9 @@ _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _RECOVERY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _LOAD_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+NAMED_MEMBERS: Final = 100
+"""Members of pools that have series of their own, by default."""
+
 _Metric = TypeVar("_Metric", Counter, Histogram, Family[Any])
 
 
@@ -75,12 +79,21 @@ class RouterMetrics:
     """An `Observer` that counts, with a registry of its own.
 
     Also keeps plain cumulative numbers per model for the V2 statistics extension.
+
+    Args:
+        scheduler: What is read when Prometheus asks.
+        named_members: How many members of pools have series of their own.
+
+    Attributes:
+        registry: What is shown.
+        names: Which models have series of their own.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, named_members: int = NAMED_MEMBERS) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(Readings(SCHEDULER, scheduler.snapshot))
-        self.registry.register(Readings(BREAKERS, scheduler.breakers))
+        self.names = ModelNames(named_members)
+        self.registry.register(Readings(SCHEDULER, scheduler.snapshot, self.names))
+        self.registry.register(Readings(BREAKERS, scheduler.breakers, self.names))
         self._loads: Histogram | None = None
         if scheduler.has_pools:
             self._loads = Histogram(
@@ -97,6 +110,7 @@ class RouterMetrics:
                 "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time"
                 " any more), poisoned (two replicas failed with it), or the error's code.",
                 ("model", "priority", "outcome"),
+                names=self.names,
             )
         )
         self._fallbacks = self._shown(
@@ -104,6 +118,7 @@ class RouterMetrics:
                 "serve_app_fallback_answers",
                 "Requests for the exact model that one of its fallbacks answered.",
                 ("model", "priority", "variant"),
+                names=self.names,
             )
         )
         self._shadows = self._shown(
@@ -112,20 +127,26 @@ class RouterMetrics:
                 "Copies of requests that a version ran as a shadow: their answers were the same or different, or they"
                 " failed, or were dropped, since there was no room.",
                 ("model", "outcome"),
+                names=self.names,
             )
         )
-        self._lost = self._shown(Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",)))
-        self._silent = self._shown(Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",)))
+        self._lost = self._shown(
+            Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",), names=self.names)
+        )
+        self._silent = self._shown(
+            Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",), names=self.names)
+        )
         self._recovery = self._shown(
             Histogram(
                 "serve_app_recovery_seconds",
                 "From the loss of a replica, dead or silent, until as many are usable as before.",
                 ("model",),
                 _RECOVERY_BUCKETS,
+                names=self.names,
             )
         )
-        self._answers = self._shown(Family(_Answered))
-        self._bundles = self._shown(Family(_Bundles))
+        self._answers = self._shown(Family(_Answered, names=self.names))
+        self._bundles = self._shown(Family(_Bundles, names=self.names))
         self._answered: dict[tuple[str, Priority], _Answered] = {}
         self._per_model: dict[str, _Bundles] = {}
         self._statistics: dict[str, ModelStatistics] = {}
@@ -275,6 +296,7 @@ class RouterMetrics:
 
     def render(self) -> str:
         """This router's page in Prometheus' text format."""
+        self.names.settle(self._statistics)
         return generate_latest(self.registry).decode()
 
     def _outcome(self, model: str, priority: Priority, outcome: str) -> None:

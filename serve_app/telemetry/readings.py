@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from serve_app.telemetry.model_names import ModelNames, Samples
+
+__all__ = ["Gauge", "Readings", "Samples", "Total"]
+
 Source = TypeVar("Source")
-Samples = Iterable[tuple[Sequence[str], float]]
-"""Values of the labels, and the number."""
 
 
 class Gauge(Generic[Source]):
@@ -22,9 +24,14 @@ class Gauge(Generic[Source]):
         labels: Names of the labels.
         read: Makes the samples of what the table reads.
         former: The name that it had in version 0.1, under which it is shown as well until version 0.2.
+        together: Makes one number of those of two models that have no series of their own.
+
+    Attributes:
+        together: The same.
     """
 
     _SUFFIX: ClassVar = ""
+    _RISES: ClassVar = False
 
     def __init__(
         self,
@@ -34,17 +41,22 @@ class Gauge(Generic[Source]):
         read: Callable[[Source], Samples],
         *,
         former: str = "",
+        together: Callable[[float, float], float] = float.__add__,
     ) -> None:
         self._name = name
         self._documentation = documentation
         self._labels = tuple(labels)
         self._read = read
         self._former = former
+        self.together = together
 
-    def families(self, source: Source) -> Iterator[Metric]:
-        """What there is to say now."""
+    def families(self, source: Source, names: ModelNames | None = None) -> Iterator[Metric]:
+        """What there is to say now; ``names``: see `Readings`."""
         family = self._family(self._name, self._documentation)
-        for labels, value in self._read(source):
+        samples = self._read(source)
+        if names is not None and self._labels[:1] == ("model",):
+            samples = names.joined(samples, self.together, total=self._RISES)
+        for labels, value in samples:
             family.add_metric(labels, value)
         yield family
         if self._former:
@@ -61,6 +73,7 @@ class Total(Gauge[Source]):
     """A number that only rises: a counter, whose name has no suffix ``_total`` here. Otherwise as `Gauge`."""
 
     _SUFFIX = "_total"
+    _RISES = True
 
     def _family(self, name: str, documentation: str) -> GaugeMetricFamily | CounterMetricFamily:
         return CounterMetricFamily(name, documentation, labels=self._labels)
@@ -72,14 +85,18 @@ class Readings(Collector, Generic[Source]):
     Args:
         table: The metrics.
         source: Makes what they read, once for all of them.
+        names: Which models have series of their own; ``None``: all that it tells of.
     """
 
-    def __init__(self, table: Sequence[Gauge[Source]], source: Callable[[], Source]) -> None:
+    def __init__(
+        self, table: Sequence[Gauge[Source]], source: Callable[[], Source], names: ModelNames | None = None
+    ) -> None:
         self._table = table
         self._source = source
+        self._names = names
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
         source = self._source()
         for metric in self._table:
-            yield from metric.families(source)
+            yield from metric.families(source, self._names)

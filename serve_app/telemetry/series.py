@@ -12,11 +12,14 @@ from dataclasses import fields
 from functools import partial
 from itertools import accumulate
 from math import inf
+from operator import add
 from typing import Any, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+from serve_app.telemetry.model_names import ModelNames, Samples
 
 _Declared = TypeVar("_Declared")
 
@@ -41,11 +44,15 @@ class Counter(Collector):
         name: Without the suffix ``_total``.
         documentation: For people.
         labels: Names of the labels.
+        names: Which models have series of their own, where the first label is the model; ``None``: all.
     """
 
-    def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], *, names: ModelNames | None = None
+    ) -> None:
         self._described = (name, documentation)
         self._labels = tuple(labels)
+        self._names = names
         self._series: dict[tuple[str, ...], Count] = {}
 
     def of(self, *labels: str) -> Count:
@@ -59,8 +66,9 @@ class Counter(Collector):
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
         family = CounterMetricFamily(*self._described, labels=self._labels)
-        for labels, count in self._series.items():
-            family.add_metric(labels, count.value)
+        samples: Samples = ((labels, count.value) for labels, count in self._series.items())
+        for labels, value in samples if self._names is None else self._names.joined(samples, total=True):
+            family.add_metric(labels, value)
         yield family
 
 
@@ -79,6 +87,13 @@ class Distribution:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def plus(self, other: Distribution) -> Distribution:
+        """What both have counted, which have the same bounds."""
+        both = Distribution(self._bounds)
+        both.counts = list(map(add, self.counts, other.counts))
+        both.total = self.total + other.total
+        return both
+
 
 class Histogram(Collector):
     """Counts values in buckets, by labels.
@@ -88,13 +103,23 @@ class Histogram(Collector):
         documentation: For people.
         labels: Names of the labels.
         buckets: Upper bounds, ascending and at least 0; a last one for all the rest is added.
+        names: As of `Counter`.
     """
 
-    def __init__(self, name: str, documentation: str, labels: Sequence[str], buckets: Sequence[float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str],
+        buckets: Sequence[float],
+        *,
+        names: ModelNames | None = None,
+    ) -> None:
         self._described = (name, documentation)
         self._labels = tuple(labels)
         self._bounds = (*map(float, buckets), inf)
         self._names = tuple(map(floatToGoString, self._bounds))
+        self._models = names
         self._series: dict[tuple[str, ...], Distribution] = {}
 
     def of(self, *labels: str) -> Distribution:
@@ -111,10 +136,19 @@ class Histogram(Collector):
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
         family = HistogramMetricFamily(*self._described, labels=self._labels)
-        for labels, series in self._series.items():
+        for labels, series in self._shown().items():
             buckets = list(zip(self._names, map(float, accumulate(series.counts)), strict=True))
             family.add_metric(labels, buckets, series.total)
         yield family
+
+    def _shown(self) -> dict[tuple[str, ...], Distribution]:
+        if self._models is None:
+            return self._series
+        found: dict[tuple[str, ...], Distribution] = {}
+        for (model, *others), series in self._series.items():
+            labels = (self._models.settled(model), *others)
+            found[labels] = found[labels].plus(series) if labels in found else series
+        return found
 
 
 def histogram(name: str, documentation: str, labels: Sequence[str], buckets: Sequence[float]) -> dict[str, Any]:
@@ -127,12 +161,13 @@ class Family(Collector, Generic[_Declared]):
 
     Args:
         declared: A dataclass whose fields declare them: ``field(metadata=histogram(...))``.
+        names: As of `Counter`.
     """
 
-    def __init__(self, declared: type[_Declared]) -> None:
+    def __init__(self, declared: type[_Declared], *, names: ModelNames | None = None) -> None:
         self._declared = declared
         self._metrics: dict[str, Histogram] = {
-            each.name: each.metadata["histogram"]()
+            each.name: each.metadata["histogram"](names=names)
             for each in fields(declared)  # type: ignore[arg-type]
             if "histogram" in each.metadata
         }

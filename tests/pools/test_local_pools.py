@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -77,6 +78,27 @@ def test_a_resident_member_is_not_loaded_again(client: httpx.Client) -> None:
     status = client.get("/status").json()["models"]
     assert (status["m1"]["pool"], status["m1"]["replicas"]) == ("small", ["small-1"])
     assert status["m2"]["replicas"] == []
+
+
+def test_members_beyond_the_named_are_one_series(tmp_path: Path) -> None:
+    """The first that are asked have names, all others are counted together, and models outside of pools apart."""
+    args = pool_args(tmp_path, 6) | {"router": {"limits": {"named_members": 2}}}
+    args["models"].append({"name": "own", "path": str(tmp_path / "m2"), "cache": {}})
+    with LocalServer(args) as running, httpx.Client(base_url=running.url, timeout=30.0) as client:
+        for model in ("m3", "m1"):
+            answer(ask(client, model))
+        client.get("/metrics")
+        for model in ("m0", "m1", "m5", "own"):
+            answer(ask(client, model))
+        page = client.get("/metrics").text
+        asked = [client.get(f"/v2/models/m{number}/stats").json()["model_stats"][0] for number in (0, 5)]
+
+    counted = dict(
+        re.findall(r'serve_app_requests_total\{model="([^"]+)",outcome="ok",priority="normal"\} (\S+)', page)
+    )
+    assert counted == {"m3": "1.0", "m1": "2.0", "/other": "2.0", "own": "1.0"}
+    assert set(re.findall(r'model="([^"]+)"', page)) == {"m1", "m3", "/other", "own"}
+    assert [stats["inference_stats"]["success"]["count"] for stats in asked] == [1, 1]
 
 
 def test_a_member_is_ready_before_it_is_loaded(client: httpx.Client) -> None:

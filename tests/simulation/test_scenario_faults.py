@@ -91,8 +91,8 @@ FAULTS = [
     pytest.param(stream(kind="gamma", cv=0), "workload[0].cv: must be more than 0, got 0", id="cv 0"),
     pytest.param(
         stream(cv=2),
-        "workload[0].cv: unknown key; known here: bucket, class, end_s, kind, load, model, rate, rows, share, start_s,"
-        " tenant, timeout_ms",
+        "workload[0].cv: unknown key; known here: bucket, class, end_s, exponent, kind, load, model, rate, rows, share,"
+        " start_s, tenant, timeout_ms",
         id="key of another kind",
     ),
     pytest.param(
@@ -262,7 +262,7 @@ FAULTS = [
     ),
     pytest.param(
         document(sweep={"load": [1], "noise": [1]}),
-        "sweep: needs values for exactly one of load, streams, slo_scale, noise",
+        "sweep: needs values for exactly one of load, streams, slo_scale, noise, memory",
         id="two sweeps",
     ),
     pytest.param(document(sweep={"load": [1, 1]}), "sweep.load: values must rise", id="sweep that stands still"),

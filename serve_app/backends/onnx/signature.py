@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import onnxruntime
 
 from serve_app.backends.layout import ROWS_FIRST, Layout, ServedSignature, served
 from serve_app.backends.onnx.failure import describe_failure
+from serve_app.backends.onnx.outline import outline
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
 
@@ -53,18 +55,29 @@ def inspect_model(model_file: Path, *, model: str, layout: Layout = ROWS_FIRST) 
 
 
 def open_to_inspect(model_file: Path, *, model: str) -> Any:
-    """Make a session as cheaply as ONNX Runtime can; see `inspect_model`.
+    """Make a session as cheaply as ONNX Runtime can, to ask what it declares; see `inspect_model`. Not to be run.
 
     Raises:
         ConfigError: As `open_session`.
     """
+    with suppress(OSError), outline(model_file) as found:
+        if found is not None:
+            model_bytes, folder = found
+            options = _to_inspect()
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+            with suppress(Exception):  # then the whole file tells what is wrong
+                return onnxruntime.InferenceSession(model_bytes, options, providers=["CPUExecutionProvider"])
+    return open_session(model_file, _to_inspect(), ["CPUExecutionProvider"], model=model)
+
+
+def _to_inspect() -> Any:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_prepacking", "1")
-    return open_session(model_file, options, ["CPUExecutionProvider"], model=model)
+    return options
 
 
 def open_session(model_file: Path, options: Any, providers: Sequence[Any], *, model: str) -> Any:

@@ -39,6 +39,20 @@ def fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, i
         yield tag >> 3, first, content, place
 
 
+def tagged(field: int, content: bytes | bytearray) -> bytes:
+    """A field that holds a message, text or bytes."""
+    return _varint(field << 3 | 2) + _varint(len(content)) + bytes(content)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
 def _number(data: memoryview, place: int, end: int) -> tuple[int, int]:
     number = shift = 0
     while place < end and shift < 70:

@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from serve_app.router.cache.store import CacheStore
+from serve_app.telemetry.model_names import ModelNames
 from serve_app.telemetry.readings import Gauge, Readings, Samples, Total
 from serve_app.telemetry.series import Count, Counter, Histogram
 
@@ -17,21 +18,26 @@ _REDIS_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.
 class CacheMetrics:
     """Counts by model how requests ended that could have come from the cache.
 
+    Args:
+        names: Which models have series of their own.
+
     Attributes:
         answers: By model and result: ``hit``, ``miss`` or ``shared``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: ModelNames) -> None:
+        self._names = names
         self.answers = Counter(
             "serve_app_cache_answers",
             "Answers of models with a response cache: hit (found), miss (executed), shared (with the same in flight).",
             ("model", "result"),
+            names=names,
         )
 
     def register(self, registry: CollectorRegistry, stores: Mapping[str, CacheStore]) -> None:
         """Show them, and the state of the stores by model, on a page of metrics."""
         registry.register(self.answers)
-        registry.register(Readings(_STORES, lambda: stores))
+        registry.register(Readings(_STORES, lambda: stores, self._names))
 
 
 class RedisMetrics:

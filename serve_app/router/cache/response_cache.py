@@ -77,7 +77,7 @@ class ResponseCache:
     def add_model(self, model: str, settings: ModelCacheSettings) -> ModelCache:
         """Make the cache of one more model. It is empty, whatever was kept under this name before."""
         if self._counts is None:
-            self._counts = CacheMetrics()
+            self._counts = CacheMetrics(self._metrics.names)
             self._counts.register(self._metrics.registry, self._stores)
         cache = ModelCache(
             model, settings, self._clock, self._flights, self._hashing, self._metrics, self._counts, self._redis

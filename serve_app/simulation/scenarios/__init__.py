@@ -71,7 +71,8 @@ def parse_scenario(document: Mapping[str, Any], folder: Path) -> Experiment:
     except ValidationError as error:
         raise ConfigError(problems_of(error, document, ScenarioFile.model_json_schema())) from None
     models, noise = read_costs(file, folder)
-    return Experiment(file, make_cases(file, models, noise, folder))
+    members = tuple(member for pool in file.pools for member in pool.models())
+    return Experiment(file, make_cases(file, (*models, *members), noise, folder))
 
 
 def scenario_schema() -> dict[str, Any]:

@@ -27,8 +27,8 @@ class Case:
     Attributes:
         scenario: What is simulated.
         value: Value of the number that is swept; ``None`` without a sweep.
-        loads: Load of each model, without surges and traces.
-        capacities: Rows per second of each model that are a load of 1.
+        loads: Load of each model outside pools, without surges and traces.
+        capacities: Rows per second of each model that are a load of 1. Members of pools have none.
     """
 
     scenario: Scenario
@@ -62,17 +62,19 @@ def make_cases(file: ScenarioFile, models: tuple[SimulatedModel, ...], noise: No
             problems += _warm_up_problems(scenario)
         if problems:
             raise ConfigError(tuple(problems))
-        capacities = {model.scheduling.name: capacity(model) for model in scenario.models}
+        capacities = {model.scheduling.name: capacity(model) for model in scenario.models if model.replicas}
         cases.append(Case(scenario, value, loads(scenario.models, scenario.workload), capacities))
     return tuple(cases)
 
 
 def _streams(file: ScenarioFile, models: Sequence[SimulatedModel], folder: Path) -> tuple[Stream, ...]:
     timeouts = {priority: limits.timeout_ms / 1000 for priority, limits in file.classes.by_priority().items()}
+    single = {model.name for model in file.models}
     streams: list[Stream] = []
     for config in file.workload:
-        exponent = getattr(config, "exponent", 0.0)
-        rate = unit_rate(models, config.model_name, exponent, getattr(config, "rows", 1))
+        asked, exponent = config.model_name, getattr(config, "exponent", None) or 0.0
+        in_pool = bool(file.pools) and asked not in single  # its rate is told
+        rate = 0.0 if in_pool else unit_rate(models, asked, exponent, getattr(config, "rows", 1))
         streams.append(config.stream(folder, timeouts, rate))
     return tuple(streams)
 
@@ -86,6 +88,7 @@ def _scenario(
         workload=streams,
         duration_s=0.0 if file.duration_s is None else file.duration_s,
         classes={priority: limits.settings() for priority, limits in file.classes.by_priority().items()},
+        pools=tuple(pool.simulated() for pool in file.pools),
         devices=tuple(device.simulated() for device in file.devices),
         routers=file.routers,
         overheads=file.overheads.simulated(),
@@ -115,6 +118,14 @@ def _swept(scenario: Scenario, key: str, value: float | None) -> Scenario:
             )
         case "noise":
             return replace(scenario, noise=replace(scenario.noise, spread=value))
+        case "memory":
+            return replace(
+                scenario,
+                pools=tuple(
+                    replace(pool, scheduling=replace(pool.scheduling, memory_bytes=int(value)))
+                    for pool in scenario.pools
+                ),
+            )
         case _:
             return _with_slo_scale(scenario, value)
 
@@ -152,12 +163,16 @@ def _trace_problems(file: ScenarioFile, models: Sequence[SimulatedModel], stream
 
 def _deadline_problems(file: ScenarioFile, scenario: Scenario) -> Iterator[str]:
     """Deadlines that not even an idle system could meet."""
+    pools = {pool.scheduling.name: set(pool.scheduling.models) for pool in scenario.pools}
     overhead_s = scenario.overheads.request_s + scenario.overheads.send_s + scenario.overheads.answer_s
     for number, stream in enumerate(scenario.workload):
         where = place(("workload", number, "timeout_ms"))
         if file.sweep is not None and file.sweep.key == "slo_scale":
             where = "sweep.slo_scale"
-        asked = [model for model in scenario.models if not stream.model or model.scheduling.name == stream.model]
+        names = pools.get(stream.model, {stream.model})
+        asked = [model for model in scenario.models if not stream.model or model.scheduling.name in names]
+        if stream.model in pools:  # for all of them together
+            asked = [max(asked, key=lambda model: model.curve(stream.rows, stream.bucket))]
         if stream.kind == "trace":
             continue
         timeouts: dict[Priority, float] = dict(stream.timeouts_s) or {stream.priority: stream.timeout_s}

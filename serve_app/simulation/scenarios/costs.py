@@ -90,7 +90,7 @@ def capacity(model: SimulatedModel, between_s: float = 0.0) -> float:
 
 
 def loads(models: Sequence[SimulatedModel], streams: Sequence[Stream]) -> dict[str, float]:
-    """Load of each model, 1 being its `capacity`. Surges do not count, nor do traces.
+    """Load of each model that has replicas, 1 being its `capacity`. Surges do not count, nor do traces.
 
     Args:
         models: All of them.
@@ -101,10 +101,12 @@ def loads(models: Sequence[SimulatedModel], streams: Sequence[Stream]) -> dict[s
         if stream.kind == "long_tail":
             for model, part in zip(models, zipf(len(models), stream.exponent).tolist(), strict=True):
                 offered[model.scheduling.name] += stream.rate * part * stream.rows
-        elif stream.kind != "trace":
+        elif stream.kind != "trace" and stream.model in offered:  # otherwise it asks a pool
             rate = stream.streams * stream.fps if stream.kind == "video" else stream.rate
             offered[stream.model] += rate * stream.rows
-    return {model.scheduling.name: offered[model.scheduling.name] / capacity(model) for model in models}
+    return {
+        model.scheduling.name: offered[model.scheduling.name] / capacity(model) for model in models if model.replicas
+    }
 
 
 def unit_rate(models: Sequence[SimulatedModel], model: str, exponent: float, rows: int) -> float:

@@ -7,14 +7,15 @@ from itertools import pairwise
 from math import inf
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from serve_app.config.problems import Location, nearest, short_repr, validation_error
 from serve_app.config.router import ClassesConfig
-from serve_app.config.values import Delay, Positive, Seconds, Section
+from serve_app.config.values import Delay, Positive, Seconds, Section, Size
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import WEIGHTS, Failure, Noise, Overheads
 from serve_app.simulation.scenarios.models import DeviceConfig, SimulatedModelConfig
+from serve_app.simulation.scenarios.pools import SimulatedPoolConfig, pool_faults
 from serve_app.simulation.scenarios.systems import OURS, AnySystem, system_config
 from serve_app.simulation.scenarios.workload import AnyStream, Factor
 
@@ -185,6 +186,9 @@ class SweepConfig(Section):
     noise: Annotated[tuple[Annotated[float, Field(ge=0, le=3)], ...], Field(strict=False)] = ()
     """`noise.spread`."""
 
+    memory: Annotated[tuple[Size, ...], Field(strict=False)] = ()
+    """`memory` of every pool."""
+
     @model_validator(mode="after")
     def _check(self) -> SweepConfig:
         given = [name for name in SweepConfig.model_fields if getattr(self, name)]
@@ -206,8 +210,15 @@ class SweepConfig(Section):
         return tuple(float(value) for value in getattr(self, self.key))
 
 
+def _models_or_pools(schema: dict[str, Any]) -> None:
+    schema["required"].remove("models")
+    schema["anyOf"] = [{"required": ["models"]}, {"required": ["pools"]}]
+
+
 class ScenarioFile(Section):
     """A scenario and the systems that are compared in it."""
+
+    model_config = ConfigDict(json_schema_extra=_models_or_pools)
 
     name: str = Field(min_length=1)
     """Title of the report."""
@@ -234,7 +245,10 @@ class ScenarioFile(Section):
     """Queues and deadlines per class, as in the server's configuration."""
 
     models: Annotated[tuple[SimulatedModelConfig, ...], Field(strict=False)]
-    """The models."""
+    """The models, but for those of pools."""
+
+    pools: Annotated[tuple[SimulatedPoolConfig, ...], Field(strict=False)] = ()
+    """Models that share few processes, which have memory for some of them at a time."""
 
     devices: Annotated[tuple[DeviceConfig, ...], Field(strict=False)] = ()
     """Devices that models share."""
@@ -265,9 +279,11 @@ class ScenarioFile(Section):
     def _without_bound(cls, given: Any) -> Any:
         if isinstance(given, Mapping) and "bound" in given:
             raise validation_error([(("bound",), "bounds are calculated in benchmarks/scheduling now; leave it out")])
+        if isinstance(given, Mapping) and given.get("pools") and "models" not in given:
+            return {**given, "models": ()}
         return given
 
-    @field_validator("models", "workload", "systems", "seeds")
+    @field_validator("workload", "systems", "seeds")
     @classmethod
     def _check_not_empty(cls, given: tuple[Any, ...]) -> tuple[Any, ...]:
         if not given:  # not min_length: pydantic would not count items that have faults
@@ -277,7 +293,9 @@ class ScenarioFile(Section):
     @model_validator(mode="after")
     def _check(self) -> ScenarioFile:
         faults = [
+            *([] if self.models or self.pools else [(("models",), "needs at least one")]),
             *_repeated("models", [model.name for model in self.models]),
+            *pool_faults(self.pools, tuple(model.name for model in self.models), self.routers),
             *_repeated("devices", [device.name for device in self.devices]),
             *_repeated("systems", [system.title for system in self.systems], name=None),
             *_repeated("seeds", list(self.seeds), name=None),
@@ -314,9 +332,18 @@ class ScenarioFile(Section):
         for number, model in enumerate(self.models):
             if model.device is not None and model.device not in devices:
                 yield ("models", number, "device"), _unknown("device", model.device, devices)
+        pools = [pool.name for pool in self.pools]
+        members = {name for pool in self.pools for name in pool.names()}
         for number, stream in enumerate(self.workload):
-            if stream.model_name and stream.model_name not in models:
-                yield ("workload", number, "model"), _unknown("model", stream.model_name, models)
+            name, where = stream.model_name, ("workload", number)
+            if name and name not in models and name not in members and name not in pools:
+                yield (*where, "model"), _unknown("model", name, [*models, *pools])
+            if name in pools and stream.kind == "video":
+                yield (*where, "model"), f"frames are of one model, and {short_repr(name)} is a pool"
+            if name and name not in pools and "exponent" in stream.model_fields_set:
+                yield (*where, "exponent"), "does nothing for a single model; name a pool"
+            if self.pools and name not in models and getattr(stream, "load", None) is not None:
+                yield (*where, "load"), "of a pool is not known before, since its members wait for loads; say rate"
         for number, failure in enumerate(self.failures):
             if failure.model not in models:
                 yield ("failures", number, "model"), _unknown("model", failure.model, models)
@@ -335,6 +362,13 @@ class ScenarioFile(Section):
             yield ("sweep", "noise"), f"does nothing with noise.kind: {self.noise.kind}; name uniform or lognormal"
         if key == "noise" and self.noise.kind == "uniform" and max(self.sweep.values) >= 1:
             yield ("sweep", "noise"), "must be less than 1 with noise.kind: uniform"
+        if key == "load" and self.pools:
+            yield ("sweep", "load"), "of a pool is not known before, since its members wait for loads; sweep memory"
+        if key == "memory" and not self.pools:
+            yield ("sweep", "memory"), "there is no pool"
+        for number, pool in enumerate(self.pools if key == "memory" else ()):
+            for where, fault in pool.memory_faults(int(min(self.sweep.values))):
+                yield ("pools", number, *where), f"{fault} in the sweep"
         fixed = {"load": ("video", "trace"), "slo_scale": ("trace",)}.get(key, ())
         for kind in fixed:
             if kind in kinds:

@@ -18,6 +18,7 @@ from serve_app.simulation.scenario import Stream
 ClassName = Literal["high", "normal", "low"]
 Rate = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, le=1e4, allow_inf_nan=False)]
+Exponent = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 Part = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 PRIORITIES = {priority.label: priority for priority in Priority}
@@ -138,6 +139,9 @@ class _RatedStream(_ClassifiedStream):
     load: Factor | None = None
     """Rate as a part of what the model's replicas can answer within `batching.slo_ms`: 1 is all of it."""
 
+    exponent: Exponent | None = None
+    """Where `model` is a pool: Zipf's exponent of its members' popularity, which falls in their order; by default 1."""
+
     @model_validator(mode="after")
     def _check_rate(self) -> _RatedStream:
         if self.rate is None and self.load is None:
@@ -147,10 +151,11 @@ class _RatedStream(_ClassifiedStream):
         return self
 
     def _own(self, unit_rate: float) -> dict[str, Any]:
+        spread = {} if self.exponent is None else {"exponent": self.exponent}
         if self.rate is not None:
-            return {"rate": self.rate}
+            return {"rate": self.rate, **spread}
         assert self.load is not None
-        return {"rate": self.load * unit_rate}
+        return {"rate": self.load * unit_rate, **spread}
 
 
 class PoissonStream(_RatedStream):
@@ -274,11 +279,8 @@ class LongTailStream(_RatedStream):
     kind: Literal["long_tail"]
     """Which process the arrivals follow."""
 
-    exponent: float = Field(default=1.0, ge=0, le=10, allow_inf_nan=False)
+    exponent: Exponent = 1.0
     """Zipf's exponent: 0 spreads evenly, more favours the first models."""
-
-    def _own(self, unit_rate: float) -> dict[str, Any]:
-        return super()._own(unit_rate) | {"exponent": self.exponent}
 
 
 class TraceStream(StreamConfig):

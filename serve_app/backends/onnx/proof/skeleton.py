@@ -6,7 +6,7 @@ import mmap
 from pathlib import Path
 from typing import Any
 
-from serve_app.backends.onnx.wire_format import fields
+from serve_app.backends.onnx.wire_format import fields, tagged
 
 KEEP = 65536
 """Bytes of a tensor that are always read. Small constants say where things go."""
@@ -61,19 +61,6 @@ def _without_weights(whole: memoryview) -> bytes:
             for deepest, first, _, last in fields(whole, inner_content, inner_end):
                 if deepest not in _TENSOR_DATA:
                     tensor += whole[first:last]
-            graph += _tagged(_INITIALIZER, tensor)
-        parts += _tagged(_GRAPH, graph)
+            graph += tagged(_INITIALIZER, tensor)
+        parts += tagged(_GRAPH, graph)
     return bytes(parts)
-
-
-def _tagged(field: int, content: bytearray) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + bytes(content)
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

@@ -1,0 +1,130 @@
+"""Digests of files' contents, kept: a file that has not changed since it was read need not be read again.
+
+A digest is kept with what the filesystem knows of the file. That tells a changed file but for one case: a file that is
+changed twice within one tick of the filesystem's clock may look the same after both. So a digest is kept only of a file
+that had been left alone for a while when it was read, as in git's index ("racy git").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from serve_app.composition.copies import is_being_written
+from serve_app.config.files import cache_folder
+
+LEFT_ALONE_S: Final = 2.0
+"""How long a file must not have changed before it is read, for its digest to be kept. Filesystems tell changes that are
+2 s apart (FAT), most of them those that are 10 ms apart."""
+
+WORTH_BYTES: Final = 256 * 1024
+"""A smaller file is read as quickly as what was kept of it."""
+
+_THREADS: Final = 8
+_log = logging.getLogger(__name__)
+
+
+class _State(NamedTuple):
+    """What a filesystem knows of a file. Its content cannot change without one of these, but for the case above."""
+
+    device: int
+    inode: int
+    nbytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> _State:
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+class _Record(NamedTuple):
+    path: str
+    state: _State
+    digest: bytes
+
+
+class Digests:
+    """The SHA-256 of files, from the cache folder where they have not changed. To be used in any thread.
+
+    What cannot be read or written there is no fault.
+
+    Args:
+        environ: Environment variables, which say where the cache folder is; by default those of this process.
+        now_ns: The clock that filesystems take times from, nanoseconds since 1970.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._folder = cache_folder(environ) / "digests"
+        self._now_ns = now_ns
+        self._records: dict[str, _Record] = {}
+
+    def of(self, file: Path) -> bytes:
+        """The digest of a file's content.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        with file.open("rb") as opened:
+            state = _State.of(os.fstat(opened.fileno()))
+            if state.nbytes < WORTH_BYTES:
+                return hashlib.file_digest(opened, "sha256").digest()
+            path = str(file.resolve())
+            kept = self._find(path)
+            if kept is not None and kept.state == state:
+                return kept.digest
+            began_ns = self._now_ns()
+            digest = hashlib.file_digest(opened, "sha256").digest()
+            rested_ns = began_ns - max(state.modified_ns, state.changed_ns)
+            unchanged = _State.of(os.fstat(opened.fileno())) == state
+        if unchanged and rested_ns >= LEFT_ALONE_S * 1e9 and not is_being_written(file):
+            self._keep(_Record(path, state, digest))
+        return digest
+
+    def read_ahead(self, files: Iterable[Path]) -> None:
+        """Have the digests of these files kept, several at a time, before they are asked for one by one.
+
+        What cannot be read is left for who asks for it.
+        """
+
+        def read(file: Path) -> None:
+            try:
+                self.of(file)
+            except OSError as error:
+                _log.debug("%s cannot be read ahead: %s", file, error)
+
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+            for _ in threads.map(read, files):
+                pass
+
+    def _find(self, path: str) -> _Record | None:
+        if (record := self._records.get(path)) is not None:
+            return record
+        try:
+            found = msgspec.msgpack.decode(self._record(path).read_bytes(), type=_Record)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return found if found.path == path else None
+
+    def _keep(self, record: _Record) -> None:
+        target = self._record(record.path)
+        self._records[record.path] = record
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+                file.write(msgspec.msgpack.encode(record))
+            Path(file.name).replace(target)
+        except OSError as error:
+            _log.info("The digest of %s cannot be kept in %s: %s", record.path, self._folder, error.strerror)
+
+    def _record(self, path: str) -> Path:
+        return self._folder / hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:32]
