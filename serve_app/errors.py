@@ -14,7 +14,8 @@
     ├── RateLimited             bytes       the key was used more often than it may be
     ├── QueueFull               admitted    no room in the class's queue, by count or by bytes
     ├── DeadlineExceeded        admitted... the deadline passed before the answer was ready, or is too short for it
-    ├── ModelUnavailable        dispatched  no replica can take the work
+    ├── ModelUnavailable        dispatched  no replica can take the work, or the one that gave an answer's parts is lost
+    ├── SlowReader              answered    the parts of an answer are not read as fast as they come
     ├── InferenceFailed         executed    the model's code failed on this entry
     └── ConfigError             start-up    the configuration is wrong; one readable line per fault
 
@@ -129,6 +130,12 @@ class ModelUnavailable(ServeAppError):
     code = "model_unavailable"
 
 
+class SlowReader(ServeAppError):
+    """The client does not read the parts of an answer, so that too many of them wait for it."""
+
+    code = "slow_reader"
+
+
 class InferenceFailed(ServeAppError):
     """The model's code failed on this entry."""
 
@@ -161,6 +168,7 @@ _BY_CODE: dict[str, type[ServeAppError]] = {
         QueueFull,
         DeadlineExceeded,
         ModelUnavailable,
+        SlowReader,
         InferenceFailed,
     )
 }

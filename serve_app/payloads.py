@@ -6,7 +6,7 @@ made for every request is a struct: that calls no Python function.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -55,6 +55,13 @@ def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
     view: npt.NDArray[Any] = np.ndarray((rows, *trailing), dtype, owner, start - _address(owner))
     view.flags.writeable = False
     return view
+
+
+def nbytes_of(tensors: Tensors) -> int:
+    """Bytes of tensors, those of texts included."""
+    return sum(
+        [sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes for array in tensors.values()]
+    )
 
 
 def _address(array: npt.NDArray[Any]) -> int:
@@ -203,6 +210,51 @@ class Origin(Struct, frozen=True):
         return f"{self.request_id or 'without id'} (trace {self.trace_parent[3:35] or 'none'})"
 
 
+class StreamLimits(NamedTuple):
+    """How an answer in parts may be given.
+
+    Attributes:
+        seconds: For how long the whole may take from now on. The entry's own budget is for the first part.
+        parts: Most parts that wait for their reader, with those under way.
+        nbytes: Most bytes of them; a larger part waits alone.
+        reader_s: For how long the session waits for a reader that has as many, seconds.
+    """
+
+    seconds: float
+    parts: int
+    nbytes: int
+    reader_s: float
+
+
+class Streamed(NamedTuple):
+    """The end of an answer in parts.
+
+    Attributes:
+        parts: How many there were.
+        collected: All of them, where they could not be sent one by one.
+    """
+
+    parts: int
+    collected: Sequence[Tensors] = ()
+
+
+class PartSink(Protocol):
+    """Takes the parts of a bundle's answers as they come. All in one event loop."""
+
+    def send(self, position: int, number: int, waited_s: float, outputs: Tensors) -> None:
+        """Take a part of the answer to the entry at a position.
+
+        Args:
+            position: Of the entry.
+            number: Of the part, from 0.
+            waited_s: How long the entry has waited at the replica before it ran, seconds.
+            outputs: The part.
+        """
+
+    def on_taken(self, position: int, taken: Callable[[int], None]) -> None:
+        """Call ``taken`` with how many more parts of that entry have been read, whenever some have."""
+
+
 class WireEntry(Struct, frozen=True):
     """One entry of a bundle.
 
@@ -220,6 +272,7 @@ class WireEntry(Struct, frozen=True):
         weight: The tenant's weight.
         alone: Whether it shares no run, since it may be what a replica died of.
         place: Its place in the router's table of ties, where other replicas have it, too; 0: none has.
+        stream: How its answer may be given in parts; ``None``: its model does not stream.
     """
 
     priority: int
@@ -234,6 +287,7 @@ class WireEntry(Struct, frozen=True):
     weight: float = 1.0
     unbatched: bool = False
     place: int = 0
+    stream: StreamLimits | None = None
 
 
 class Ties(Protocol):
@@ -257,6 +311,7 @@ class Bundle(Struct, frozen=True):
         ties: The router's table of ties, as its replica sees it. It does not travel; ``None``: it runs all of them.
         revision: The state of the model that is to run them; empty: whichever the replica serves.
         model: The member that is to run them, at a host of a pool; empty at the replica of a model.
+        parts: Takes what comes of answers in parts. It does not travel; ``None``: they are collected for the result.
     """
 
     entries: list[WireEntry]
@@ -265,6 +320,7 @@ class Bundle(Struct, frozen=True):
     ties: Ties | None = None
     revision: str = ""
     model: str = ""
+    parts: PartSink | None = None
 
 
 class Embeddings(NamedTuple):
@@ -284,7 +340,7 @@ class Success(Struct, frozen=True):
 
     Attributes:
         value: `Tensors` for a tensor payload; for media and texts, whatever the processor made of the outputs:
-            JSON-able data, or `Embeddings`.
+            JSON-able data, or `Embeddings`. Of an answer in parts, `Streamed`.
     """
 
     value: Any

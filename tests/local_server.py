@@ -47,10 +47,12 @@ from serve_app.router.repository import Repository
 from serve_app.router.router import Peers, Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
 from serve_app.router.traffic import TrafficStore
+from serve_app.transport.link_server import LinkServer, Recall, Run
 from serve_app.transport.send import ReplicaLost
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0
+_TURNS = 20
 _T = TypeVar("_T")
 
 
@@ -132,6 +134,7 @@ class LocalServer:
         settings: Limits of the HTTP side.
         traffic_store: Shared with other servers.
         peers: Other servers that are asked and told as routers of one application are.
+        linked: Whether its replicas are reached by links, as those on a router's node are.
 
     Attributes:
         url: Where it listens.
@@ -158,7 +161,11 @@ class LocalServer:
         settings: HttpSettings | None = None,
         traffic_store: TrafficStore | None = None,
         peers: Peers | None = None,
+        *,
+        linked: bool = False,
     ) -> None:
+        self._linked = linked
+        self._links: dict[str, _Links] = {}
         self._config = with_versions(read_args(args))
         self._settings = settings
         self._traffic_store = traffic_store
@@ -194,6 +201,10 @@ class LocalServer:
         What clients send there in one turn has all arrived before the server reads any of it.
         """
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def cut_link(self, replica: str) -> None:
+        """End the link to a replica, as its process's end would, and take no other."""
+        self.run(_in_turn(self._links[replica].close))
 
     def add_models(self, args: Mapping[str, Any]) -> None:
         """Serve more models: those that stand under ``args:`` of another configuration."""
@@ -239,12 +250,16 @@ class LocalServer:
         self._add(self._config)
         router.restore_traffic()
         await router.opened()
+        for link in self._links.values():
+            await link.up()
         assert router.http_address is not None
         assert router.grpc_address is not None
         self.url, self.grpc = "http://{}:{}".format(*router.http_address), "{}:{}".format(*router.grpc_address)
         self._started.set()
         await self._stop.wait()
         await router.close(1.0, grace_s=0.0)
+        for link in self._links.values():
+            link.close()
         for revisions in self.replicas.values():
             revisions.close()
         for host in self.hosts.values():
@@ -307,6 +322,9 @@ class LocalServer:
                 partial(self.register.read, model.name),
                 model.resources.memory_limit,
             )
+            if self._linked:
+                revisions = self.replicas[replica]
+                self._links[replica] = _Links(model.name, revisions.run, revisions.recall)
             cached = routed[model.name].cache
             report = ReplicaReport(
                 joinable=first.told.joinable,
@@ -314,6 +332,7 @@ class LocalServer:
                 identities={} if cached is None else cached.identities,
                 base=base.revision,
                 revision=base.revision,
+                address=self._links[replica].address if self._linked else None,
             )
             info = routed[model.name].info._replace(revision=base.revision)
             self.router.add_model(replace(routed[model.name], info=info, on_demand=False, base=base.revision))
@@ -340,6 +359,24 @@ def _router_settings(config: AppArgs, described: Mapping[str, Mapping[str, Descr
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     known = {model.name: identities(model, find_files(model)) for model in config.models if model.caches}
     return router_settings(config, infos, priors={}, identities=known)
+
+
+class _Links(LinkServer):
+    """The links of a replica in this process."""
+
+    def __init__(self, name: str, run: Run, recall: Recall) -> None:
+        super().__init__(name, run, recall)
+        self._joined = asyncio.Event()
+
+    def joined(self, link: Any) -> None:
+        super().joined(link)
+        self._joined.set()
+
+    async def up(self) -> None:
+        """Wait until the router has its end of a link: a few turns after this one."""
+        await self._joined.wait()
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
 
 
 class Register:

@@ -49,6 +49,19 @@ MODELS: Final = {
                 assert batch["values"].ndim == 1
                 return {"counts": np.histogram(batch["values"], 4, (0, 1))[0].astype(np.int64)}
     """,
+    "parts": """
+        import numpy as np
+
+        class Sums:
+            inputs = {"x": ("float32", [3, 4]), "name": ("str", [])}
+            outputs = {"sum": ("float32", [4]), "greeting": ("str", [-1])}
+
+            def predict(self, batch):
+                total = np.zeros(4, np.float32)
+                for number, row in enumerate(batch["x"]):
+                    total += row
+                    yield {"sum": total, "greeting": np.array([str(batch["name"])] * number, object)}
+    """,
     "helper": """
         from .scaling import scaled
 

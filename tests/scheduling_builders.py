@@ -34,6 +34,7 @@ def make_entry(
     exact: bool = False,
     default_of: Priority | None = None,
     tenant: str = "",
+    answer_by: float = 0.0,
 ) -> Entry:
     """An entry with an id of its own; ids ascend."""
     return Entry(
@@ -49,6 +50,7 @@ def make_entry(
         exact=exact,
         default_of=default_of,
         tenant=tenant,
+        answer_by=answer_by,
     )
 
 

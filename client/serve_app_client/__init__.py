@@ -38,6 +38,7 @@ from serve_app_client.results import (
     ModelSummary,
     PredictResult,
     Served,
+    StreamPart,
     TensorMetadata,
     Timings,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "ServeAppClientError",
     "Served",
     "ServerFault",
+    "StreamPart",
     "TensorMetadata",
     "Timings",
     "Unauthenticated",

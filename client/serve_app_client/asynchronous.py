@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
 from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -22,6 +22,7 @@ from serve_app_client.connection import (
     Connection,
     answer_of,
     attempt,
+    read_for,
     request_of,
     wait_arguments,
 )
@@ -29,10 +30,12 @@ from serve_app_client.deadline import deadline
 from serve_app_client.errors import ConnectionFailed, DeadlineExceeded
 from serve_app_client.hedging import Latencies, Percentile, checked_hedge
 from serve_app_client.media import Media, is_in_memory
-from serve_app_client.results import InferResult, ModelMetadata, ModelSummary, PredictResult
+from serve_app_client.results import InferResult, ModelMetadata, ModelSummary, PredictResult, StreamPart
 from serve_app_client.retry import RETRYABLE, retry_arguments
+from serve_app_client.streaming import PartReader
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class AsyncClient:
@@ -101,6 +104,21 @@ class AsyncClient:
         """Send tensors to a model. See `serve_app_client.Client.infer`."""
         call = self._calls.infer(model, inputs, outputs, version, options, timings=timings)
         return await self._run(call, self._hedging)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str | None = None,
+        stream_timeout: float | None = None,
+        **options: Unpack[CallOptions],
+    ) -> AsyncGenerator[StreamPart, None]:
+        """Have a model answer in parts. See `serve_app_client.Client.stream`; `contextlib.aclosing` closes it.
+
+        It is never hedged.
+        """
+        return self._parts(self._calls.stream(model, inputs, version, stream_timeout, options))
 
     async def predict(
         self,
@@ -171,14 +189,40 @@ class AsyncClient:
         except (ConnectionFailed, DeadlineExceeded) as error:
             return error.message
 
-    async def _run(self, call: Call[T], attempted: Callable[[Call[T]], Awaitable[T]]) -> T:
+    async def _parts(self, call: Call[None]) -> AsyncGenerator[StreamPart, None]:
+        response = await self._run(call, self._open)
+        async with aclosing(response):
+            with attempt(call):
+                reader = PartReader(call, answer_of(response, b""), self._calls.patience)
+                read_for(response, reader.left())
+                pieces = aiter(response.aiter_raw())
+                while True:
+                    async with asyncio.timeout(reader.left()):
+                        piece = await anext(pieces, None)
+                    if piece is None:
+                        break
+                    for part in reader.feed(piece):
+                        yield part
+                reader.finish()
+
+    async def _open(self, call: Call[None]) -> httpx.Response:
+        with attempt(call):
+            request = request_of(call, self._http, self._connection.connect_timeout)
+            async with asyncio.timeout(call.deadline.at + GRACE_S - monotonic()):
+                response = await self._http.send(request, stream=True)
+                if response.status_code != 200:
+                    async with aclosing(response):
+                        call.read(answer_of(response, await response.aread()))
+            return response
+
+    async def _run(self, call: Call[T], attempted: Callable[[Call[T]], Awaitable[R]]) -> R:
         connection = self._connection
         connection.budget.deposit(monotonic())
         if connection.retry.attempts == 1:
             return await attempted(call)
         arguments = retry_arguments(connection.retry, connection.budget, call.deadline)
 
-        async def once() -> T:
+        async def once() -> R:
             return await attempted(call)
 
         return await _repeated(tenacity.AsyncRetrying(sleep=asyncio.sleep, **arguments), once)

@@ -7,7 +7,7 @@ import binascii
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 from urllib.parse import quote
@@ -83,8 +83,9 @@ class Call(Generic[T_co]):
         path: Of the URL, with the slash in front.
         headers: Without what differs from attempt to attempt: see `attempt_headers`.
         content: The body.
-        deadline: Until when the call may take.
+        deadline: Until when the call may take; of a stream, its first part.
         read: Makes the result, or raises what the answer says.
+        whole: Until when all of a stream may take, where the server is told.
     """
 
     method: str
@@ -93,6 +94,7 @@ class Call(Generic[T_co]):
     content: bytes
     deadline: Deadline
     read: Callable[[Answer], T_co]
+    whole: Deadline | None = None
 
     @property
     def request_id(self) -> str:
@@ -108,7 +110,9 @@ class Call(Generic[T_co]):
         left = min(self.deadline.left(now), wire.MAX_TIMEOUT_S)
         headers = dict(self.headers)
         if self.deadline.announced:
-            headers[wire.X_TIMEOUT_MS] = f"{max(left * 1e3, 0.001):.3f}"
+            headers[wire.X_TIMEOUT_MS] = _milliseconds(left)
+        if self.whole is not None:
+            headers[wire.X_STREAM_TIMEOUT_MS] = _milliseconds(min(self.whole.left(now), wire.MAX_TIMEOUT_S))
         return headers
 
 
@@ -147,6 +151,25 @@ class Calls:
         }
         path = f"{_model_path(model, version)}/infer"
         return self._post(path, body, headers, options, deadline, _read_infer)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        version: str | None,
+        stream_timeout: float | None,
+        options: CallOptions,
+    ) -> Call[None]:
+        """``POST /v2/models/{model}/generate_stream``."""
+        deadline = self._deadline(options)
+        whole = deadline_of(stream_timeout, self.patience, monotonic())
+        if whole.announced:
+            deadline = deadline._replace(at=min(deadline.at, whole.at))
+        body = orjson.dumps(inputs, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+        headers = {"content-type": "application/json", "accept": "text/event-stream, application/json"}
+        path = f"{_model_path(model, version)}/generate_stream"
+        call = self._post(path, body, headers, options, deadline, _read_refusal)
+        return replace(call, whole=whole if whole.announced else None)
 
     def predict(
         self,
@@ -245,6 +268,17 @@ class Calls:
         return headers
 
 
+def _milliseconds(seconds: float) -> str:
+    return f"{max(seconds * 1e3, 0.001):.3f}"
+
+
+def _plain(value: Any) -> Any:
+    """What orjson cannot write by itself."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
 def _version_header(version: str | None) -> dict[str, str]:
     return {} if version is None else {wire.X_MODEL_VERSION: _header_value("version", version)}
 
@@ -317,16 +351,21 @@ def _misshapen(error: Exception) -> InvalidAnswer:
     return InvalidAnswer(f"the answer has not the form expected: {type(error).__name__}: {error}", 200)
 
 
-def _served(answer: Answer) -> Served:
+def served_of(answer: Answer) -> Served:
+    """What the headers of an answer tell of how it was served."""
     names = (wire.X_PRIORITY, wire.X_VARIANT, wire.X_REQUEST_ID, wire.X_CACHE, wire.X_MODEL_VERSION)
     return Served(*(answer.headers.get(name, "") for name in names))
+
+
+def _read_refusal(answer: Answer) -> None:
+    _body(answer)
 
 
 def _read_infer(answer: Answer) -> InferResult:
     head, outputs = decode_answer(_body(answer), answer.headers.get(wire.HEAD_LENGTH))
     timings = _timings(head.get("parameters"))
     return InferResult(
-        outputs, str(head.get("model_name", "")), str(head.get("model_version", "")), _served(answer), timings
+        outputs, str(head.get("model_name", "")), str(head.get("model_version", "")), served_of(answer), timings
     )
 
 
@@ -343,7 +382,7 @@ def _timings(parameters: Any) -> Timings | None:
 
 
 def _read_predict(answer: Answer) -> PredictResult:
-    return PredictResult(_json(answer), _served(answer))
+    return PredictResult(_json(answer), served_of(answer))
 
 
 def _read_embeddings(answer: Answer) -> npt.NDArray[np.float32]:

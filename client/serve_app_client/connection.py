@@ -129,16 +129,16 @@ class _TimeLeft(dict[str, float]):
     """The timeouts of one attempt, each until the same moment.
 
     httpx bounds every step on its own: waiting for a connection, making it, each read. Asked anew by every step, the
-    rest of the time bounds all of them together.
+    rest of the time bounds all of them together. It asks once for all reads of a body.
     """
 
     def __init__(self, end: float, connect_timeout: float) -> None:
         super().__init__()
-        self._end = end
+        self.end = end
         self._connect_timeout = connect_timeout
 
     def get(self, key: str, default: Any = None) -> Any:  # noqa: ARG002 - of dict
-        left = max(self._end - monotonic(), 0.001)
+        left = max(self.end - monotonic(), 0.001)
         return min(left, self._connect_timeout) if key == "connect" else left
 
 
@@ -153,6 +153,11 @@ def request_of(call: Call[Any], http: HttpClient, connect_timeout: float) -> htt
     return http.build_request(
         call.method, call.path, content=call.content, headers=headers, extensions={"timeout": timeouts}
     )
+
+
+def read_for(response: httpx.Response, seconds: float) -> None:
+    """Let each read of a response's body, which has not begun, take so long."""
+    response.request.extensions["timeout"].end = monotonic() + seconds
 
 
 def answer_of(response: httpx.Response, body: bytes) -> Answer:

@@ -242,6 +242,12 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes, request_id: s
     return cls(message, status, code, retry_after_s(headers), headers.get(X_REQUEST_ID, request_id))
 
 
+def error_in_stream(body: bytes, request_id: str) -> ServeAppClientError:
+    """Make the exception for an error that came in place of a part of an answer, after its status."""
+    message, code = _message(body)
+    return BY_CODE.get(code, ServerFault)(message, None, code, None, request_id)
+
+
 def retry_after_s(headers: Mapping[str, str], now: datetime.datetime | None = None) -> float | None:
     """Seconds that Retry-After asks for, which may be a number or a date; ``None`` where it is missing or neither.
 

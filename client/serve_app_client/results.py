@@ -68,6 +68,26 @@ class InferResult:
         return self.outputs[name]
 
 
+@dataclass(frozen=True, slots=True)
+class StreamPart:
+    """One part of an answer.
+
+    Attributes:
+        outputs: By name: a value, or a flat list of values, as JSON has them.
+        model: The model's name.
+        version: The version that answered.
+        served: How the request was served, as far as it is known with the first part.
+    """
+
+    outputs: dict[str, Any]
+    model: str
+    version: str
+    served: Served
+
+    def __getitem__(self, name: str) -> Any:
+        return self.outputs[name]
+
+
 class Label(NamedTuple):
     """One class and how likely it is.
 

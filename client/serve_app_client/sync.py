@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from time import monotonic
 from types import TracebackType
@@ -21,16 +21,19 @@ from serve_app_client.connection import (
     Connection,
     answer_of,
     attempt,
+    read_for,
     request_of,
     wait_arguments,
 )
 from serve_app_client.deadline import deadline
 from serve_app_client.errors import ConnectionFailed, DeadlineExceeded
 from serve_app_client.media import Media
-from serve_app_client.results import InferResult, ModelMetadata, ModelSummary, PredictResult
+from serve_app_client.results import InferResult, ModelMetadata, ModelSummary, PredictResult, StreamPart
 from serve_app_client.retry import retry_arguments
+from serve_app_client.streaming import PartReader
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Client:
@@ -100,6 +103,34 @@ class Client:
             TypeError: An input has no form in the protocol.
         """
         return self._run(self._calls.infer(model, inputs, outputs, version, options, timings=timings))
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str | None = None,
+        stream_timeout: float | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Generator[StreamPart, None, None]:
+        """Have a model answer in parts, and iterate over them as they come.
+
+        The request is sent when the first part is asked for. An iterator that is not read to its end has to be closed
+        (`contextlib.closing`), which ends the model's work. Attempts are repeated until the first part has come.
+
+        Args:
+            model: The model's name. Where it answers in one, there is one part.
+            inputs: By name: a value, or a list or an array of values, from which the server tells the shape. Texts are
+                BYTES.
+            version: Of the model: a number or an alias; ``None``: whichever the server chooses.
+            stream_timeout: Seconds for the whole answer, while ``timeout`` is for its first part; ``None``: what the
+                server allows, and the client's patience for each part.
+            options: See `serve_app_client.CallOptions`.
+
+        Raises:
+            TypeError: An input has no form in JSON.
+        """
+        return self._parts(self._calls.stream(model, inputs, version, stream_timeout, options))
 
     def predict(
         self,
@@ -191,13 +222,34 @@ class Client:
         except (ConnectionFailed, DeadlineExceeded) as error:
             return error.message
 
+    def _parts(self, call: Call[None]) -> Generator[StreamPart, None, None]:
+        response = self._repeated(call, self._open)
+        with closing(response), attempt(call):
+            reader = PartReader(call, answer_of(response, b""), self._calls.patience)
+            read_for(response, reader.left())
+            for piece in response.iter_raw():
+                yield from reader.feed(piece)
+                reader.left()
+            reader.finish()
+
+    def _open(self, call: Call[None]) -> httpx.Response:
+        with attempt(call):
+            response = self._http.send(request_of(call, self._http, self._connection.connect_timeout), stream=True)
+            if response.status_code != 200:
+                with closing(response):
+                    call.read(answer_of(response, response.read()))
+            return response
+
     def _run(self, call: Call[T]) -> T:
+        return self._repeated(call, self._attempt)
+
+    def _repeated(self, call: Call[T], once: Callable[[Call[T]], R]) -> R:
         connection = self._connection
         connection.budget.deposit(monotonic())
         if connection.retry.attempts == 1:
-            return self._attempt(call)
+            return once(call)
         arguments = retry_arguments(connection.retry, connection.budget, call.deadline)
-        result: T = tenacity.Retrying(**arguments)(self._attempt, call)
+        result: R = tenacity.Retrying(**arguments)(once, call)
         return result
 
     def _attempt(self, call: Call[T]) -> T:

@@ -19,6 +19,7 @@ MAX_TIMEOUT_S: Final = 24 * 3600.0
 # Headers, by lower-case name
 X_PRIORITY: Final = "x-priority"
 X_TIMEOUT_MS: Final = "x-timeout-ms"
+X_STREAM_TIMEOUT_MS: Final = "x-stream-timeout-ms"
 X_VARIANT: Final = "x-variant"
 X_MODEL_VERSION: Final = "x-model-version"
 X_FALLBACK: Final = "x-fallback"

@@ -11,7 +11,7 @@ parse       what the body says beside its data: model, class, deadline, variant
 precheck    room in the queue, before the data is decoded
 decode      the data; large bodies in a thread, as for parsing and writing
 submit      with what is left of the deadline; cancelling the request cancels its work
-write       the answer
+write       the answer, or each of its parts
 ==========  ==========================================================================================================
 
 Whatever ends a request, its body is no longer counted, and `Gateway.refused` counts and logs what the scheduler never
@@ -21,9 +21,12 @@ saw.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from time import monotonic
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from msgspec import Struct
 
 from serve_app.access.guard import Guard, Policy
 from serve_app.access.guarded import GuardedService
@@ -39,7 +42,7 @@ from serve_app.domain.options import (
     request_options,
 )
 from serve_app.domain.priorities import PriorityLevels
-from serve_app.domain.service import Answer, InferenceService, ModelInfo, unknown_version
+from serve_app.domain.service import Answer, InferenceService, ModelInfo, RequestOptions, unknown_version
 from serve_app.domain.traffic import Asker
 from serve_app.errors import PermissionDenied, RateLimited, ServeAppError, Unauthenticated
 from serve_app.http.body import BodyReader
@@ -113,6 +116,10 @@ class BodyHints(Protocol):
     def fallback(self) -> bool | None:
         """Whether a fallback may answer; ``None`` where it does not say."""
 
+    @property
+    def stream_timeout(self) -> int:
+        """Microseconds for all parts of an answer, 0 for the default."""
+
 
 class Hints(NamedTuple):
     """`BodyHints` of an API that has no message of its own for them; the defaults are those of a body without any."""
@@ -121,6 +128,7 @@ class Hints(NamedTuple):
     timeout: int = 0
     variant: str = ""
     fallback: bool | None = None
+    stream_timeout: int = 0
 
 
 class Operation(ABC, Generic[_Call, _Parsed, _Reply]):
@@ -192,6 +200,32 @@ class Operation(ABC, Generic[_Call, _Parsed, _Reply]):
     @abstractmethod
     def write(self, info: ModelInfo, parsed: _Parsed, answer: Answer) -> _Reply:
         """Write an answer."""
+
+
+class Asked(Struct, Generic[_Call, _Parsed, _Reply]):
+    """A request that has been read and is still to be answered: once, by `Gateway.answer` or by `Gateway.parts`.
+
+    Attributes:
+        operation: How it was read, and its answer is written.
+        info: Its model.
+        version: The version that it names, if any.
+        parsed: What the operation found in its body.
+        payload: What the model takes; ``None`` once that was given to the service.
+        options: How it wants to be treated.
+    """
+
+    operation: Operation[_Call, _Parsed, _Reply]
+    info: ModelInfo
+    version: str | None
+    parsed: _Parsed
+    payload: Payload | None
+    options: RequestOptions
+
+    def take_payload(self) -> Payload:
+        """What the model takes, which is kept here no longer."""
+        payload, self.payload = self.payload, None
+        assert payload is not None
+        return payload
 
 
 class Gateway:
@@ -273,7 +307,11 @@ class Gateway:
         return self._guard is not None and self._guard.is_anonymous()
 
     async def run(self, operation: Operation[_Call, _Parsed, _Reply], call: _Call) -> tuple[Answer, _Reply]:
-        """Answer one inference request. Cancelling it cancels its work.
+        """Answer one inference request. Cancelling it cancels its work. Raises as `read` and `answer`."""
+        return await self.answer(await self.read(operation, call))
+
+    async def read(self, operation: Operation[_Call, _Parsed, _Reply], call: _Call) -> Asked[_Call, _Parsed, _Reply]:
+        """Read one inference request, and check all that can be checked before its model works.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
@@ -325,6 +363,7 @@ class Gateway:
                 timeout_us=hints.timeout,
                 variant=hints.variant,
                 fallback=hints.fallback,
+                stream_timeout_us=hints.stream_timeout,
                 qos=qos,
             )
             if not roomy:  # most of the work is still to be done
@@ -337,15 +376,41 @@ class Gateway:
             call.release(bodies)
         # Numbers can take more room decoded than written.
         held = max(nbytes, held_bytes(payload)) if isinstance(payload, dict) else nbytes
-        answer = await service.submit(info.key or info.name, payload, remaining(options, monotonic() - arrived, held))
+        options = remaining(options, monotonic() - arrived, held)
+        return Asked(operation, info, version, parsed, payload, options)
+
+    async def answer(self, asked: Asked[_Call, _Parsed, _Reply]) -> tuple[Answer, _Reply]:
+        """Have a request answered as a whole. Cancelling it cancels its work.
+
+        Raises:
+            ServeAppError: As `InferenceService.submit`.
+        """
+        info = asked.info
+        answer = await self.service.submit(info.key or info.name, asked.take_payload(), asked.options)
+        return answer, await self._written(asked, answer)
+
+    async def parts(self, asked: Asked[_Call, _Parsed, _Reply]) -> AsyncGenerator[tuple[Answer, _Reply], None]:
+        """Have a request answered in parts, one where its model does not stream. Must be closed, which ends its work.
+
+        Raises:
+            ServeAppError: As `InferenceService.stream`.
+        """
+        info = asked.info
+        answers = self.service.stream(info.key or info.name, asked.take_payload(), asked.options)
+        async with aclosing(answers):
+            async for answer in answers:
+                yield answer, await self._written(asked, answer)
+
+    async def _written(self, asked: Asked[_Call, _Parsed, _Reply], answer: Answer) -> _Reply:
+        operation, info, version, parsed = asked.operation, asked.info, asked.version, asked.parsed
         if answer.info is not None:  # the model was loaded anew meanwhile
             info = answer.info
             # One of several versions stays that version, whatever its files.
             if version is not None and not info.key and version not in info.versions:
                 raise unknown_version(info, version)
-        if operation.write_cost(info, parsed, answer) > bodies.offload_above:
-            return answer, await bodies.offload(operation.write, info, parsed, answer)
-        return answer, operation.write(info, parsed, answer)
+        if operation.write_cost(info, parsed, answer) > self.bodies.offload_above:
+            return await self.bodies.offload(operation.write, info, parsed, answer)
+        return operation.write(info, parsed, answer)
 
     def _chosen(self, model: str, headers: Mapping[bytes, bytes]) -> ModelInfo:
         """The version of a model that answers the current request, which names none."""

@@ -7,9 +7,10 @@ what answers them: inference to the gateway, everything else to a Starlette endp
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,10 +20,10 @@ from starlette.types import Message, Receive, Scope, Send
 from serve_app.access.guard import Guard
 from serve_app.api import hugging_face, openai, overview, predict, traffic
 from serve_app.api.gateway import Gateway
-from serve_app.api.open_inference import administration, infer, rest
+from serve_app.api.open_inference import administration, generate, infer, rest
 from serve_app.api.openapi import pages
 from serve_app.api.replies import optional_headers, server_timing
-from serve_app.api.routes import Errors, HttpCall, Reply, Route, RouteTable
+from serve_app.api.routes import Errors, HttpCall, HttpOperation, Reply, Route, RouteTable
 from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, headers_of
 from serve_app.domain.service import Answer, InferenceService
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
@@ -39,6 +40,7 @@ Api: TypeAlias = Callable[[Gateway], list[Route]]
 """What an API serves."""
 APIS: Final[tuple[Api, ...]] = (
     infer.routes,
+    generate.routes,
     rest.routes,
     administration.routes,
     traffic.routes,
@@ -49,6 +51,7 @@ APIS: Final[tuple[Api, ...]] = (
 )
 """Everything that is served, besides its description."""
 _ERRORS_BELOW: Final[Mapping[str, Errors]] = {openai.ERRORS_BELOW: openai.render_error, predict.ERRORS_BELOW: render}
+_Part: TypeAlias = tuple[Answer, Reply]
 _NOT_HTTP: Final = Router()
 """Answers what a server says of its own life, and closes websockets."""
 
@@ -129,10 +132,13 @@ class HttpApp:
         try:
             if route is not None and route.operation is not None:
                 call = HttpCall(headers, receive, params)
+                if route.operation.streams:
+                    answering = self._answering(send, request_id)
+                    await self._stream(route.operation, call, errors, answering)
+                    return
                 status, (answered, body) = 200, _rendered(*await self._gateway.run(route.operation, call))
             else:
-                extra: Headers = [(_REQUEST_ID, request_id)] if sends_id else []
-                answering = _Answering(send, extra, self.bodies, coding, head=method == "HEAD")
+                answering = self._answering(send, request_id, coding, head=method == "HEAD")
                 await self._ask(Request({**scope, "path_params": params}, receive), routes, headers, answering)
                 return
         except ClientGone:
@@ -151,6 +157,41 @@ class HttpApp:
             body = await compress(body, answered, coding, self.bodies)
         await send({"type": "http.response.start", "status": status, "headers": answered})
         await send({"type": "http.response.body", "body": body})
+
+    def _answering(
+        self, send: Send, request_id: bytes, coding: bytes | None = None, *, head: bool = False
+    ) -> _Answering:
+        extra: Headers = [(_REQUEST_ID, request_id)] if self._sends_id else []
+        return _Answering(send, extra, self.bodies, coding, head=head)
+
+    async def _stream(self, operation: HttpOperation[Any], call: HttpCall, errors: Errors, send: Send) -> None:
+        """Answer an inference request part by part, each as soon as it is there and the client has taken those before.
+
+        Raises:
+            ServeAppError: Before anything was sent. What ends the answer later is told by its last event.
+        """
+        async with aclosing(self._gateway.parts(await self._gateway.read(operation, call))) as parts:
+            first = await anext(parts, None)
+            headers = generate.HEADERS if first is None else [*generate.HEADERS, *_told(*first)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async with aclosing(self._events(first, parts, call, errors)) as events:
+                async for event in events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _events(
+        self, first: _Part | None, others: AsyncGenerator[_Part, None], call: HttpCall, errors: Errors
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of an answer. An error is the last one: its status has been sent before."""
+        try:
+            if first is not None:
+                yield first[1].body
+            async for _, reply in others:
+                yield reply.body
+        except Exception as error:  # as in `__call__`
+            self._gateway.refused(error, call.asked_model, call.headers)
+            request_id = call.headers.get(_REQUEST_ID) or self._request_id(None)
+            yield generate.event(_render_any(error, errors, request_id, f"a stream of {call.asked_model}").body)
 
     async def _ask(
         self, request: Request, routes: Mapping[str, Route], headers: Mapping[bytes, bytes], send: Send
@@ -252,17 +293,18 @@ def _normal(path: str) -> str:
 
 def _rendered(answer: Answer, reply: Reply) -> tuple[Headers, bytes]:
     """Headers and body of the answer to an inference request: what its API says, and how it was served."""
-    headers = [
-        reply.content_type,
-        (b"content-length", b"%d" % len(reply.body)),
-        _PRIORITY[answer.priority],
-        (b"server-timing", server_timing(answer)),
-    ]
+    headers = [reply.content_type, (b"content-length", b"%d" % len(reply.body)), *_told(answer, reply)]
+    return headers, reply.body
+
+
+def _told(answer: Answer, reply: Reply) -> Headers:
+    """Headers of an answer beside those of its body."""
+    headers = [_PRIORITY[answer.priority], (b"server-timing", server_timing(answer))]
     if answer.variant or answer.cache or answer.unverified or answer.version:
         headers += [(name.encode(), value.encode()) for name, value in optional_headers(answer)]
     if reply.headers:
         headers += reply.headers
-    return headers, reply.body
+    return headers
 
 
 def _render_any(error: Exception, errors: Errors, request_id: bytes, what: str) -> Rendered:

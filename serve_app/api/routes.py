@@ -97,7 +97,13 @@ class Reply(Struct, frozen=True):
 
 
 class HttpOperation(Operation[HttpCall, _Parsed, Reply], Generic[_Parsed]):
-    """An `Operation` over HTTP."""
+    """An `Operation` over HTTP.
+
+    Attributes:
+        streams: Whether its answers are sent part by part, as server-sent events: `write` makes one of each part.
+    """
+
+    streams: ClassVar[bool] = False
 
     def aligned_at(self, headers: Mapping[bytes, bytes]) -> int | None:  # noqa: ARG002
         """The byte of the body that is to be aligned in memory for its tensors; ``None``: bodies hold none."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import ModelSignature, Tensors
@@ -59,6 +59,29 @@ class Backend(Protocol):
         """Free the session and its memory. Idempotent, also before `load`; a closed backend can be loaded again.
 
         A run that is under way in another thread is ended where that can be done, and otherwise left alone.
+        """
+
+
+@runtime_checkable
+class StreamingBackend(Backend, Protocol):
+    """A backend whose answers come in parts. One request at a time: its `run` and `run_whole` give the first part.
+
+    Like `run`, `stream` and what it returns are for one thread at a time, and nothing else runs until that has ended.
+    """
+
+    def stream(self, inputs: Tensors) -> Generator[Tensors, None, None]:
+        """Run one request, and give each part when it is there; the caller waits for the next one inside ``next``.
+
+        Closing what this returns ends the work at once, whatever is left of it.
+
+        Args:
+            inputs: As of `run`.
+
+        Yields:
+            Every output by name, in the order of the signature, with any number of rows; the caller's own.
+
+        Raises:
+            InferenceFailed, SessionLost, InvalidRequest: As `run`, also after some parts.
         """
 
 

@@ -21,12 +21,14 @@ class Description(NamedTuple):
         fixed_rows: Rows of every single run where the file fixes them.
         layout: Where its rows are.
         joinable: Whether requests may share runs. ``proven``: by the file; the experiment decides when it is loaded.
+        streams: Whether an answer comes in parts.
     """
 
     signature: ModelSignature
     fixed_rows: int | None
     layout: Layout
     joinable: Joinable
+    streams: bool = False
 
 
 def describe_build(
@@ -57,6 +59,9 @@ def describe_build(
         raise ConfigError((f"model {model!r}: {lacks}",))
     file = kind.inspect(model_file, model, kind.options() if options is None else options)
     rows_at = Layout(axes=_axes(file.signature, settings.axes or 0, model))
+    if file.streams:
+        alone = Joinable("dependent", "its answers come in parts, so each request has a run of its own", rows=False)
+        return Description(file.signature, None, NO_ROWS, alone, streams=True)
     found = _judge(file, model, settings, rows_at)
     if exact is not None and found.rows and rows_at.axes and not exact.joinable.rows:
         # Clients send what the exact model takes: nobody moves the rows for this build.

@@ -60,10 +60,13 @@ class ModelFile(NamedTuple):
             there is the only one that a run takes.
         prove: Whether rows are independent of each other, where they are along these axes, by the name of a tensor; 0
             for those that are not named. A proof is checked on the loaded model before requests share runs.
+        streams: Whether an answer comes in parts; what ``create`` makes is a `StreamingBackend` then, and its requests
+            share no runs.
     """
 
     signature: ModelSignature
     prove: Callable[[Mapping[str, int]], RowProof]
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from serve_app.composition.hosting import member_problems
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, read_builds
 from serve_app.composition.profile import profile_notes, read_model_profile
+from serve_app.composition.streams import stream_problems
 from serve_app.composition.tensors import input_formats, output_labels
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.service import ModelInfo, ModelServing
@@ -65,6 +66,8 @@ def _read(model: ModelConfig) -> dict[str, Description]:
     locations = find_files(model)
     builds = read_builds(model, locations)
     exact = builds[""]
+    if problems := stream_problems(model, builds):
+        raise ConfigError(problems)
     make_processor(model, exact.signature, locations[""])
     make_samples(model, exact.signature, decode_sample, rows=exact.joinable.rows)  # does what is configured fit?
     _said_of_tensors(model, exact, locations[""], tell=False)
@@ -105,6 +108,8 @@ def model_info(
         platform=exact.kind.platform,
         backend=exact.kind.triton_name or exact.kind.name,
         key=model.name if model.name != model_of(model.name) else "",
+        streams=builds[""].streams,
+        stream_timeout_s=model.stream_timeout_s if builds[""].streams else 0.0,
         **_said_of_tensors(model, builds[""], exact),
     )
 

@@ -26,7 +26,16 @@ from serve_app.http.http1 import Limits
 from serve_app.http.listener import within_open_files
 from serve_app.payloads import Execution
 from serve_app.router.cache.response_cache import ModelCacheSettings
-from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RoutedModel, RoutedPool, RouterSettings
+from serve_app.router.settings import (
+    GrpcPort,
+    GrpcSettings,
+    HttpPort,
+    LogFile,
+    RoutedModel,
+    RoutedPool,
+    RouterSettings,
+    StreamSettings,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +83,12 @@ def router_settings(
         replica_silence_s=router.faults.replica_silence_s,
         replica_kill_s=router.faults.replica_kill_s,
         shared_memory=int(router.transport.shared_memory),
+        streams=StreamSettings(
+            parts=router.limits.stream_parts,
+            nbytes=int(router.limits.stream_bytes),
+            all_bytes=int(router.limits.all_streams_bytes),
+            reader_s=router.limits.slow_reader_s,
+        ),
         caches=config.cache_settings(),
         http=HttpSettings(
             max_body=router.limits.max_body,

@@ -193,6 +193,12 @@ class ModelConfig(Section):
     The answer tells in `X-Variant` which one ran. A request can forbid it, and one that names a variant gets that.
     """
 
+    stream_timeout_s: Seconds = 300.0
+    """For how long a whole answer may take, of a model that answers in parts, where the request does not say.
+
+    The request's deadline is for the first part.
+    """
+
     cache: ModelCacheConfig | None = None
     """Give answers again to the same request. By default every request is executed."""
 

@@ -124,6 +124,18 @@ class LimitsConfig(Section):
     named_members: Positive = 100
     """Members of pools that have series of their own in `/metrics`, those that are asked first. The others are one
     series, of the model `/other`. Models outside pools always have their own."""
+    stream_parts: Positive = 64
+    """Most parts of a streamed answer that wait for the client to read them; the model then waits with the next one."""
+
+    stream_bytes: Size = ByteSize(8 * 1024**2)
+    """The same in bytes. A larger part waits alone."""
+
+    slow_reader_s: Annotated[float, Field(gt=0, le=30)] = 5.0
+    """For how long a model waits for a client that does not read; then the answer ends with the error `slow_reader`."""
+
+    all_streams_bytes: Size = ByteSize(256 * 1024**2)
+    """Most bytes that wait in the streamed answers of one router process; beyond, the answer with the most of them ends
+    with the error `slow_reader`."""
 
 
 class AccessConfig(Section):

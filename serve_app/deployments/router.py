@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import ray
+from msgspec.structs import replace
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -249,7 +250,8 @@ class RouterDeployment:
         """The way of a bundle to a replica without a link: by Serve's handle."""
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
         handle = handles[self._handle_of[model]]
-        result: BundleResult = await translate_errors(lambda: handle.remote(bundle, replica=replica), model, replica)
+        sent = bundle if bundle.parts is None else replace(bundle, parts=None)  # they come together, with the result
+        result: BundleResult = await translate_errors(lambda: handle.remote(sent, replica=replica), model, replica)
         return result
 
     async def _change_host(self, pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str) -> LoadOutcome:

@@ -25,6 +25,7 @@ LISTENER: Final = b":listener"
 CLIENT: Final = b":client"
 """Among them the address that it came from, set likewise; missing where it is not known."""
 CACHE_CONTROL: Final = b"cache-control"
+STREAM_TIMEOUT: Final = b"x-stream-timeout-ms"
 MODEL_VERSION: Final = b"x-model-version"
 """Names the version of a model, or an alias, where the path or the body names none."""
 _LONGEST_ID: Final = 128
@@ -55,6 +56,7 @@ def request_options(
     timeout_us: int = 0,
     variant: str = "",
     fallback: bool | None = None,
+    stream_timeout_us: int = 0,
     qos: QosHints | None = None,
 ) -> RequestOptions:
     """Combine what the body and the headers ask for.
@@ -67,6 +69,7 @@ def request_options(
         timeout_us: ``parameters.timeout`` of the body, microseconds; 0 for the default.
         variant: ``parameters.variant`` of the body; beats the header ``X-Variant``.
         fallback: ``parameters.fallback`` of the body; beats the header ``X-Fallback``. ``None`` where it has none.
+        stream_timeout_us: ``parameters.stream_timeout`` of the body, microseconds; 0 for the default.
         qos: What `parse_qos_headers` found in these headers, where it was asked already.
 
     Raises:
@@ -76,11 +79,7 @@ def request_options(
     if priority:
         chosen = info.levels.of_number(priority)
     if timeout_us:
-        if not 0 < timeout_us <= MAX_TIMEOUT_S * 1e6:
-            raise InvalidRequest(
-                "parameters.timeout: expected microseconds, from 1 to 86400000000 (24 hours), or 0 for the default"
-            )
-        timeout_s = timeout_us / 1e6 if timeout_s is None else min(timeout_s, timeout_us / 1e6)
+        timeout_s = _tighter(timeout_s, _microseconds("timeout", timeout_us))
     if not variant and (named := headers.get(b"x-variant")) is not None:
         variant = named.decode("latin-1")
     if variant and variant not in info.variants:
@@ -102,6 +101,8 @@ def request_options(
         tenant=client_of(headers),
         revision=info.revision,
     )
+    if stream_timeout_us or STREAM_TIMEOUT in headers:
+        options = replace(options, stream_timeout_s=_stream_timeout(headers, stream_timeout_us))
     if b"traceparent" in headers:
         options = _in_trace(options, headers)
     control = headers.get(CACHE_CONTROL)
@@ -170,7 +171,14 @@ def remaining(options: RequestOptions, elapsed_s: float, nbytes: int | None = No
         left -= elapsed_s
         if left <= 0.0:
             raise DeadlineExceeded("the deadline passed while the request was read; allow more time")
-    return replace(options, timeout_s=left, nbytes=options.nbytes if nbytes is None else nbytes, spent_s=elapsed_s)
+    nbytes = options.nbytes if nbytes is None else nbytes
+    whole = options.stream_timeout_s
+    if whole is None:
+        return replace(options, timeout_s=left, nbytes=nbytes, spent_s=elapsed_s)
+    whole -= elapsed_s
+    if whole <= 0.0:
+        raise DeadlineExceeded("the time for the whole answer passed while the request was read; allow more time")
+    return replace(options, timeout_s=left, nbytes=nbytes, spent_s=elapsed_s, stream_timeout_s=whole)
 
 
 def levels_of(models: Iterable[ModelInfo]) -> PriorityLevels:
@@ -191,7 +199,7 @@ def parse_qos_headers(headers: Mapping[bytes, bytes], levels: PriorityLevels) ->
     named = headers.get(b"x-priority")
     priority = None if named is None else levels.of_header(named)
     limit = headers.get(b"x-timeout-ms")
-    return priority, None if limit is None else _header_timeout(limit)
+    return priority, None if limit is None else _header_timeout("X-Timeout-Ms", limit)
 
 
 def _header_fallback(value: bytes) -> bool:
@@ -209,12 +217,32 @@ def _with_cache_control(options: RequestOptions, value: bytes) -> RequestOptions
     )
 
 
-def _header_timeout(value: bytes) -> float:
+def _stream_timeout(headers: Mapping[bytes, bytes], microseconds: int) -> float | None:
+    """Seconds for all parts of an answer: the tighter of what the body and the headers name."""
+    limit = headers.get(STREAM_TIMEOUT)
+    seconds = None if limit is None else _header_timeout("X-Stream-Timeout-Ms", limit)
+    return _tighter(seconds, _microseconds("stream_timeout", microseconds)) if microseconds else seconds
+
+
+def _tighter(seconds: float | None, other: float) -> float:
+    return other if seconds is None else min(seconds, other)
+
+
+def _microseconds(name: str, value: int) -> float:
+    """Seconds of a parameter that is not 0."""
+    if not 0 < value <= MAX_TIMEOUT_S * 1e6:
+        raise InvalidRequest(
+            f"parameters.{name}: expected microseconds, from 1 to 86400000000 (24 hours), or 0 for the default"
+        )
+    return value / 1e6
+
+
+def _header_timeout(name: str, value: bytes) -> float:
     try:
         # float() takes digit grouping, which no other HTTP software does.
         milliseconds = math.nan if b"_" in value else float(value)
     except ValueError:
         milliseconds = math.nan
     if not 0.0 < milliseconds <= MAX_TIMEOUT_S * 1e3:  # false for NaN
-        raise InvalidRequest("X-Timeout-Ms: expected milliseconds, more than 0 and at most 86400000 (24 hours)")
+        raise InvalidRequest(f"{name}: expected milliseconds, more than 0 and at most 86400000 (24 hours)")
     return milliseconds / 1e3

@@ -38,6 +38,7 @@ STATUSES: Final[Mapping[str, Status]] = MappingProxyType(
         "model_not_found": Status(404, "NOT_FOUND"),
         "not_found": Status(404, "UNIMPLEMENTED"),
         "method_not_allowed": Status(405, "UNIMPLEMENTED"),
+        "slow_reader": Status(408, "RESOURCE_EXHAUSTED"),
         "payload_too_large": Status(413, "INVALID_ARGUMENT"),
         "unsupported_media": Status(415, "INVALID_ARGUMENT"),
         "rate_limited": Status(429, "RESOURCE_EXHAUSTED"),

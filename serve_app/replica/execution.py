@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import repeat
 from math import inf
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, StreamingBackend
 from serve_app.backends.batch import BatchRun, fit, run_assembled, run_entries
+from serve_app.backends.outputs import not_finite
 from serve_app.errors import InferenceFailed, ServeAppError
-from serve_app.payloads import EXPIRED, PROVEN, Failure, Success, Tensors
+from serve_app.payloads import EXPIRED, PROVEN, Execution, Failure, Streamed, Success, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.replica.joining import Joining
 from serve_app.replica.self_test import SelfTest
@@ -49,6 +51,7 @@ class Executor:
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
 
     Attributes:
+        streams: Whether answers come in parts: then entries run one by one, and their parts leave by `Staged.outlets`.
         verification: Chooses what is run again; ``None``: nothing is. Set once, before the first run.
         progressed_at: When a run last began or ended, on the monotonic clock.
     """
@@ -71,6 +74,7 @@ class Executor:
         self._max_rows = max_rows
         self._self_test = self_test
         self._refuse_non_finite = refuse_non_finite
+        self.streams = bool(backends) and all(isinstance(each, StreamingBackend) for each in backends.values())
         self.verification: Verification | None = None
         self.progressed_at = 0.0
 
@@ -119,6 +123,8 @@ class Executor:
             self._do(bundles[0], bundles[0].job)
             return []
         try:
+            if self.streams:
+                return self._judge(self._run_streams(bundles))
             assembled = None
             for staged in bundles:
                 if not staged.complete:
@@ -138,7 +144,7 @@ class Executor:
     def _judge(self, ran: list[Ran]) -> list[Ran]:
         """Refuse what is no answer, and where the model has failed, find out whether it still works at all."""
         for places, variant, run in ran:
-            if self._refuse_non_finite:
+            if self._refuse_non_finite and not self.streams:
                 run.refuse_non_finite()
             if self._self_test is None:
                 continue
@@ -151,6 +157,45 @@ class Executor:
             elif run.executions:
                 self._self_test.answered(variant)
         return ran
+
+    def _run_streams(self, bundles: Sequence[Staged]) -> list[Ran]:
+        """Run entries whose answers come in parts, one by one, and let every part leave."""
+        ran: list[Ran] = []
+        for staged in bundles:
+            staged.executed_at = time.monotonic()
+            for index in staged.chosen:
+                run = BatchRun()
+                ended = staged.outlets[index].stopped or self._run_stream(run, staged, index)
+                if ended is not None:
+                    staged.results[index] = ended
+                    staged.executions += run.executions
+                ran.append(Ran([] if ended is not None else [(staged, index)], staged.runs_on, run))
+        return ran
+
+    def _run_stream(self, run: BatchRun, staged: Staged, index: int) -> Failure | None:
+        """Run an entry, and note what came of it. Returns why the rest of its answer was not wanted, if so."""
+        backend, outlet = cast("StreamingBackend", self._backends[staged.runs_on]), staged.outlets[index]
+        began, ended = self._progress(), None
+        outlet.begin()
+        try:
+            with closing(backend.stream(cast("Tensors", staged.tensors[index]))) as parts:
+                for outputs in parts:
+                    now = self._progress()
+                    if not run.executions:  # deadlines are for the first part, and so are predictions
+                        run.executions.append(Execution(staged.counts[index], 0, now - began))
+                    if self._refuse_non_finite:
+                        _check_finite(outputs)
+                    if (ended := outlet.put(outputs)) is not None:
+                        break
+        except ServeAppError as error:
+            run.fail(0, error)
+        except Exception:  # the seam to foreign code
+            logger.exception("%s failed on request %s", self._name, staged.entries[index].origin)
+            run.fail(0, InferenceFailed(f"model {self._name} failed on this request"))
+        else:
+            if ended is None:
+                run.add([0], [staged.counts[index]], cast("Tensors", Streamed(outlet.count, outlet.collected)))
+        return ended
 
     def _do(self, staged: Staged, job: Job) -> None:
         """Do a job instead of a run."""
@@ -331,6 +376,11 @@ class Executor:
             processor.pad(tensors, bucket) if _is_made(staged, index) and self._pads(processor, staged) else tensors
             for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
         ]
+
+
+def _check_finite(outputs: Tensors) -> None:
+    for _, name in not_finite(outputs, [1]):
+        raise InferenceFailed(f"output {name!r} contains NaN or infinity for this input")
 
 
 def _is_made(staged: Staged, index: int) -> bool:

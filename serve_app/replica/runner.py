@@ -29,7 +29,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from serve_app.errors import InferenceFailed
+from serve_app.errors import InferenceFailed, ModelUnavailable
 from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
 from serve_app.replica.execution import Executor, Ran
 from serve_app.replica.joining import Joining
@@ -50,6 +50,7 @@ BatchTogether: TypeAlias = Callable[[RunBatch], RunOne]
 
 _SHORT_S = 0.0002
 _JOBS_WAIT_S = 60.0
+_CLOSED = Failure(ModelUnavailable.code, "the replica that was answering has ended; ask again", 1.0)
 _CLASSES = {int(priority): priority for priority in Priority}
 
 
@@ -169,6 +170,7 @@ class Runner:
         except asyncio.CancelledError:
             with self._lock:
                 self._take_out(staged)
+            staged.stop(RETURNED)  # whoever reads the parts of its answers is gone
             raise
 
     def submit_background(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
@@ -232,12 +234,18 @@ class Runner:
         """Take entries of a bundle from the gate; the bundle is answered without them, at once where none are left.
 
         Args:
-            entries: The bundle's. One that does not wait here is ignored, as is one whose batch runs.
+            entries: The bundle's. One that does not wait here is ignored, as is one whose batch runs; but an answer in
+                parts ends where it is.
             positions: Of those to be taken. What was taken before is ignored.
         """
         ended: list[Staged] = []
         try:
+            positions = tuple(positions)
             with self._lock:
+                for staged in self._held:
+                    if staged.entries is entries and staged.outlets:
+                        for index in positions:
+                            staged.outlets[index].stop(RETURNED)
                 for staged in self._waiting:
                     if staged.entries is entries:
                         break
@@ -295,6 +303,8 @@ class Runner:
         """End the thread after its run, which is waited for `CLOSE_S` at most. Idempotent."""
         with self._lock:
             self._closed = True
+            for staged in self._held:
+                staged.stop(_CLOSED)
         if self._reopening is not None:
             self._reopening.cancel()
             self._reopening = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from msgspec import Struct
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import RETURNED, EntryResult, Execution, Failure, Tensors, Ties, WireEntry
 from serve_app.replica.joining import Joining
+from serve_app.replica.parts import Outlet
 from serve_app.scheduling.entry import Entry
 
 SMALL_BYTES = 64 * 1024
@@ -118,6 +119,7 @@ class Staged:
         waiter: Whom to wake when the session is done with it.
         job: What to do in the session instead of running entries, of which there are none.
         on_behalf_of: The variant that a job runs.
+        outlets: Per entry where the parts of its answer leave; empty where answers have none.
     """
 
     entries: list[WireEntry]
@@ -149,6 +151,7 @@ class Staged:
     waiter: asyncio.Future[None] | None = None
     job: Job | None = None
     on_behalf_of: str = ""
+    outlets: Sequence[Outlet] = ()
 
     @property
     def variant(self) -> str:
@@ -185,6 +188,11 @@ class Staged:
         self.whole = wholes
         self.rows = sum(counts)
         self.valid = valid
+
+    def stop(self, why: Failure) -> None:
+        """Nobody needs the rest of its answers in parts."""
+        for outlet in self.outlets:
+            outlet.stop(why)
 
     def wake(self) -> None:
         """The session is done with it."""

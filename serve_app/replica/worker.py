@@ -11,19 +11,22 @@ this bundle, together with the others that ask in the same turn of the event loo
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
 from serve_app.backends.backend import Backend
 from serve_app.errors import InferenceFailed
-from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Tensors
+from serve_app.payloads import Bundle, BundleResult, Execution, Failure, PartSink, StreamLimits, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.replica.execution import Executor
 from serve_app.replica.joining import Joining
+from serve_app.replica.parts import Outlet, Send
 from serve_app.replica.processor_pool import ProcessorPool
 from serve_app.replica.proof import ProofContext
 from serve_app.replica.runner import CLOSE_S, BatchTogether, RunBatch, Runner, RunOne
@@ -111,7 +114,7 @@ class Worker:
             refuse_non_finite=refuse_non_finite,
         )
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
-        in_loop = all(backend.device == "cpu" for backend in backends.values())
+        in_loop = all(backend.device == "cpu" for backend in backends.values()) and not self._executor.streams
         self._runner = Runner(
             name,
             self._executor,
@@ -155,14 +158,20 @@ class Worker:
             recalled=bundle.recalled,
             ties=bundle.ties,
         )
+        if self._executor.streams:
+            staged.outlets = _outlets(bundle, deadlines)
         if media:
             await self._pool.preprocess(staged, media)
         preprocessed = time.monotonic()
         staged.buckets = self._executor.buckets(staged)
         staged.count_rows(self._joining)
-        if staged.rows:
-            self._assemble(staged)
-            await self._runner.run(staged)
+        try:
+            if staged.rows:
+                self._assemble(staged)
+                await self._runner.run(staged)
+        finally:
+            for outlet in staged.outlets:
+                outlet.close()
         executed = staged.executed_at or preprocessed
         await self._pool.postprocess(staged)
         finished = time.monotonic()
@@ -243,6 +252,27 @@ class Worker:
         elif self._runner.busy and len(staged.entries) > 1:
             staged.assembling = self._pool.submit("pad", partial(self._executor.assemble, staged))
 
+
+def _outlets(bundle: Bundle, deadlines: Sequence[float]) -> Sequence[Outlet]:
+    """Where the parts of each entry's answer leave."""
+    sink, loop = bundle.parts, asyncio.get_running_loop()
+    outlets = []
+    for position, entry in enumerate(bundle.entries):
+        send: Send | None = None if sink is None else partial(_send_from_thread, loop, sink, position)
+        outlets.append(Outlet(entry.stream or _UNLIMITED, send, deadlines[position]))
+        if sink is not None:
+            sink.on_taken(position, outlets[position].taken)
+    return outlets
+
+
+def _send_from_thread(
+    loop: asyncio.AbstractEventLoop, sink: PartSink, position: int, number: int, waited_s: float, outputs: Tensors
+) -> None:
+    loop.call_soon_threadsafe(sink.send, position, number, waited_s, outputs)
+
+
+_UNLIMITED = StreamLimits(inf, 1, 0, 0.0)
+"""Of an entry whose router does not know that the model streams: its parts are collected."""
 
 _TIMER_S = 0.002
 """By how much an event loop's timers are late: they have whole milliseconds, and something else may be running."""

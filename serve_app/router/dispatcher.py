@@ -14,12 +14,20 @@ import contextvars
 import itertools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from serve_app.domain.service import Answer
-from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
+from serve_app.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidRequest,
+    ModelUnavailable,
+    ServeAppError,
+    error_from_code,
+)
 from serve_app.payloads import (
     NOT_IN_TIME,
     RETURNED,
@@ -28,15 +36,20 @@ from serve_app.payloads import (
     EntryResult,
     Origin,
     Payload,
+    Streamed,
     Success,
+    Tensors,
     WireEntry,
+    nbytes_of,
 )
 from serve_app.router.breaker_log import log_changes
 from serve_app.router.lateness import slower_than_classes, too_late
+from serve_app.router.parts import PartQueue
 from serve_app.router.recovery import Recovery
 from serve_app.scheduling.core import Loader, RouterCore, Why
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.queueing.lateness import shown_s
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.telemetry.observer import Observer
@@ -46,6 +59,7 @@ from serve_app.transport.ties import TieTable
 
 logger = logging.getLogger(__name__)
 
+OnPart: TypeAlias = Callable[[Dispatch, int, float, Tensors, str, Callable[[int], None] | None], None]
 _NOT_RUN = frozenset({RETURNED.code, DeadlineExceeded.code})
 
 
@@ -57,12 +71,33 @@ class Work(NamedTuple):
         future: Ends with the entry.
         variant: The variant asked for, empty for the exact model. What runs is the entry's own ``variant``.
         origin: Where it comes from, for the replica.
+        parts: Where the parts of its answer wait for their reader; ``None``: it has none.
     """
 
     payload: Payload
     future: asyncio.Future[Answer]
     variant: str
     origin: Origin | None = None
+    parts: PartQueue | None = None
+
+
+class _Parts:
+    """Takes the parts of a bundle's answers: a `PartSink`."""
+
+    __slots__ = ("_dispatch", "_on_part", "_readers", "_revision")
+
+    def __init__(self, dispatch: Dispatch, revision: str, on_part: OnPart) -> None:
+        self._dispatch = dispatch
+        self._revision = revision
+        self._on_part = on_part
+        self._readers: dict[int, Callable[[int], None]] = {}
+
+    def send(self, position: int, number: int, waited_s: float, outputs: Tensors) -> None:
+        del number
+        self._on_part(self._dispatch, position, waited_s, outputs, self._revision, self._readers.get(position))
+
+    def on_taken(self, position: int, taken: Callable[[int], None]) -> None:
+        self._readers[position] = taken
 
 
 class Dispatcher:
@@ -180,10 +215,7 @@ class Dispatcher:
             tenant=tenant,
             weight=weight,
         )
-        rejection = self._core.arrive(entry, now)
-        if rejection is not None:
-            self._observer.rejected(model, entry.priority, rejection.code)
-            raise refused(rejection)
+        self._arrive(entry, now)
         if queued is not None:
             queued(entry)
         try:
@@ -196,6 +228,90 @@ class Dispatcher:
             # An error's traceback has this frame: it would keep the future, which keeps the error, and with them the
             # request's tensors until the next garbage collection.
             del entry, future, payload
+
+    async def stream(
+        self,
+        model: str,
+        payload: Payload,
+        *,
+        priority: Priority,
+        timeout_s: float,
+        rows: int,
+        bucket: int,
+        nbytes: int,
+        parts: PartQueue,
+        variant: str = "",
+        default_of: Priority | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
+        origin: Origin | None = None,
+    ) -> AsyncGenerator[Answer, None]:
+        """Queue one entry whose answer comes in parts. Closing this ends the work, wherever it is.
+
+        Args:
+            model: As of `submit`, like all that is not told here.
+            payload: As there.
+            priority: As there.
+            timeout_s: Time until the deadline of the first part, seconds.
+            rows: As there.
+            bucket: As there.
+            nbytes: As there.
+            parts: Where the parts wait for their reader; tells how long the whole may take.
+            variant: As there.
+            default_of: As there.
+            tenant: As there.
+            weight: As there.
+            origin: As there.
+
+        Yields:
+            Each part.
+
+        Raises:
+            ServeAppError: As `submit`; after a part, that the rest does not come.
+        """
+        now = monotonic()
+        answer_by = now + parts.limits.seconds
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        entry = Entry(
+            next(self._ids),
+            model,
+            priority,
+            now,
+            min(now + timeout_s, answer_by),
+            rows,
+            bucket,
+            nbytes,
+            Work(payload, future, variant, origin, parts),
+            variant,
+            exact=True,  # a fallback cannot take over when the first part is late
+            default_of=default_of,
+            tenant=tenant,
+            weight=weight,
+            answer_by=answer_by,
+        )
+        self._arrive(entry, now)
+        future.add_done_callback(lambda ended: parts.end(ended.exception()))
+        parts.on_given_up = partial(self._give_up, entry)
+        try:
+            while (part := await parts.next()) is not None:
+                yield part
+        finally:
+            if self._core.cancel(entry, monotonic()):  # else it has ended, and has been counted
+                self._end(entry, "cancelled")
+            parts.close()
+            del entry, future, payload  # as in `submit`
+
+    def _arrive(self, entry: Entry, now: float) -> None:
+        """Queue an entry. Raises why it is not accepted."""
+        rejection = self._core.arrive(entry, now)
+        if rejection is not None:
+            self._observer.rejected(entry.model, entry.priority, rejection.code)
+            raise refused(rejection)
+
+    def _give_up(self, entry: Entry, error: ServeAppError) -> None:
+        """The reader of an answer in parts is too slow for it, or takes none in several."""
+        if self._core.cancel(entry, monotonic()):
+            self._fail(entry, error)
 
     def end_early(self, entry: Entry, answer: Answer) -> bool:
         """Answer an accepted entry with what came another way, and take it out; the observer is not told.
@@ -349,11 +465,13 @@ class Dispatcher:
                     entry.weight,
                     entry.attempts > 1,
                     place,
+                    None if work.parts is None else work.parts.limits._replace(seconds=entry.answer_by - now),
                 )
             )
         revision = self._revision_for(dispatch.model, dispatch.replica)
         member = dispatch.model if self._scheduler.pool_of(dispatch.model) is not None else ""
-        bundle = Bundle(wire, self._name, revision=revision, model=member)
+        sink = _Parts(dispatch, revision, self._on_part) if dispatch.entries[0].answer_by else None
+        bundle = Bundle(wire, self._name, revision=revision, model=member, parts=sink)
         self._call(dispatch, self._carry(dispatch, bundle, nbytes))
         return bundle
 
@@ -372,6 +490,10 @@ class Dispatcher:
         elif why is Why.POISONED:
             outcome = "poisoned"
             error = InferenceFailed("two replicas failed while running this request; it is not retried")
+        elif why is Why.BROKEN:
+            parts: PartQueue = entry.payload.parts
+            told = f"the replica that was answering was lost after {parts.count} parts; ask again"
+            error = ModelUnavailable(told, 1.0)
         else:
             assert refusal is not None
             error = error_from_code(refusal.code, refusal.message, refusal.retry_after_s)
@@ -407,6 +529,9 @@ class Dispatcher:
 
     def _late(self, what: str, entry: Entry) -> DeadlineExceeded:
         """The error of an accepted entry whose deadline was not met: what came of it, and what to do."""
+        if entry.begun:
+            allowed = shown_s(entry.deadline - entry.arrival)
+            return DeadlineExceeded(f"not all parts of the answer came within {allowed}; see stream_timeout_s")
         solo_s = self._scheduler.solo_s(entry.model, entry.rows, entry.bucket, entry.variant)
         return DeadlineExceeded(too_late(what, entry, solo_s))
 
@@ -454,6 +579,54 @@ class Dispatcher:
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
         else:
             self._on_result(dispatch, result, bundle.revision)
+
+    def _on_part(
+        self,
+        dispatch: Dispatch,
+        position: int,
+        waited_s: float,
+        outputs: Tensors,
+        revision: str,
+        taken: Callable[[int], None] | None,
+    ) -> None:
+        """Hand a part of an answer to its reader, if that still waits for it."""
+        now = monotonic()
+        if not self._core.part(dispatch, position, now):
+            return
+        entry = dispatch.entries[position]
+        entry.variant = dispatch.variant
+        work: Work = entry.payload
+        assert work.parts is not None
+        if taken is not None:
+            work.parts.taken = taken
+        if not work.parts.count and entry.id in self._dispatched_at:
+            self._dispatched_at[entry.id] += waited_s  # it was queued there, too
+        self._put(entry, work.parts, outputs, now, revision)
+
+    def _put(self, entry: Entry, parts: PartQueue, outputs: Tensors, now: float, revision: str) -> None:
+        """Let a part wait for its reader. With the first the request counts as answered."""
+        total_s = now - entry.arrival
+        if not parts.count:
+            parts.queue_s = self._dispatched_at.get(entry.id, now) - entry.arrival
+            if not parts.whole:
+                self._observer.ended(entry, "ok", *self._times(entry, now))
+        elif parts.whole:
+            self._give_up(entry, _not_in_one(entry))
+            return
+        self._observer.part(entry.model)
+        allowed_s = entry.deadline - entry.arrival
+        answer = Answer(outputs, entry.priority, parts.queue_s, total_s, entry.variant, allowed_s, revision=revision)
+        parts.put(answer, nbytes_of(outputs))
+
+    def _end_stream(self, entry: Entry, parts: PartQueue, streamed: Streamed, now: float, revision: str) -> None:
+        """All parts of an answer have come."""
+        if parts.whole and streamed.parts != 1:
+            self._fail(entry, _not_in_one(entry))
+            return
+        for outputs in streamed.collected:
+            self._put(entry, parts, outputs, now, revision)
+        self._end(entry, "ok")
+        parts.end()
 
     def _on_result(self, dispatch: Dispatch, result: BundleResult, revision: str) -> None:
         entries = dispatch.entries
@@ -506,6 +679,9 @@ class Dispatcher:
         infer_s = sum([execution.seconds for execution in result.executions])
         for entry, answer in pairs:
             if isinstance(answer, Success):
+                if (parts := entry.payload.parts) is not None:
+                    self._end_stream(entry, parts, answer.value, now, revision)
+                    continue
                 queue_s, total_s = self._times(entry, now)
                 observer.ended(entry, "ok", queue_s, total_s)
                 work: Work = entry.payload
@@ -546,7 +722,12 @@ class Dispatcher:
             future.set_exception(error)
 
     def _end(self, entry: Entry, outcome: str) -> None:
-        self._observer.ended(entry, outcome, *self._times(entry, monotonic()))
+        queue_s, total_s = self._times(entry, monotonic())
+        parts: PartQueue | None = entry.payload.parts
+        if parts is not None and parts.counted:
+            self._observer.stream_ended(entry.model, outcome, total_s)
+        else:
+            self._observer.ended(entry, outcome, queue_s, total_s)
 
     def _times(self, entry: Entry, now: float) -> tuple[float, float]:
         """How long an entry that ends now was queued, and how long it was here, seconds."""
@@ -563,6 +744,10 @@ def refused(rejection: Rejection) -> ServeAppError:
     error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
     error.counted = True
     return error
+
+
+def _not_in_one(entry: Entry) -> InvalidRequest:
+    return InvalidRequest(f"model {entry.model} answers in parts, and here not in one: use generate_stream")
 
 
 def _late(entry: Entry) -> str:

@@ -161,6 +161,7 @@ class Router:
             tell_traffic=None if peers is None else peers.tell_traffic,
             repository=loading,
             load_faults=self._pools.faults,
+            streams=settings.streams,
         )
         self.metrics.registry.register(Readings(TRAFFIC, self.service.traffic_readings))
         self._removals: set[asyncio.Task[None]] = set()

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from math import inf
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -31,12 +33,13 @@ from serve_app.errors import (
     ServeAppError,
     Unsupported,
 )
-from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload
+from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload, StreamLimits
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
+from serve_app.router.parts import PartQueue, Streams
 from serve_app.router.served import Served, care_of, cost_of, informed, may_join, nbytes_of
-from serve_app.router.settings import RoutedModel
+from serve_app.router.settings import RoutedModel, StreamSettings
 from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
 from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
 from serve_app.scheduling.entry import Entry, Priority
@@ -75,6 +78,7 @@ class Service:
         tell_traffic: Tells every other router how; ``None``: there are none.
         repository: Loads and unloads models; ``None``: they stay as they are.
         load_faults: By member of a pool, why its last load failed; without those that did not.
+        streams: How much of answers in parts may wait for their readers; ``None``: the defaults.
 
     Attributes:
         tables: The models that are served in several versions.
@@ -93,7 +97,11 @@ class Service:
         tell_traffic: Tell | None = None,
         repository: Loading | None = None,
         load_faults: Mapping[str, str] = MappingProxyType({}),
+        streams: StreamSettings | None = None,
     ) -> None:
+        streams = streams or StreamSettings()
+        self._streams = Streams(streams.all_bytes)
+        self._stream_limits = StreamLimits(inf, streams.parts, streams.nbytes, streams.reader_s)
         self._repository = repository
         self._load_faults = load_faults
         self._unloaded: dict[str, ModelInfo] = {}
@@ -350,6 +358,14 @@ class Service:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
+        served = self._begin(model)
+        try:
+            return await self._answer(served, model, payload, options)
+        finally:
+            self._ended(served)
+
+    def _begin(self, model: str) -> Served:
+        """A request for this model is in work, until `_ended`."""
         if self._finished is not None:
             raise _stopping()
         served = self._served.get(model)
@@ -357,29 +373,87 @@ class Service:
             raise self._unknown(model)
         self._in_work += 1
         served.in_work += 1
-        try:
-            cache = served.cache
-            if cache is None or not options.cacheable:
-                answer = await self._submit(model, payload, options)
-            else:
-                if not options.nbytes:
-                    options = replace(options, nbytes=nbytes_of(payload))
-                answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
-                answer = self._with_proof(served, answer)
-                if self._traces is not None and answer.cache in _WITHOUT_WORK:
-                    self._traces.answered_from_cache(served.info, options, answer)
-            answer = informed(served, answer, options)
-            if served.versions is None:
-                return answer
+        return served
+
+    def _ended(self, served: Served) -> None:
+        self._in_work -= 1
+        served.in_work -= 1
+        if served.left is not None and not served.in_work:
+            served.left.set()
+        if self._finished is not None and not self._in_work:
+            self._finished.set()
+
+    async def _answer(self, served: Served, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """As `submit`, of a request that is in work."""
+        cache = served.cache
+        if served.info.streams:
+            answer = await self._only_part(served, model, payload, options)
+        elif cache is None or not options.cacheable:
+            answer = await self._submit(model, payload, options)
+        else:
+            if not options.nbytes:
+                options = replace(options, nbytes=nbytes_of(payload))
+            answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
+            answer = self._with_proof(served, answer)
+            if self._traces is not None and answer.cache in _WITHOUT_WORK:
+                self._traces.answered_from_cache(served.info, options, answer)
+        answer = informed(served, answer, options)
+        if served.versions is None:
+            return answer
+        if not served.info.streams:
             self._shadow(served, served.versions, payload, options, answer)
-            return replace(answer, version=served.info.version)
-        finally:
-            self._in_work -= 1
-            served.in_work -= 1
-            if served.left is not None and not served.in_work:
-                served.left.set()
-            if self._finished is not None and not self._in_work:
-                self._finished.set()
+        return replace(answer, version=served.info.version)
+
+    async def _only_part(self, served: Served, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """The answer of a model that answers in parts, if it is one part."""
+        async with aclosing(self._stream(served, model, payload, options, whole=True)) as parts:
+            only, *_ = [part async for part in parts]
+        return only
+
+    async def _stream(
+        self, served: Served, model: str, payload: Payload, options: RequestOptions, *, whole: bool = False
+    ) -> AsyncGenerator[Answer, None]:
+        """As `stream`, of a model that answers in parts; ``whole``: in one, in time."""
+        info = served.info
+        priority, rows, bucket, timeout_s, default_of = self._priced(served, model, payload, options)
+        seconds = info.stream_timeout_s if options.stream_timeout_s is None else options.stream_timeout_s
+        if whole:
+            seconds = min(seconds, timeout_s)
+        queue = PartQueue(self._streams, self._stream_limits._replace(seconds=seconds), whole=whole)
+        trace = None if self._traces is None else RequestTrace(self._traces, info, priority, rows, options)
+        first: Answer | None = None
+        try:
+            async with aclosing(
+                self._dispatcher.stream(
+                    model,
+                    payload,
+                    priority=priority,
+                    timeout_s=timeout_s,
+                    rows=rows,
+                    bucket=bucket,
+                    nbytes=options.nbytes or nbytes_of(payload),
+                    parts=queue,
+                    variant=options.variant,
+                    default_of=default_of,
+                    tenant=options.tenant,
+                    weight=options.weight,
+                    origin=origin_of(options) if trace is None else trace.origin,
+                )
+            ) as parts:
+                async for part in parts:
+                    first = first or part
+                    yield part
+        except ServeAppError as error:
+            error.counted = True  # by the dispatcher's observer
+            if trace is not None:
+                trace.failed(error, queue.count)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if trace is not None:
+                trace.cancelled(queue.count)
+            raise
+        if trace is not None:
+            trace.streamed(first, queue.count)
 
     async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
         """Schedule, run and answer one request in parts; see `InferenceService.stream`.
@@ -387,7 +461,18 @@ class Service:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
-        yield await self.submit(model, payload, options)
+        served = self._begin(model)
+        try:
+            if not served.info.streams:
+                answer = await self._answer(served, model, payload, options)
+                yield answer
+                return
+            async with aclosing(self._stream(served, model, payload, options)) as parts:
+                async for part in parts:
+                    part = informed(served, part, options)  # noqa: PLW2901
+                    yield part if served.versions is None else replace(part, version=served.info.version)
+        finally:
+            self._ended(served)
 
     def _shadow(
         self, served: Served, versions: Versions, payload: Payload, options: RequestOptions, answer: Answer
@@ -418,17 +503,7 @@ class Service:
         if served is None:
             raise self._unknown(model)
         info = served.info
-        if options.revision != info.revision and options.revision and options.revision not in served.infos:
-            raise reloaded_model(model)
-        priority = options.priority or _NORMAL
-        rows, bucket = cost_of(info, served.processor, payload)
-        if rows > info.max_request_rows:
-            raise InvalidRequest(
-                f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
-            )
-        timeout_s, default_of = options.timeout_s, None
-        if timeout_s is None:
-            timeout_s, default_of = self._default_s(info, priority, rows, bucket, options), priority
+        priority, rows, bucket, timeout_s, default_of = self._priced(served, model, payload, options)
         trace = None if self._traces is None else RequestTrace(self._traces, info, priority, rows, options)
         try:
             answer = await self._dispatcher.submit(
@@ -461,6 +536,32 @@ class Service:
         if trace is not None:
             trace.answered(answer)
         return answer
+
+    def _priced(
+        self, served: Served, model: str, payload: Payload, options: RequestOptions
+    ) -> tuple[Priority, int, int, float, Priority | None]:
+        """What a request is to the scheduler.
+
+        Returns:
+            Its class, its rows, its cost bucket, seconds until its deadline, and the class whose default that is.
+
+        Raises:
+            ModelUnavailable: It was made for a state of the model that takes other tensors.
+            InvalidRequest: It is not what the model takes, or too large.
+            DeadlineExceeded: Reading it took longer than it may take.
+        """
+        info = served.info
+        if options.revision != info.revision and options.revision and options.revision not in served.infos:
+            raise reloaded_model(model)
+        priority = options.priority or _NORMAL
+        rows, bucket = cost_of(info, served.processor, payload)
+        if rows > info.max_request_rows:
+            raise InvalidRequest(
+                f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
+            )
+        if options.timeout_s is not None:
+            return priority, rows, bucket, options.timeout_s, None
+        return priority, rows, bucket, self._default_s(info, priority, rows, bucket, options), priority
 
     @staticmethod
     def _with_proof(served: Served, answer: Answer) -> Answer:

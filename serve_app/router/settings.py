@@ -73,6 +73,23 @@ class LogFile:
     backups: int
 
 
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """How much of answers in parts may wait for their readers.
+
+    Attributes:
+        parts: Most parts of one answer.
+        nbytes: Most bytes of one answer.
+        all_bytes: Most bytes of all answers of the router.
+        reader_s: For how long a model waits for a reader that has as many, seconds.
+    """
+
+    parts: int = 64
+    nbytes: int = 8 * 1024**2
+    all_bytes: int = 256 * 1024**2
+    reader_s: float = 5.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedModel:
     """A model as a router serves it.
@@ -136,6 +153,7 @@ class RouterSettings:
         replica_silence_s: After so long without a response what a linked replica has is tried elsewhere, seconds.
         replica_kill_s: After so long without a response such a replica is killed, seconds; ``None``: never.
         shared_memory: Bytes of memory that large bodies share with replicas on this node; 0: none.
+        streams: How much of answers in parts may wait for their readers.
         caches: What the caches of all models share.
         http: Limits and manners of HTTP on every port.
         grpc: The same of gRPC.
@@ -157,6 +175,7 @@ class RouterSettings:
     replica_silence_s: float = 2.0
     replica_kill_s: float | None = 10.0
     shared_memory: int = 0
+    streams: StreamSettings = StreamSettings()
     caches: CacheSettings = field(default_factory=CacheSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)

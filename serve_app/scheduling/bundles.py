@@ -84,6 +84,11 @@ class Bundle:
         self._due += 1
         return self._by_deadline[self._due - 1]
 
+    def postponed(self) -> None:
+        """The deadline of one of its entries is later than before."""
+        self._by_deadline = sorted(self._by_deadline[self._due :], key=_deadline)
+        self._due = 0
+
     def release_entries(self) -> None:
         """Let go of the entries, when all have ended."""
         self.entries = []

@@ -9,7 +9,7 @@ taken once per turn of the driver, however many events that had: arrivals of one
 
 A driver calls `pump` as it was asked to (`Driver.pump_soon`) and `fire` when the timer is due. It ends every bundle
 that it was asked to send by exactly one of `answered`, `refused` and `lost`, and every wake-up by one of `woken` and
-`refused`.
+`refused`. Parts of answers that it brings before that are told by `part`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Why(Enum):
     GIVEN_UP = "it cannot be in time any more, or only at the cost of more others"
     REFUSED = "its model was removed, or fails; or another tenant's entry has its place"
     POISONED = "two replicas failed while they ran it"
+    BROKEN = "its replica was lost when a part of the answer had come"
 
 
 class Places(Protocol):
@@ -273,6 +274,10 @@ class RouterCore(Generic[SentT]):
                 break
         return None
 
+    def part(self, dispatch: Dispatch, position: int, now: float) -> bool:
+        """A part of an entry's answer has come. Returns whether it is waited for; see `Scheduler.on_part`."""
+        return self.scheduler.on_part(dispatch.bundle_id, dispatch.entries[position], now)
+
     def answered(
         self,
         dispatch: Dispatch,
@@ -407,6 +412,8 @@ class RouterCore(Generic[SentT]):
         sent = self._driver.send(dispatch, now, places)
         # Its own execution, and what runs or waits at the replica before it, are not the replica's silence.
         due = now + self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
+        if dispatch.entries[0].answer_by:
+            due = inf  # answers in parts take as long as they may; a replica that stands still finds that out itself
         self._flights[dispatch.bundle_id] = _Flight(dispatch, sent, due, tied=tied)
         self._look_at = min(self._look_at, due)
 
@@ -456,6 +463,8 @@ class RouterCore(Generic[SentT]):
 
     def _deal_with(self, requeue: Requeue) -> None:
         """End those entries of a failed bundle that do not get another try."""
+        for entry in requeue.broken:
+            self._driver.fail(entry, Why.BROKEN)
         for entry in requeue.poisoned:
             self._driver.fail(entry, Why.POISONED)
         for entry in requeue.expired:

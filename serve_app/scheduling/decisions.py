@@ -128,11 +128,13 @@ class Requeue(NamedTuple):
         requeued: QUEUED again: for one more try at another replica, or for the first one if none was reached.
         poisoned: DONE: they failed twice and are refused.
         expired: DONE: their deadline has passed.
+        broken: DONE: a part of their answer has come from there, so that they cannot be tried again.
     """
 
     requeued: list[Entry]
     poisoned: list[Entry]
     expired: list[Entry]
+    broken: Sequence[Entry] = ()
 
 
 class QueueLength(NamedTuple):

@@ -59,13 +59,18 @@ class Entry:
         default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
         tenant: Who shares the class with others; see `scheduling.queueing.tenants`. All with the same name are one.
         weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
+        answer_by: Of an answer in parts, when the whole is worthless; ``deadline`` is for the first part, until that
+            is there. 0.0: the answer comes at once.
+        begun: Id of the bundle that has brought a part of the answer, so that it cannot be tried again; 0: none has.
     """
 
     __slots__ = (
+        "answer_by",
         "arrival",
         "attempts",
         "avoid",
         "batch_key",
+        "begun",
         "bucket",
         "bundles",
         "deadline",
@@ -100,6 +105,7 @@ class Entry:
         default_of: Priority | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        answer_by: float = 0.0,
     ) -> None:
         self.id = id
         self.model = model
@@ -120,6 +126,8 @@ class Entry:
         self.default_of = default_of
         self.tenant = tenant
         self.weight = weight
+        self.answer_by = answer_by
+        self.begun = 0
 
     @property
     def exact(self) -> bool:

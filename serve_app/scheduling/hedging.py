@@ -1,5 +1,7 @@
 """Hedging: what a replica has had in flight for too long is also run elsewhere, while that can still be in time.
 
+Not what is answered in parts: how long that takes is for the model to say.
+
 A bundle is *overdue* when it has taken longer, from its predicted begin, than `HedgeSettings.patience` times its
 execution, the usual overhead and `HedgeSettings.slack_s`: the replica hangs, or is far slower than it was. While
 another replica is usable, an overdue one gets no new bundles until it answers something. Each of its entries becomes
@@ -259,7 +261,7 @@ class Hedges:
         waiting = [
             e
             for e in bundle.entries
-            if e.state is _RUNNING and e.attempts == len(e.bundles) == 1 and e.id not in self.pairs
+            if e.state is _RUNNING and e.attempts == len(e.bundles) == 1 and e.id not in self.pairs and not e.answer_by
         ]
         self._agenda.touch(self._devices[bundle.model], model)
         slots.release_holds(now)

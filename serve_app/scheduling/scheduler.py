@@ -8,6 +8,8 @@
         │  └──on_failed────┘  │   once, in a bundle of its own, away from that replica
         └─────────────────────┴──> DONE           expired (decide), cancelled (on_cancel), poisoned (on_failed)
 
+An answer may come in parts: after the first (on_part) its entry is RUNNING until the last, and is tried nowhere else.
+
 An entry that is queued when its circuit breaker opens is refused (decide) or runs on a fallback. What is queued for a
 model that is removed is refused (decide); what runs may still be answered, but is tried nowhere else.
 
@@ -426,9 +428,9 @@ class Scheduler:
                     vain += entry.rows
                 if entry.state is _RUNNING:
                     self._late.append(entry)
-            elif len(entry.bundles) > 1 and (entry in returned or entry in dropped):
+            elif len(entry.bundles) > 1 and (entry in returned or entry in dropped) and entry.begun != bundle_id:
                 self._leave(entry, bundle_id, now)
-            elif returned and entry in returned:
+            elif returned and entry in returned and entry.begun != bundle_id:
                 if bundle.replica.name is not None:  # a wake-up bundle was not counted
                     self._uncount_attempt(entry)
                 if not self._hedges.carried_elsewhere(entry):
@@ -447,6 +449,27 @@ class Scheduler:
             for entry in answered:
                 hedges.settle(entry, answered=True)
         return answered
+
+    def on_part(self, bundle_id: int, entry: Entry, now: float) -> bool:
+        """A part of an entry's answer has come. With the first it is in time, and may take until its ``answer_by``.
+
+        Args:
+            bundle_id: As dispatched.
+            entry: One of its entries.
+            now: Seconds.
+
+        Returns:
+            Whether it is still waited for, from there.
+        """
+        if entry.state is not _RUNNING or entry.deadline <= now or bundle_id not in entry.bundles:
+            return False
+        if not entry.begun:
+            entry.begun = bundle_id
+            entry.deadline = max(entry.deadline, entry.answer_by)
+            for each in entry.bundles:
+                if (bundle := self._bundles.get(each)) is not None:
+                    bundle.postponed()
+        return entry.begun == bundle_id
 
     def on_outcome(self, bundle_id: int, variant: str, outcome: BundleOutcome, now: float) -> None:
         """Tell what an answer says of the model, before `on_done`, which may end what is asked here.
@@ -769,6 +792,8 @@ class Scheduler:
             for entry, _ in refused:
                 hedges.settle(entry, answered=False)
         for entry in expired:
+            if entry.answer_by:
+                self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
             self._end(entry)
         for entry in given_up:
             self._end(entry)
@@ -856,10 +881,14 @@ class Scheduler:
         if model is not None:
             self._touch(model)
         result = Requeue([], [], [])
+        broken: list[Entry] = []
         for entry in bundle.entries:
             if entry.state is not _RUNNING or self._hedges.carried_elsewhere(entry):
                 continue
-            if len(entry.bundles) > 1:
+            if entry.begun == bundle.id:
+                self._end(entry)
+                broken.append(entry)
+            elif len(entry.bundles) > 1:
                 self._leave(entry, bundle.id, now)
                 entry.avoid = bundle.replica.name if reached else entry.avoid
             elif entry.deadline <= now:
@@ -875,7 +904,7 @@ class Scheduler:
                     entry.avoid = bundle.replica.name
                 if self._requeue(entry, model):
                     result.requeued.append(entry)
-        return result
+        return result._replace(broken=broken) if broken else result
 
     @staticmethod
     def _uncount_attempt(entry: Entry) -> None:

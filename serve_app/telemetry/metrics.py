@@ -27,6 +27,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _RECOVERY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _LOAD_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_STREAM_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 NAMED_MEMBERS: Final = 100
 """Members of pools that have series of their own, by default."""
@@ -136,6 +137,26 @@ class RouterMetrics:
         self._silent = self._shown(
             Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",), names=self.names)
         )
+        self._parts = self._shown(
+            Counter("serve_app_stream_parts", "Parts of answers that came in parts.", ("model",), names=self.names)
+        )
+        self._streams = self._shown(
+            Counter(
+                "serve_app_streams",
+                "Answers in parts, of which one has come at least, by how they ended: ok, cancelled, the error's code.",
+                ("model", "outcome"),
+                names=self.names,
+            )
+        )
+        self._stream_times = self._shown(
+            Histogram(
+                "serve_app_stream_seconds",
+                "From the arrival at the scheduler to the last part, of answers that came in parts.",
+                ("model",),
+                _STREAM_BUCKETS,
+                names=self.names,
+            )
+        )
         self._recovery = self._shown(
             Histogram(
                 "serve_app_recovery_seconds",
@@ -239,6 +260,16 @@ class RouterMetrics:
         statistics = self.statistics(model)
         statistics.misses += 1
         statistics.misses_s += seconds
+
+    def part(self, model: str) -> None:
+        """Count a part of an answer."""
+        self._parts.of(model).value += 1
+
+    def stream_ended(self, model: str, outcome: str, seconds: float) -> None:
+        """Count the end of an answer in parts."""
+        self._streams.of(model, outcome).value += 1
+        if outcome == "ok":
+            self._stream_times.of(model).observe(seconds)
 
     def fell_back(self, entry: Entry) -> None:
         """Count an answer of a fallback."""

@@ -21,6 +21,15 @@ class Observer(Protocol):
         ``outcome`` is ``ok``, ``cancelled``, ``given_up``, ``poisoned``, or an error code.
         """
 
+    def part(self, model: str) -> None:
+        """A part of an answer has come. With the first of them its entry has ended with ``ok``."""
+
+    def stream_ended(self, model: str, outcome: str, seconds: float) -> None:
+        """An answer of which parts have come has ended, so long after its request came.
+
+        ``outcome`` is ``ok``, ``cancelled``, or an error code.
+        """
+
     def fell_back(self, entry: Entry) -> None:
         """An entry for the exact model was answered by a fallback, its ``variant``. Told besides its end."""
 

@@ -127,27 +127,43 @@ class RequestTrace:
                 },
             )
 
-    def failed(self, error: ServeAppError) -> None:
-        """It was refused or failed. Whoever sees the error after this need not log it."""
-        error.logged = True
-        self._end(error.outcome or code_of(error))
-
-    def cancelled(self) -> None:
-        """Its client has left."""
-        self._end(CANCELLED)
-
-    def _end(self, outcome: str) -> None:
+    def streamed(self, first: Answer | None, parts: int) -> None:
+        """It was answered in so many parts, of which this is the first."""
         if self._span is not None:
+            self._span.set_attribute("serve_app.parts", parts)
+            self._end_span(self._span, OK, None)
+        log = self._traces.log
+        if log is not None and log.wants(time.monotonic() - self._began):
+            times = {} if first is None else {"queue_ms": _ms(first.queue_s), "first_ms": _ms(first.total_s)}
+            log.ended(OK, self._info.name, self._options, {**self._facts(parts), **times})
+
+    def failed(self, error: ServeAppError, parts: int | None = None) -> None:
+        """It was refused or failed, after so many parts. Whoever sees the error after this need not log it."""
+        error.logged = True
+        self._end(error.outcome or code_of(error), parts)
+
+    def cancelled(self, parts: int | None = None) -> None:
+        """Its client has left, after so many parts."""
+        self._end(CANCELLED, parts)
+
+    def _end(self, outcome: str, parts: int | None) -> None:
+        if self._span is not None:
+            if parts is not None:
+                self._span.set_attribute("serve_app.parts", parts)
             self._end_span(self._span, outcome, None)
         if self._traces.log is not None:
-            facts = {
-                "version": self._info.version,
-                "class": self._priority.label,
-                "variant": self._options.variant,
-                "rows": self._rows,
-                "total_ms": _ms(time.monotonic() - self._began),
-            }
-            self._traces.log.ended(outcome, self._info.name, self._options, facts)
+            self._traces.log.ended(outcome, self._info.name, self._options, self._facts(parts))
+
+    def _facts(self, parts: int | None) -> dict[str, Any]:
+        """What the log tells of a request that has ended now."""
+        return {
+            "version": self._info.version,
+            "class": self._priority.label,
+            "variant": self._options.variant,
+            "rows": self._rows,
+            **({} if parts is None else {"parts": parts}),
+            "total_ms": _ms(time.monotonic() - self._began),
+        }
 
     def _end_span(self, span: Span, outcome: str, answer: Answer | None) -> None:
         span.set_attributes(
@@ -168,7 +184,7 @@ class RequestTrace:
             began_ns = now_ns - round(answer.total_s * 1e9)
             queued = self._traces.tracer.start_span("queue", trace.set_span_in_context(span), start_time=began_ns)
             queued.end(began_ns + round(answer.queue_s * 1e9))
-        elif outcome != CANCELLED:
+        elif outcome not in {OK, CANCELLED}:
             span.set_status(Status(StatusCode.ERROR, outcome))
         span.end(now_ns)
 

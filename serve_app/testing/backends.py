@@ -15,7 +15,7 @@ import gc
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from pydantic import ValidationError
 
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, StreamingBackend
 from serve_app.backends.batch import run_entries
 from serve_app.backends.description import Description, describe_build
 from serve_app.backends.joining.drawing import Varied
@@ -56,8 +56,8 @@ class Subject:
         options: What a configuration would say under ``backend_options``.
         inputs: Makes inputs that the model runs, of (rows, seed); by default values of our own. A model without rows
             gets one row.
-        failing: One request on which the model fails; by default one of another shape than it declares, where it
-            declares any.
+        failing: One request on which the model fails; of one that answers in parts, with any of them. By default one
+            of another shape than it declares, where it declares any.
         max_rows: Most rows of a batch.
         device: Where to run it; ``cuda`` on a machine with a GPU.
     """
@@ -280,6 +280,76 @@ def an_error_is_of_its_entry(subject: Subject) -> None:
         require(isinstance(outcomes[1], ServeAppError), "among others it answers a request that it cannot run")
         _answered(backend, good[0], outcomes[0], "before one that fails")
         _answered(backend, good[1], outcomes[2], "behind one that fails")
+
+
+@_check
+def parts_are_as_declared(subject: Subject) -> None:
+    """Of a model that answers in parts: each is an answer by itself, stays as it is, and `run` gives the first."""
+    with _ready(subject) as (backend, draw):
+        streams = subject.inspect(subject.model_file).streams
+        able = isinstance(backend, StreamingBackend)
+        require(able == streams, f"its file says that it {'has' if streams else 'has no'} parts; its backend differs")
+        if not isinstance(backend, StreamingBackend):
+            return
+        request = draw(1, 1)
+        before = {name: array.copy() for name, array in request.items()}
+        kept: list[Tensors] = []
+        parts: list[Tensors] = []
+        with closing(backend.stream(request)) as stream:
+            for part in stream:
+                require(list(part) == [spec.name for spec in backend.signature.outputs], f"a part has {list(part)}")
+                for spec in backend.signature.outputs:
+                    _check_tensor(spec, part[spec.name], None)
+                parts.append(part)
+                kept.append({name: array.copy() for name, array in part.items()})
+        require(bool(parts), "a request has no part")
+        for at, (was, part) in enumerate(zip(kept, parts, strict=True)):
+            _same(was, part, f"part {at} changed when others were made")
+        _same(before, request, "a stream changed its inputs")
+        _same(parts[0], backend.run_whole(request), "run_whole does not give the first part")
+
+
+@_check
+def a_stream_that_is_left_ends(subject: Subject) -> None:
+    """Closed before, between or behind its parts: it gives no more, and the next request has all of its own."""
+    with _ready(subject) as (backend, draw):
+        if not isinstance(backend, StreamingBackend):
+            return
+        request = draw(1, 1)
+        expected = list(backend.stream(request))
+        for read in range(len(expected) + 1):
+            stream = backend.stream(request)
+            for _ in range(read):
+                next(stream)
+            stream.close()
+            require(next(stream, None) is None, "a stream goes on when it was closed")
+            found = list(backend.stream(request))
+            require(len(found) == len(expected), f"behind a stream that was left there are {len(found)} parts")
+            for was, part in zip(expected, found, strict=True):
+                _same(was, part, "behind a stream that was left a part differs")
+
+
+@_check
+def a_stream_that_fails_is_over(subject: Subject) -> None:
+    """With an error of `serve_app.errors`, after parts or before them; the next request is answered."""
+    with _ready(subject) as (backend, draw):
+        if not isinstance(backend, StreamingBackend):
+            return
+        good = draw(1, 1)
+        bad = subject.failing or _misshapen(backend.signature, draw(1, 3))
+        if bad is None:
+            return
+        expected = backend.run_whole(good)
+        try:
+            for _ in backend.stream(bad):
+                pass
+        except ServeAppError:
+            pass
+        except Exception as error:
+            raise NotConforming(f"a stream raises {type(error).__name__}, no ServeAppError") from error
+        else:
+            raise NotConforming("a stream answers a request that it cannot run")
+        _same(expected, backend.run_whole(good), "behind a stream that failed a request has another answer")
 
 
 @_check

@@ -45,7 +45,7 @@ Buffer: TypeAlias = list[Part]
 PREFIX: Final = struct.Struct("<IIQ")
 _ALIGNMENT: Final = 64
 _PADDING: Final = bytes(_ALIGNMENT)
-_TENSORS, _PICKLED, RECALL = 0, 1, 2
+_TENSORS, _PICKLED, RECALL, PART, TAKEN = 0, 1, 2, 3, 4
 _COPYING_IS_DEAR: Final = 16 * 1024
 """Bytes per entry above which it pays to look whether they lie in one piece already."""
 
@@ -81,7 +81,7 @@ def encode_bundle(
         origins.append(entry.origin and astuple(entry.origin))
     packed = _pack(payloads, arena)
     if packed is None:
-        return _pickled(call, (sent_at, bundle)), []
+        return _pickled(call, (sent_at, replace(bundle, parts=None))), []
     columns, buffers, kept = packed
     told = origins if any(origins) else None  # nothing where nothing is known
     addressed = (bundle.sender, bundle.revision, bundle.model)
@@ -166,6 +166,39 @@ def recalled(frame: Frame) -> Sequence[int]:
     return positions
 
 
+def encode_part(call: int, position: int, number: int, waited_s: float, outputs: Tensors) -> list[Part]:
+    """Make the frame of a part of an answer; see `serve_app.payloads.PartSink`."""
+    packed = _pack([outputs], None)
+    if packed is None:
+        return _pickled_values((call, PART, position, number, waited_s, None, outputs))
+    columns, buffers, _ = packed
+    return _frame(pickle.dumps((call, PART, position, number, waited_s, columns), 5), buffers)
+
+
+def decode_part(frame: Frame) -> tuple[int, int, float, Tensors]:
+    """Read a frame of the kind `PART`, for `serve_app.payloads.PartSink`. Its tensors are views of the frame.
+
+    Raises:
+        ValueError: As in `decode_bundle`.
+    """
+    _, _, position, number, waited_s, columns, *pickled = frame.header
+    if columns is None:
+        outputs: Tensors = pickled[0]
+        return position, number, waited_s, outputs
+    return position, number, waited_s, _unpack(columns, frame.buffers, 1, None)[0]
+
+
+def encode_taken(call: int, position: int, count: int) -> list[Part]:
+    """Make the frame that says that so many more parts of the answer to the entry at a position have been read."""
+    return _frame(pickle.dumps((call, TAKEN, position, count), 5), [])
+
+
+def taken(frame: Frame) -> tuple[int, int]:
+    """The position and the number of parts that a frame of the kind `TAKEN` tells."""
+    position, count = frame.header[2:]
+    return position, count
+
+
 def encode_failure(call: int, failure: Failure) -> list[Part]:
     """Make the frame that says a bundle failed as a whole."""
     return _frame(pickle.dumps((call, failure), 5), [])
@@ -210,8 +243,12 @@ def encode_ping() -> list[Part]:
 
 
 def _pickled(call: int, value: tuple[float, Bundle] | BundleResult) -> list[Part]:
+    return _pickled_values((call, _PICKLED, value))
+
+
+def _pickled_values(values: tuple[Any, ...]) -> list[Part]:
     buffers: list[pickle.PickleBuffer] = []
-    header = pickle.dumps((call, _PICKLED, value), 5, buffer_callback=buffers.append)
+    header = pickle.dumps(values, 5, buffer_callback=buffers.append)
     return _frame(header, [[buffer.raw()] for buffer in buffers])
 
 

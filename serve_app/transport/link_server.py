@@ -11,19 +11,24 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from serve_app import __version__
 from serve_app.errors import InferenceFailed
-from serve_app.payloads import Bundle, BundleResult, Failure
+from serve_app.payloads import Bundle, BundleResult, Failure, Tensors
 from serve_app.transport.arena import Arena, ArenaReader
 from serve_app.transport.frames import (
     RECALL,
+    TAKEN,
     Frame,
     Part,
     decode_bundle,
     encode_failure,
+    encode_part,
     encode_ping,
     encode_result,
     recalled,
+    taken,
 )
 from serve_app.transport.link_protocol import (
     HELLO,
@@ -198,6 +203,26 @@ class LinkServer:
         self._open.discard(link)
 
 
+class _PartsOut:
+    """Sends the parts of a call's answers through its link: a `PartSink`."""
+
+    def __init__(self, link: _ServerLink, call: int) -> None:
+        self._link = link
+        self._call = call
+        self._readers: dict[int, Callable[[int], None]] = {}
+
+    def send(self, position: int, number: int, waited_s: float, outputs: Tensors) -> None:
+        self._link.write(encode_part(self._call, position, number, waited_s, outputs))
+
+    def on_taken(self, position: int, taken: Callable[[int], None]) -> None:
+        self._readers[position] = taken
+
+    def taken(self, position: int, count: int) -> None:
+        """The router's clients have read so many more parts."""
+        if (reader := self._readers.get(position)) is not None:
+            reader(count)
+
+
 class _ServerLink(FramedProtocol):
     def __init__(self, server: LinkServer, ties: Ties, arena: ArenaReader | None) -> None:
         super().__init__()
@@ -219,7 +244,14 @@ class _ServerLink(FramedProtocol):
         if frame.kind == RECALL:
             self._server.recall(call, self._bundles.get(call), recalled(frame))
             return
-        self._bundles[call] = bundle = decode_bundle(frame, self._arena, self._ties)
+        if frame.kind == TAKEN:
+            if (known := self._bundles.get(call)) is not None and isinstance(known.parts, _PartsOut):
+                known.parts.taken(*taken(frame))
+            return
+        bundle = decode_bundle(frame, self._arena, self._ties)
+        if bundle.entries and bundle.entries[0].stream is not None:
+            bundle = replace(bundle, parts=_PartsOut(self, call))
+        self._bundles[call] = bundle
         server = self._server
         task = server.loop.create_task(self._answer(call, bundle), context=server.context.copy())
         self._tasks.add(task)

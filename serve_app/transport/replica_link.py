@@ -9,13 +9,23 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
 from serve_app.scheduling.health.liveness import Liveness, Watch
 from serve_app.transport.arena import Arena
-from serve_app.transport.frames import Frame, decode_result, encode_bundle, encode_ping, encode_recall
+from serve_app.transport.frames import (
+    PART,
+    Frame,
+    decode_part,
+    decode_result,
+    encode_bundle,
+    encode_ping,
+    encode_recall,
+    encode_taken,
+)
 from serve_app.transport.link_protocol import (
     HELLO,
     VERSION,
@@ -102,6 +112,9 @@ class ReplicaLink(FramedProtocol):
         future: asyncio.Future[BundleResult] = asyncio.get_running_loop().create_future()
         # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
         self._calls[call] = (future, bundle, kept)
+        if bundle.parts is not None:
+            for position in range(len(bundle.entries)):
+                bundle.parts.on_taken(position, partial(self._taken, call, position))
         self.write(parts)
         liveness = self._liveness
         if liveness is not None and liveness.at_rest:
@@ -111,6 +124,11 @@ class ReplicaLink(FramedProtocol):
         finally:
             del bundle, parts, kept, future  # which the traceback of an error of this future would keep, in a cycle
 
+    def _taken(self, call: int, position: int, count: int) -> None:
+        """Say that so many more parts of an answer have been read."""
+        if call in self._calls:
+            self.write(encode_taken(call, position, count))
+
     def recall(self, bundle: Bundle, positions: Sequence[int]) -> None:
         """Ask for entries of a bundle back: what of them still waits is not run. One that was answered is ignored."""
         for call, (_, sent, _) in self._calls.items():
@@ -119,7 +137,12 @@ class ReplicaLink(FramedProtocol):
                 return
 
     def on_frame(self, frame: Frame) -> None:
-        """Take an answer."""
+        """Take an answer, or a part of one."""
+        if frame.kind == PART:
+            _, bundle, _ = self._calls.get(frame.call, (None, None, None))
+            if bundle is not None and bundle.parts is not None:
+                bundle.parts.send(*decode_part(frame))
+            return
         future, _, _ = self._calls.pop(frame.call, (None, None, None))
         if self._retired and not self._calls:
             self.close()

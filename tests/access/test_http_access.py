@@ -59,6 +59,21 @@ async def test_wrong_keys(client: httpx.AsyncClient, service: NumpyService, head
     assert service.refusals == []  # the numbers of a model are not for strangers to change
 
 
+@pytest.mark.parametrize("word", ["generate", "generate_stream"])
+async def test_streams_take_a_key_and_its_model(client: httpx.AsyncClient, service: NumpyService, word: str) -> None:
+    """Before anything of the body is read, whatever is in it; the key is told to the service."""
+    path = f"/v2/models/double/{word}"
+    statuses = [(await client.post(path, content=b"{")).status_code]
+    statuses.append((await client.post(path, content=b"{", headers=bearer("none"))).status_code)
+    statuses.append(
+        (await client.post(path, json={"x": [1, 2, 3, 4], "priority": 1}, headers=bearer("slow"))).status_code
+    )
+    assert (statuses, service.calls) == ([401, 404, 403], [])
+    assert (await client.post(path, json={"x": [1, 2, 3, 4]}, headers=bearer("some"))).status_code == 200
+    ((_, _, options),) = service.calls
+    assert (options.key, options.tenant) == ("some", "some")
+
+
 async def test_what_is_refused_has_a_line(client: httpx.AsyncClient, lines: list[dict[str, Any]]) -> None:
     """With the model that it asked for, where that is known; the numbers of statuses are those of the answers."""
     unheard_of = "/v2/models/unheard-of/infer"

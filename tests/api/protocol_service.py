@@ -88,7 +88,10 @@ class NumpyService:
         fallback: What answers requests for the exact model that allow a fallback; empty: the exact model.
         took: What every answer took, besides its class and variant.
         gate: `submit` waits until it is set.
-        parts: Of how many parts an answer of `stream` is.
+        parts: Of how many parts an answer of `stream` is. `submit` refuses where it is not one.
+        fail_after: After how many parts of a stream ``fail`` is raised; ``None``: before the first.
+        taken: How many parts streams have given.
+        step: A stream waits before each part after the first until it is set.
         cancelled: Set when a waiting `submit` was cancelled, or a stream was closed before its end.
         is_ready: What the health calls answer.
     """
@@ -102,6 +105,10 @@ class NumpyService:
         self.fail: BaseException | None = None
         self.fallback = ""
         self.parts = 1
+        self.fail_after: int | None = None
+        self.taken = 0
+        self.step = asyncio.Event()
+        self.step.set()
         self.took = Answer(None, Priority.NORMAL, 0.0, 0.0)
         self.gate = asyncio.Event()
         self.gate.set()
@@ -149,6 +156,12 @@ class NumpyService:
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """Compute."""
+        answer = await self._answer(model, payload, options)
+        if self.parts != 1:
+            raise InvalidRequest(f"model {model!r} answered in {self.parts} parts: ask for a stream")
+        return answer
+
+    async def _answer(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
         self.calls.append((model, payload, options))
         self.waiting.set()
         try:
@@ -156,7 +169,7 @@ class NumpyService:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        if self.fail is not None:
+        if self.fail is not None and self.fail_after is None:
             raise _counted(self.fail)
         variant = options.variant or (self.fallback if options.fallback else "")
         value, priority = _compute(model, payload), options.priority or Priority.NORMAL
@@ -164,11 +177,16 @@ class NumpyService:
 
     async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
         """Compute, and give it as often as `parts` says. Notes when it is closed early."""
-        answer = await self.submit(model, payload, options)
+        answer = await self._answer(model, payload, options)
         try:
-            for _ in range(self.parts):
+            for number in range(self.parts):
+                if number:
+                    await self.step.wait()
+                if self.fail is not None and number == self.fail_after:
+                    raise _counted(self.fail)
+                self.taken += 1
                 yield answer
-        except GeneratorExit:
+        except (GeneratorExit, asyncio.CancelledError):
             self.cancelled.set()
             raise
 

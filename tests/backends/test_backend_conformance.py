@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,10 @@ import python_models
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BackendOptions, BuildSettings, ModelFile, RowProof
 from serve_app.backends.onnx.kind import ONNX, OnnxOptions
+from serve_app.backends.python.backend import PythonBackend, StreamingPythonBackend
 from serve_app.backends.python.kind import PYTHON
 from serve_app.backends.registry import BACKENDS
+from serve_app.errors import ServeAppError
 from serve_app.payloads import ModelSignature, Tensors
 from serve_app.testing.backends import CHECKS, Check, NotConforming, Subject, name_of
 
@@ -57,6 +60,7 @@ SUBJECTS: Mapping[str, Mapping[str, Callable[[Path], Subject]]] = {
     "python": {
         **{model: partial(python_subject, model, {}) for model in python_models.MODELS},
         "its own process": partial(python_subject, "linear", {"environment": {"python": sys.executable}}),
+        "parts of its own process": partial(python_subject, "parts", {"environment": {"python": sys.executable}}),
     },
 }
 """By the name of a kind of backend, models to check it with, made in a folder."""
@@ -347,6 +351,77 @@ BROKEN: list[tuple[Mapping[str, Any], str]] = [
 ]
 
 
+class WrappedStream(StreamingPythonBackend):
+    """A class that yields, for one promise to be broken."""
+
+
+class OneBufferForParts(WrappedStream):
+    """Every part in the same memory."""
+
+    def stream(self, inputs: Tensors) -> Generator[Tensors, None, None]:
+        held: Tensors = {}
+        for part in super().stream(inputs):
+            held = held or part
+            held["sum"][:] = part["sum"]
+            yield held
+
+
+class OnlyAtOnce(PythonBackend):
+    """No parts, whatever its file says."""
+
+
+class KeepsWhatWasLeft(WrappedStream):
+    """Gives the next request what the one before has not read."""
+
+    left: tuple[Tensors, ...] = ()
+
+    def stream(self, inputs: Tensors) -> Generator[Tensors, None, None]:
+        parts = [*self.left, *super().stream(inputs)]
+        try:
+            while parts:
+                yield parts.pop(0)
+        finally:
+            self.left = tuple(parts)
+
+
+class RaisesAnythingInParts(WrappedStream):
+    """An error of its own."""
+
+    def stream(self, inputs: Tensors) -> Generator[Tensors, None, None]:
+        try:
+            yield from super().stream(inputs)
+        except Exception as error:
+            raise KeyError("x") from error
+
+
+class EndsInstead(WrappedStream):
+    """Says nothing of what went wrong."""
+
+    def stream(self, inputs: Tensors) -> Generator[Tensors, None, None]:
+        with suppress(ServeAppError):
+            yield from super().stream(inputs)
+
+
+BROKEN_STREAMS: list[tuple[Callable[[BuildSettings, Any], Backend], str]] = [
+    (OneBufferForParts, "parts_are_as_declared"),
+    (OnlyAtOnce, "parts_are_as_declared"),
+    (KeepsWhatWasLeft, "a_stream_that_is_left_ends"),
+    (RaisesAnythingInParts, "a_stream_that_fails_is_over"),
+    (EndsInstead, "a_stream_that_fails_is_over"),
+]
+
+
+@pytest.mark.parametrize(("create", "check"), BROKEN_STREAMS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_a_broken_promise_of_parts_is_found(
+    create: Callable[[BuildSettings, Any], Backend], check: str, tmp_path: Path
+) -> None:
+    """Likewise."""
+    whole = python_subject("parts", {}, tmp_path)
+    (named,) = (each for each in CHECKS if name_of(each) == check)
+    with pytest.raises(NotConforming):
+        named(replace(whole, kind=replace(whole.kind, create=create)))
+
+
 def _label(case: Any) -> str:
     value, *_ = case.values() if isinstance(case, Mapping) else (case,)
     return str(getattr(value, "__name__", value)).strip("_<>")
@@ -367,7 +442,8 @@ def test_a_broken_promise_is_found(broken: Mapping[str, Any], check: str, tmp_pa
 
 def test_every_check_has_been_seen_to_fail() -> None:
     """A check that nothing fails says nothing."""
-    assert {check for _, check in BROKEN} == {name_of(check) for check in CHECKS}
+    seen = {check for _, check in BROKEN} | {check for _, check in BROKEN_STREAMS}
+    assert seen == {name_of(check) for check in CHECKS}
 
 
 _: Callable[[BuildSettings, OnnxOptions], Backend] = Wrapped

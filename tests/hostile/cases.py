@@ -316,6 +316,7 @@ _OPTIONS = (
     "Cache-Control",
     "traceparent",
     "Range",
+    "X-Stream-Timeout-Ms",
 )
 
 
@@ -337,6 +338,12 @@ _DOCUMENTS: Sequence[tuple[str, Any]] = (
         "/v2/models/strings/infer",
         {"inputs": [{"name": "INPUT0", "shape": [2, 1], "datatype": "BYTES", "data": ["a", "b"]}]},
     ),
+    (
+        "/v2/models/sum_diff/generate",
+        {"id": "a", "INPUT0": list(range(16)), "INPUT1": [list(range(16))], "priority": 1},
+    ),
+    ("/v2/models/sum_diff/generate_stream", {"INPUT0": [1] * 32, "parameters": {"INPUT1": [2] * 32, "timeout": 10**6}}),
+    ("/v2/models/strings/versions/1/generate_stream", {"INPUT0": ["a", "b"], "stream_timeout": 10**6, "other": {}}),
     ("/v1/models/words/predict", {"inputs": "the cat", "parameters": {"normalize": True}}),
     ("/v1/models/moods/predict", {"inputs": ["good day", "bad day"], "parameters": {"top_k": 2}}),
     ("/v1/models/moods/predict", {"inputs": "good", "parameters": {"candidate_labels": ["joy", "fear"]}}),

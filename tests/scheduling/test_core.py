@@ -298,3 +298,100 @@ def test_nothing_is_said_of_models_that_are_gone() -> None:
     assert not core.on_unresponsive("m", "a", 0.1)
     assert not core.on_responsive("m", "a", 0.1)
     assert driver.pumps == 0
+
+
+def _streamed(core: RouterCore[int], driver: Noting, answer_by: float = 100.0) -> tuple[Entry, Dispatch]:
+    """An entry whose answer comes in parts, and the bundle that it leaves in."""
+    entry = make_entry(deadline=2.0, answer_by=answer_by)
+    assert core.arrive(entry, 0.0) is None
+    core.pump(0.0)
+    return entry, driver.sent[-1]
+
+
+def test_the_first_part_is_in_time_and_the_rest_has_longer() -> None:
+    """Neither the time-out of bundles nor a hedge comes to it."""
+    core, driver = _core("a", "b")
+    entry, dispatch = _streamed(core, driver)
+    assert core.part(dispatch, 0, 1.9)
+    _pass(core, driver, 90.0)
+    assert core.part(dispatch, 0, 90.0)
+    assert (len(driver.sent), driver.late, driver.failed, driver.recalled) == (1, [], [], [])
+    assert core.answered(dispatch, [None], _RUN, 95.0) == [entry]
+    assert not core.part(dispatch, 0, 96.0)
+
+
+def test_an_answer_without_a_first_part_in_time_has_expired() -> None:
+    """And is asked back: it runs otherwise for as long as it likes."""
+    core, driver = _core("a")
+    entry, dispatch = _streamed(core, driver)
+    _pass(core, driver, 5.0)
+    assert driver.failed == [(entry, Why.EXPIRED)]
+    assert driver.recalled == [entry.id]
+    assert not core.part(dispatch, 0, 5.0)
+    assert core.answered(dispatch, [RETURNED], (), 5.1) == []
+
+
+def test_an_answer_that_is_not_over_in_time_has_expired() -> None:
+    """Likewise."""
+    core, driver = _core("a")
+    entry, dispatch = _streamed(core, driver, answer_by=3.0)
+    assert core.part(dispatch, 0, 1.0)
+    _pass(core, driver, 2.9)
+    assert driver.failed == []
+    _pass(core, driver, 5.0)
+    assert driver.failed == [(entry, Why.EXPIRED)]
+    assert driver.recalled == [entry.id]
+
+
+def test_a_replica_that_is_lost_before_the_first_part_is_replaced_by_another() -> None:
+    """As for any request; parts of the first are not taken any more."""
+    core, driver = _core("a", "b")
+    entry, first = _streamed(core, driver)
+    core.lost(first, 0.5, replica_lost=True)
+    core.pump(0.5)
+    second = driver.sent[-1]
+    assert (second.entries, second.replica != first.replica) == ([entry], True)
+    assert not core.part(first, 0, 0.6)
+    assert core.part(second, 0, 0.6)
+
+
+def test_a_replica_that_is_lost_after_a_part_ends_the_answer() -> None:
+    """A second try would begin anew."""
+    core, driver = _core("a", "b")
+    entry, dispatch = _streamed(core, driver)
+    assert core.part(dispatch, 0, 0.5)
+    core.lost(dispatch, 0.6, replica_lost=True)
+    core.pump(0.6)
+    assert driver.failed == [(entry, Why.BROKEN)]
+    assert (entry.state, len(driver.sent)) == (EntryState.DONE, 1)
+
+
+def test_an_answer_that_has_begun_does_not_come_back() -> None:
+    """Whatever its replica says: what came of it is its end."""
+    core, driver = _core("a", "b")
+    entry, dispatch = _streamed(core, driver)
+    assert core.part(dispatch, 0, 0.5)
+    assert core.answered(dispatch, [RETURNED], (), 0.6) == [entry]
+    assert entry.state is EntryState.DONE
+
+
+def test_a_client_that_leaves_has_its_answer_asked_back() -> None:
+    """After a part as before."""
+    core, driver = _core("a")
+    entry, dispatch = _streamed(core, driver)
+    assert core.part(dispatch, 0, 0.5)
+    assert core.cancel(entry, 0.6)
+    core.pump(0.6)
+    assert driver.recalled == [entry.id]
+    assert not core.part(dispatch, 0, 0.7)
+
+
+def test_an_unresponsive_replica_keeps_its_answers_in_parts() -> None:
+    """They are not run twice: if it is dead, the link tells."""
+    core, driver = _core("a", "b")
+    _, dispatch = _streamed(core, driver)
+    assert dispatch.replica is not None
+    assert core.on_unresponsive("m", dispatch.replica, 0.5)
+    _pass(core, driver, 1.5)
+    core.pump(1.5)
+    assert len(driver.sent) == 1

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, accept, make_entry, make_scheduler, used_to_rows
 
-from serve_app.scheduling.decisions import Decisions, Dispatch
+from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
@@ -194,7 +194,7 @@ def test_two_replicas_that_fail_are_poison_however_they_came_by_the_entry(origin
     (second,) = scheduler.decide(2.0).dispatches
     order = [first, second] if original_first else [second, first]
     result = scheduler.on_failed(order[0].bundle_id, 3.0, replica_lost=True)
-    assert result == ([], [], [])
+    assert result == Requeue([], [], [])
     assert scheduler.totals()["bytes"] > 0
     assert scheduler.decide(3.0).dispatches == []
     result = scheduler.on_failed(order[1].bundle_id, 4.0, replica_lost=True)

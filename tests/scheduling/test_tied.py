@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduling_builders import AFFINE, HIGH, accept, make_entry, make_scheduler
 
-from serve_app.scheduling.decisions import Decisions, Dispatch
+from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
 
@@ -198,7 +198,7 @@ def test_whose_client_has_left_is_recalled_everywhere() -> None:
 def test_where_one_fails_the_other_runs_it() -> None:
     """It had not been taken there: nothing is tried again."""
     scheduler, entry, (first, second) = _tied("a", "b")
-    assert scheduler.on_failed(first.bundle_id, 0.02, replica_lost=True) == ([], [], [])
+    assert scheduler.on_failed(first.bundle_id, 0.02, replica_lost=True) == Requeue([], [], [])
     assert (entry.state, entry.bundles) == (EntryState.RUNNING, (second.bundle_id,))
 
     assert scheduler.on_done(second.bundle_id, _RUN, 0.03) == [entry]
@@ -293,7 +293,7 @@ def test_the_model_of_tied_entries_is_removed(end: str) -> None:
         if end == "returned":
             assert scheduler.on_done(second.bundle_id, [], 0.03, returned=[entry]) == []
         else:
-            assert scheduler.on_failed(second.bundle_id, 0.03, replica_lost=True) == ([], [], [])
+            assert scheduler.on_failed(second.bundle_id, 0.03, replica_lost=True) == Requeue([], [], [])
         assert [refused for refused, _ in scheduler.decide(0.03).refused] == [entry]
     assert (entry.state, scheduler.totals()["bytes"]) == (EntryState.DONE, 0)
 

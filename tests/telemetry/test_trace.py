@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import orjson
@@ -15,7 +16,7 @@ from runtime_harness import MODEL, Transport, make_dispatcher, serve, tensor
 
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.domain.settings import CacheSettings, LogSettings
-from serve_app.errors import DeadlineExceeded
+from serve_app.errors import DeadlineExceeded, InferenceFailed
 from serve_app.payloads import (
     Bundle,
     BundleResult,
@@ -23,6 +24,7 @@ from serve_app.payloads import (
     Failure,
     ModelSignature,
     Origin,
+    Streamed,
     Success,
     TensorSpec,
     WireEntry,
@@ -42,7 +44,9 @@ INFO = ModelInfo(MODEL, "1", ("1",), "tensors", SIGNATURE, 4, 4, dict.fromkeys(P
 class Followed:
     """A service whose requests are followed, with a transport that the test steers."""
 
-    def __init__(self, *, tracing: bool = False, sample: float = 0.0, caching: bool = False) -> None:
+    def __init__(
+        self, *, tracing: bool = False, sample: float = 0.0, caching: bool = False, streams: bool = False
+    ) -> None:
         self.lines: list[dict[str, Any]] = []
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
@@ -59,7 +63,8 @@ class Followed:
         kept = ModelCacheSettings(300.0, 10**6, {"": "a"})
         caches = ResponseCache(CacheSettings(), dispatcher, metrics) if caching else None
         traces = RequestTraces(log, self.tracer)
-        self.service = serve(INFO, dispatcher, metrics, cache=kept, caches=caches, traces=traces)
+        info = INFO._replace(streams=streams, stream_timeout_s=30.0)
+        self.service = serve(info, dispatcher, metrics, cache=kept, caches=caches, traces=traces)
 
     def ask(self, options: RequestOptions = ASKED) -> asyncio.Task[Any]:
         """One row."""
@@ -98,6 +103,34 @@ async def test_failures_and_those_who_leave_have_a_line_and_others_have_none() -
     await answered
     assert [line["outcome"] in {"deadline_exceeded", "given_up"} for line in followed.lines] == [True, False]
     assert followed.lines[1]["outcome"] == "cancelled"
+
+
+@pytest.mark.parametrize("ends", ["ok", "cancelled", "inference_failed"])
+async def test_an_answer_in_parts_is_told_with_their_number(ends: str) -> None:
+    """However it ends, in the line and in the span."""
+    followed = Followed(tracing=True, sample=1.0, streams=True)
+    answer = followed.service.stream(MODEL, tensor(1.0), ASKED)
+    first = asyncio.ensure_future(anext(answer))
+    sent = await followed.transport.next()
+    sink = sent.bundle.parts
+    assert sink is not None
+    for number in range(3):
+        sink.send(0, number, 0.0, tensor(number))
+    assert (await first).value == tensor(0.0)
+    failure = Failure("inference_failed", "no")
+    if ends == "cancelled":
+        await answer.aclose()
+    else:
+        result = Success(Streamed(3)) if ends == "ok" else failure
+        sent.answer.set_result(BundleResult([result], [Execution(1, 0, 0.25)], 0.0, 0.0, 0.0))
+        with contextlib.suppress(InferenceFailed):
+            assert len([part async for part in answer]) == 2
+    (line,) = followed.lines
+    assert (line["outcome"], line["parts"], "first_ms" in line) == (ends, 3, ends == "ok")
+    (span,) = followed.exporter.get_finished_spans()
+    assert span.attributes is not None
+    assert (span.attributes["serve_app.outcome"], span.attributes["serve_app.parts"]) == (ends, 3)
+    assert span.status.is_ok == (ends != "inference_failed")
 
 
 async def test_a_request_leaves_spans_in_its_client_s_trace() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from serve_app.payloads import (
     Execution,
     Failure,
     Media,
+    StreamLimits,
     Success,
     Tensors,
     Texts,
@@ -31,16 +33,22 @@ from serve_app.payloads import (
 from serve_app.transport import frames
 from serve_app.transport.arena import Arena, ArenaReader
 from serve_app.transport.frames import (
+    PART,
     PREFIX,
     RECALL,
     SHARE_ABOVE,
+    TAKEN,
     Frame,
     Part,
+    decode_part,
     decode_result,
     encode_failure,
+    encode_part,
     encode_recall,
     encode_result,
+    encode_taken,
     recalled,
+    taken,
 )
 
 # At one moment: budgets arrive as they were sent.
@@ -287,3 +295,51 @@ def test_a_recall_names_a_call_and_positions(call: int, positions: list[int]) ->
     sent = Bundle([WireEntry(1, 1.0, 1, "", {"x": np.ones((1, 1))}), WireEntry(1, 1.0, 1, "", Texts(["a"], {}))])
     for others in (sent, Bundle(sent.entries[:1]), Bundle([])):
         assert received(encode_bundle(call, others, None)[0]).kind != RECALL
+
+
+@given(st.integers(1, 2**40), st.integers(0, 9), st.integers(0, 10**6), tensors)
+def test_a_part_travels(call: int, position: int, number: int, outputs: Tensors) -> None:
+    """With its place."""
+    frame = received(encode_part(call, position, number, 0.25, outputs))
+    assert (frame.call, frame.kind) == (call, PART)
+    at, counted, waited_s, found = decode_part(frame)
+    assert (at, counted, waited_s) == (position, number, 0.25)
+    assert found.keys() == outputs.keys()
+    for name, array in outputs.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_texts_travel_in_parts() -> None:
+    """Beside numbers, as pickle carries them."""
+    outputs = {"s": np.array(["a", "bc"], object), "n": np.arange(3)}
+    *_, found = decode_part(received(encode_part(1, 0, 0, 0.0, outputs)))
+    assert {name: array.tolist() for name, array in found.items()} == {"s": ["a", "bc"], "n": [0, 1, 2]}
+
+
+def test_what_was_read_is_told() -> None:
+    """By position and number."""
+    frame = received(encode_taken(7, 2, 30))
+    assert (frame.call, frame.kind, taken(frame)) == (7, TAKEN, (2, 30))
+
+
+class Sink:
+    """Takes parts; it cannot travel."""
+
+    def send(self, position: int, number: int, waited_s: float, outputs: Tensors) -> None:
+        raise NotImplementedError
+
+    def on_taken(self, position: int, taken: Callable[[int], None]) -> None:
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it does not travel")
+
+
+@pytest.mark.parametrize("payload", [{"x": np.zeros(2)}, {"s": np.array(["a"], object)}])
+def test_what_takes_parts_stays_here(payload: Tensors) -> None:
+    """And the limits of an answer in parts travel."""
+    limits = StreamLimits(30.0, 8, 1000, 0.5)
+    bundle = Bundle([WireEntry(1, 1.0, 1, "", payload, stream=limits)], "r", parts=Sink())
+    parts, _ = encode_bundle(1, bundle, None)
+    found = decode_bundle(received(parts), None)
+    assert (found.parts, found.entries[0].stream) == (None, limits)

@@ -68,6 +68,8 @@ def _model(path: str, model: str, method: str, body: bytes | None = None) -> dic
     }
 
 
+_VALUES: Final = {"id": "seven", "INPUT0": _ROW, "INPUT1": _ROW}
+"""A generate request for the same."""
 _TEXT: Final = Good({"model": "words"}, as_json({"inputs": "the cat"}), _JSON)
 
 GOOD: Final[Mapping[tuple[str, str], Good]] = {
@@ -76,6 +78,8 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("GET", "/v2/health/ready"): Good(),
     ("GET", "/v2/models/stats"): Good(),
     **_model("/infer", "sum_diff", "POST", as_json(infer())),
+    **_model("/generate", "sum_diff", "POST", as_json(_VALUES)),
+    **_model("/generate_stream", "sum_diff", "POST", as_json(_VALUES)),
     **_model("", "sum_diff", "GET"),
     **_model("/ready", "sum_diff", "GET"),
     **_model("/config", "sum_diff", "GET"),
@@ -592,7 +596,34 @@ def _root() -> Iterator[Ask]:
     )
 
 
+def _generate(word: str) -> Iterator[Ask]:
+    route = ("POST", f"/v2/models/{{model}}/{word}")
+
+    def sent(name: str, /, *headers: tuple[str, str], model: str = "sum_diff", **changes: Any) -> Ask:
+        body = as_json(_VALUES | changes)
+        return _ask(route, GOOD[route], name, path={"model": model}, headers=(*_JSON, *headers), body=body)
+
+    yield sent("two rows", INPUT0=_ROW * 2, INPUT1=[_ROW, _ROW])
+    yield sent("timings", parameters={"timings": True, "timeout": 60_000_000, "priority": 1})
+    yield sent("what means nothing", temperature=0.5, tools=[{}])
+    yield sent("no id", id="")
+    yield sent("one value", INPUT0=1)
+    yield sent("text", INPUT0="one")
+    yield sent("nothing", INPUT0=None)
+    yield sent("an input twice", parameters={"INPUT0": _ROW})
+    yield sent("sequence", sequence_id=1)
+    yield sent("priority of the wrong type", priority="high")
+    yield sent("negative deadline", timeout=-1)
+    yield sent("negative time for the whole", stream_timeout=-1)
+    yield sent("time for the whole that is none", ("X-Stream-Timeout-Ms", "soon"))
+    yield sent("model of media", model="digits")
+    yield _ask(route, GOOD[route], "an input missing", body=as_json({"INPUT0": _ROW}))
+    yield _ask(route, GOOD[route], "texts", path={"model": "strings"}, body=as_json({"INPUT0": ["a", "ü"]}))
+
+
 _OWN: Final[Mapping[tuple[str, str], Any]] = {
+    ("POST", "/v2/models/{model}/generate"): lambda: _generate("generate"),
+    ("POST", "/v2/models/{model}/generate_stream"): lambda: _generate("generate_stream"),
     ("POST", "/v2/models/{model}/infer"): _infer,
     ("GET", "/v2/models/{model}"): lambda: _metadata("/v2/models/{model}"),
     ("GET", "/v2/models/{model}/config"): lambda: _metadata("/v2/models/{model}/config"),
@@ -612,10 +643,6 @@ _OWN: Final[Mapping[tuple[str, str], Any]] = {
 def _not_served() -> Iterator[Ask]:
     """Routes that say why nothing is done there. They are not in the route table that others see."""
     for path in (
-        "/v2/models/sum_diff/generate",
-        "/v2/models/sum_diff/generate_stream",
-        "/v2/models/sum_diff/versions/1/generate",
-        "/v2/models/sum_diff/versions/1/generate_stream",
         "/v2/systemsharedmemory/region/mine/register",
         "/v2/cudasharedmemory/region/mine/register",
     ):

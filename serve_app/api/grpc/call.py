@@ -32,6 +32,7 @@ _HEADERS: Final = MappingProxyType(
         for name in (
             "x-priority",
             "x-timeout-ms",
+            "x-stream-timeout-ms",
             "x-variant",
             "x-model-version",
             "x-fallback",

@@ -45,13 +45,8 @@ _TRACE: Final[Mapping[str, Any]] = MappingProxyType(
 _SHARED_MEMORY: Final = ("systemsharedmemory", "cudasharedmemory")
 _KINDS: Final = {bool: "true or false", int: "an integer", str: "a string"}
 
-_AT_ONCE = "models here give one answer per request; use infer"
 _WHY: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "generate": _AT_ONCE,
-        "generate_stream": _AT_ONCE,
-        "register": "tensors travel in the bodies of requests and responses; no memory is shared with clients",
-    }
+    {"register": "tensors travel in the bodies of requests and responses; no memory is shared with clients"}
 )
 
 
@@ -175,9 +170,7 @@ def routes(gateway: Gateway) -> list[Route]:
         Route("POST", f"/v2/repository/models/{{model}}/{verb}", handler, "administration")
         for verb, handler in (("load", endpoints.load), ("unload", endpoints.unload))
     ]
-    versions = ("models/{model}", "models/{model}/versions/{version}")
-    paths = tuple(f"{model}/{verb}" for model in versions for verb in ("generate", "generate_stream"))
-    paths += tuple(f"{kind}/region/{{region}}/register" for kind in _SHARED_MEMORY)
+    paths = tuple(f"{kind}/region/{{region}}/register" for kind in _SHARED_MEMORY)
     # Not in the description: there is nothing to do with them.
     return found + [Route("POST", f"/v2/{path}", endpoints.unsupported, described=False) for path in paths]
 

@@ -20,11 +20,13 @@ from serve_app.api.open_inference.classification import check_classification
 from serve_app.api.open_inference.raw import decode_raw
 from serve_app.api.open_inference.tensors import (
     JsonData,
+    count_of,
     datatype_of,
     decode_binary,
     dump_data,
     element_type,
     encode_binary,
+    listed,
 )
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import InvalidRequest, Unsupported
@@ -140,8 +142,7 @@ def parse(body: bytes | memoryview, header_length: bytes | None, one_pass: Decod
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise wire.invalid(error) from None
     parameters = request.parameters or _NO_PARAMETERS
-    if parameters.sequence_id:
-        raise Unsupported("parameters.sequence_id: sequences are not supported here")
+    parameters.check()
     return Parsed(request, parameters, body, size)
 
 
@@ -223,7 +224,7 @@ class ModelCodec:
                 if plan.json is None:
                     raise _no_json_form(f"{where}.data: {plan.spec.datatype}", "binary_data_size")
                 convert = plan.json.take if isinstance(data, list) else plan.json.decode
-                tensors[tensor.name] = convert(data, shape, count, where)
+                tensors[tensor.name] = convert(data, shape, count, f"{where}.data")
                 continue
             if data is not msgspec.UNSET:
                 raise InvalidRequest(f"{where}: has both data and parameters.binary_data_size; send one")
@@ -243,6 +244,29 @@ class ModelCodec:
                 f" {offset - parsed.offset} bytes that the inputs' binary_data_size declare"
             )
         return tensors
+
+    def decode_values(self, values: Mapping[str, msgspec.Raw]) -> Tensors:
+        """Decode and check inputs that come without a shape: each a JSON value, or a list of them, flat or nested.
+
+        Args:
+            values: By name of the input. Those that the model does not know are to be left out.
+
+        Raises:
+            InvalidRequest: An input is missing, has no JSON form, or does not fit the signature.
+        """
+        tensors: Tensors = {}
+        for name, raw in values.items():
+            plan = self._inputs[name]
+            if plan.json is None:
+                raise InvalidRequest(f"{name}: {plan.spec.datatype} has no JSON representation; send it to infer")
+            text = listed(raw)
+            count = count_of(text, plan.spec.datatype)
+            shape = _shape_for(count, plan.spec)
+            self._check_shape(name, shape, plan)
+            if tensors and plan.rows and self._even:
+                self._check_rows(name, shape, plan, tensors)
+            tensors[name] = plan.json.decode(text, shape, count, name)
+        return self.complete(tensors)
 
     def check_input(
         self, index: int, name: str, datatype: str, shape: tuple[int, ...], before: Tensors
@@ -476,6 +500,24 @@ def _plan(spec: TensorSpec, *, rows: bool) -> InputPlan:
         spec.axis if rows else 0,
         rows and not spec.axis,
     )
+
+
+def _shape_for(count: int, spec: TensorSpec) -> tuple[int, ...]:
+    """The shape of so many elements, as Triton makes it: the last dimension that may vary gets what fixed ones leave.
+
+    Raises:
+        InvalidRequest: They do not fill the fixed dimensions.
+    """
+    if not spec.ranked:
+        return (count,)
+    shape = spec.public_shape
+    free = [axis for axis, size in enumerate(shape) if size < 0]
+    fixed = math.prod(size for size in shape if size >= 0)
+    left, odd = divmod(count, fixed) if fixed else (0, count)
+    if odd or (not free and left != 1 and fixed):
+        sizes = ", ".join("any" if size < 0 else str(size) for size in shape)
+        raise InvalidRequest(f"{spec.name}: expected values that fill the shape [{sizes}], got {count}")
+    return tuple((left if axis == free[-1] else 1) if size < 0 else size for axis, size in enumerate(shape))
 
 
 def _fits(inner: tuple[int, ...], spec: TensorSpec, *, rows: bool) -> bool:

@@ -67,7 +67,7 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
                 **{name: str(value) for name, value in joinable_parameters(info).items()},
             }.items()
         },
-        "model_transaction_policy": {"decoupled": False},
+        "model_transaction_policy": {"decoupled": info.streams},
         "response_cache": {"enable": False},
     }
 

@@ -49,6 +49,8 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
         "binary_data_output": ((bool,), "bool_param"),
         "timings": ((bool,), "bool_param"),
         "sequence_id": ((int, str), "int64_param, uint64_param or string_param"),
+        "stream_timeout": ((int,), "int64_param or uint64_param"),
+        "triton_enable_empty_final_response": ((bool,), "bool_param"),
     }
 )
 """Parameters of a request that mean something: what their values are in Python, and in the message."""
@@ -92,9 +94,9 @@ def request_parameters(parameters: _Parameters) -> wire.RequestParameters:
         if type(value) not in kinds:
             raise InvalidRequest(f"parameters.{name}: expected {wanted}")
         found[name] = value
-    if found.get("sequence_id"):
-        raise Unsupported("parameters.sequence_id: sequences are not supported here")
-    return wire.RequestParameters(**found)
+    told = wire.RequestParameters(**found)
+    told.check()
+    return told
 
 
 def _value(parameter: pb.InferParameter) -> _Value | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from google.protobuf import json_format
@@ -17,6 +18,7 @@ from serve_app.api.gateway import Gateway, Operation
 from serve_app.api.grpc.call import GrpcCall, parse, shown
 from serve_app.api.open_inference import administration, rest
 from serve_app.api.open_inference import inference_pb2 as pb
+from serve_app.api.open_inference.answer_line import AnswerLine, Place
 from serve_app.api.open_inference.codec import Selection
 from serve_app.api.open_inference.infer import classified, encoding_bytes
 from serve_app.api.open_inference.message_parts import check_parts
@@ -39,18 +41,17 @@ Explain: TypeAlias = Callable[[Exception, GrpcCall, str], ServeAppError]
 AHEAD: Final = 256
 """Requests of one stream that may be in work at once. What comes beyond that waits in the connection."""
 
-UNREAD_BYTES: Final = 8 * 2**20
-"""While the client of a stream has more than so many bytes of answers to read, no more requests are read from it."""
-
 _FEW_PARTS_BYTES: Final = 16 * 1024
 """Messages up to this size are parsed whatever they are made of: it takes 2 ms at most."""
 
 _PRIORITY: Final = {priority: ("x-priority", priority.label) for priority in Priority}
 _RESPONSE: Final = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
-_FINAL: Final = pb.ModelInferResponse(
-    parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
-).SerializeToString()
-"""What every answer in a stream carries: it is the only one to its request."""
+_FINAL_RESPONSE: Final = "triton_final_response"
+"""The parameter of every answer in a stream that tells whether it is the last one to its request."""
+_FINAL, _NOT_FINAL = (
+    pb.ModelInferResponse(parameters={_FINAL_RESPONSE: pb.InferParameter(bool_param=final)}).SerializeToString()
+    for final in (True, False)
+)
 
 _CLOSING: Final = "the server is closing; open the stream again"
 _SHARED_MEMORY: Final = "shared memory is not supported here: send tensors in the message"
@@ -231,9 +232,9 @@ class InferenceRpc:
         return _filled(pb.ModelStatisticsResponse(), {"model_stats": list(statistics)}).SerializeToString()
 
     async def stream_infer(self, requests: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
-        """Answer the requests of a stream in their order; up to `AHEAD` of them are in work at once.
+        """Answer the requests of a stream, in the order that `AnswerLine` has; up to `AHEAD` are in work at once.
 
-        A client that reads no answers is soon asked for no more requests: see `UNREAD_BYTES`.
+        A client that reads no answers is soon asked for no more requests, and no more parts are made for it.
 
         A request that fails does not end the stream: its answer says so. The stream ends when the client's side of it
         has ended and everything is answered, or when the server is closing.
@@ -244,64 +245,61 @@ class InferenceRpc:
         """
         if self._closing:
             raise ModelUnavailable(_CLOSING)
-        answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+        line = AnswerLine()
         room = asyncio.Semaphore(AHEAD)
-        running: set[asyncio.Task[bytes]] = set()
-        unread = 0
-        mostly_read = asyncio.Event()
-        mostly_read.set()
-
-        async def answered(body: bytes) -> bytes:
-            nonlocal unread
-            answer = await self._answer_in_stream(call.again(body))
-            unread += len(answer)
-            if unread > UNREAD_BYTES:
-                mostly_read.clear()
-            return answer
+        running: set[asyncio.Task[None]] = set()
 
         async def read() -> None:
             async for body in requests:
                 await room.acquire()
-                await mostly_read.wait()
-                task = asyncio.create_task(answered(body))
+                await line.mostly_read.wait()
+                task = asyncio.create_task(self._answer_in_stream(call.again(body), line.join()))
                 running.add(task)
-                answers.put_nowait(task)
+                task.add_done_callback(running.discard)
 
         reader = asyncio.create_task(read())
-        reader.add_done_callback(lambda _: answers.put_nowait(None))  # also where it ends before it has begun
+        reader.add_done_callback(lambda _: line.close())  # also where it ends before it has begun
         self._reading.add(reader)
         try:
-            while (task := await answers.get()) is not None:
-                answer = await task
-                running.discard(task)
-                del task  # it holds the answer, which the client may take its time to read
-                yield answer
-                unread -= len(answer)
-                if unread <= UNREAD_BYTES:
-                    mostly_read.set()
-                room.release()
+            async with aclosing(line.messages()) as messages:
+                async for message, is_last in messages:
+                    if message:
+                        yield message
+                    if is_last:
+                        room.release()
             if self._closing and reader.cancelled():  # else the client had no more to ask
                 raise ModelUnavailable(_CLOSING)
             await reader  # to hear why it ended, if not because the client was done
         finally:
             self._reading.discard(reader)
-            for each in (reader, *running):
+            ending = (reader, *running)
+            for each in ending:
                 each.cancel()
-            await asyncio.gather(reader, *running, return_exceptions=True)
-            del reader, each  # whose error's traceback has this frame
+            await asyncio.gather(*ending, return_exceptions=True)
+            del reader, each, ending  # whose error's traceback has this frame
 
-    async def _answer_in_stream(self, call: GrpcCall) -> bytes:
+    async def _answer_in_stream(self, call: GrpcCall, place: Place) -> None:
         try:
-            _, response = await self._gateway.run(self._infer, call)
+            asked = await self._gateway.read(self._infer, call)
+            if asked.info.streams:
+                place.overtake()
+                async with aclosing(self._gateway.parts(asked)) as parts:
+                    async for _, response in parts:
+                        await place.part(_in_stream(response, _NOT_FINAL))
+                wanted = asked.parsed.parameters.triton_enable_empty_final_response
+                place.last(_in_stream(_nothing(asked.info, asked.parsed.id), _FINAL) if wanted else b"")
+            else:
+                _, response = await self._gateway.answer(asked)
+                place.last(_in_stream(response, _FINAL))
         except Exception as error:  # whatever it is, it concerns this request only
-            return self._failed_in_stream(error, call)
-        return b"".join((delimited(_RESPONSE, len(response) + len(_FINAL)), response, _FINAL))
+            place.last(self._failed_in_stream(error, call))
 
     def _failed_in_stream(self, error: Exception, call: GrpcCall) -> bytes:
         # Not where it was caught: the error knows that frame and the message in it, which must not know the error.
         explained = self._explain(error, call, "ModelStreamInfer")
         failed = pb.ModelInferResponse(model_name=call.asked_model, id=call.asked_id)
         failed.parameters["code"].string_param = code_of(explained)
+        failed.parameters[_FINAL_RESPONSE].bool_param = True
         return pb.ModelStreamInferResponse(error_message=shown(explained), infer_response=failed).SerializeToString()
 
     def close(self) -> None:
@@ -369,6 +367,17 @@ class InferenceRpc:
         for name, value in administration.update_log_settings(asked).items():
             setattr(response.settings[name], _SETTING[type(value)], value)
         return response
+
+
+def _in_stream(response: bytes, more: bytes) -> bytes:
+    """A message of a stream with a response, whose further fields are in ``more``."""
+    return b"".join((delimited(_RESPONSE, len(response) + len(more)), response, more))
+
+
+def _nothing(info: ModelInfo, request_id: str) -> bytes:
+    """A response without outputs."""
+    named = pb.ModelInferResponse(model_name=info.name, model_version=info.version, id=request_id)
+    return named.SerializeToString()
 
 
 def _answering(kind: type[Any], answer: Callable[[Any], Message]) -> Unary:

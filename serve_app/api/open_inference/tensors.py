@@ -23,6 +23,7 @@ _PIECE_BYTES: Final = 64 * 1024
 _PIECE_ITEMS: Final = 16 * 1024
 
 _SPACE: Final = b" \t\r\n"
+_BRACKETS: Final = b"[] \t\r\n"
 _RAWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _LENGTH: Final = struct.Struct("<I")
 # V is bfloat16, which numpy does not know as a float.
@@ -81,19 +82,18 @@ class JsonData:
             self._decoders.append(msgspec.json.Decoder(element))
         self._may_overflow = self._dtype.kind == "f" and self._dtype.itemsize < 8
 
-    def decode(self, raw: msgspec.Raw, shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
+    def decode(self, raw: msgspec.Raw | bytes, shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
         """Decode one tensor.
 
         Args:
             raw: The JSON text of ``data``.
             shape: Its checked shape.
             count: Product of ``shape``.
-            where: Path of the tensor in the request, for messages.
+            where: Path of the data in the request, for messages.
 
         Raises:
             InvalidRequest: The data does not fit the datatype or the shape.
         """
-        tensor, where = where, f"{where}.data"
         view = memoryview(raw)
         try:
             if len(view) > _PIECE_BYTES and self._dtype.kind != "O":
@@ -104,7 +104,7 @@ class JsonData:
                 if array.shape != shape:
                     raise _misshaped(where, array.shape, shape)
             else:
-                return self.take(self._decoders[0].decode(view), shape, count, tensor)
+                return self.take(self._decoders[0].decode(view), shape, count, where)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(error, where) from None
         if self._may_overflow and not np.isfinite(array).all():
@@ -113,7 +113,6 @@ class JsonData:
 
     def take(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
         """As `decode`, of data that was a flat list of the datatype's elements and is decoded already."""
-        where = f"{where}.data"
         if len(values) != count:
             raise InvalidRequest(f"{where}: {len(values)} values, but shape {list(shape)} needs {count}")
         if self._format is None:
@@ -193,6 +192,24 @@ class JsonData:
             position = cut + 1
         if filled != len(out):
             raise InvalidRequest(f"{where}: {filled} values, but its shape needs {len(out)}")
+
+
+def listed(raw: msgspec.Raw) -> bytes:
+    """The text of a JSON list; of a single value the text of a list of it."""
+    text = bytes(raw)
+    return text if text.startswith(b"[") else b"[%b]" % text
+
+
+def count_of(text: bytes, datatype: str) -> int:
+    """How many elements a JSON list has, nested or not, told without decoding it; of what is no such list, any number.
+
+    Between two numbers there is one comma, however they are nested. Around a text there are two quotation marks.
+    """
+    if datatype == "BYTES":
+        plain = text.replace(rb"\\", b"") if b"\\" in text else text
+        return (plain.count(b'"') - plain.count(rb"\"")) // 2
+    commas = text.count(b",")
+    return commas + 1 if commas or text.strip(_BRACKETS) else 0
 
 
 def _misshaped(where: str, got: tuple[int, ...], expected: tuple[int, ...]) -> InvalidRequest:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from serve_app.errors import InvalidRequest
+from serve_app.errors import InvalidRequest, Unsupported
 
 _DataT = TypeVar("_DataT")
 
@@ -67,6 +67,9 @@ class RequestParameters(msgspec.Struct, gc=False):
         fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
         timings: Whether the response's parameters tell the class, the deadline and where the time went.
         sequence_id: Part of the protocol's sequence extension, which is refused.
+        stream_timeout: Microseconds for all parts of an answer; 0 for the default.
+        triton_enable_empty_final_response: Whether, in a stream of gRPC, an answer in parts is followed by an empty one
+            that says that it was all.
     """
 
     priority: int = 0
@@ -76,6 +79,13 @@ class RequestParameters(msgspec.Struct, gc=False):
     fallback: bool | None = None
     timings: bool = False
     sequence_id: int | str = 0
+    stream_timeout: int = 0
+    triton_enable_empty_final_response: bool = False
+
+    def check(self) -> None:
+        """Raise `Unsupported` where the request belongs to an extension that is not served here."""
+        if self.sequence_id:
+            raise Unsupported("parameters.sequence_id: sequences are not supported here")
 
 
 class InferRequest(msgspec.Struct, Generic[_DataT]):

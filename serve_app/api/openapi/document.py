@@ -21,6 +21,7 @@ from serve_app.api.overview import row_of_zeros
 from serve_app.api.routes import Errors, Route
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.tasks import kind_of
+from serve_app.payloads import TENSORS
 
 _OCTETS: Final = "application/octet-stream"
 _KEYED: Final = ("401", "403", "429")
@@ -75,6 +76,8 @@ def _for_models(operation: Mapping[str, Any], models: Sequence[ModelInfo]) -> di
     schema = body["content"].get(JSON, {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
     if schema == "PredictRequest":
         models = [info for info in models if tasks_of(info)]
+    elif schema == "GenerateRequest":
+        models = [info for info in models if info.task == TENSORS]
     if (fill := _CONTENTS.get(schema)) is not None:
         described["requestBody"] = {**body, "content": fill(body["content"], models)}
     if "parameters" in operation:
@@ -117,6 +120,16 @@ def _infer(content: dict[str, Any], models: Sequence[ModelInfo]) -> dict[str, An
     return _with_examples(content, examples)
 
 
+def _generate(content: dict[str, Any], models: Sequence[ModelInfo]) -> dict[str, Any]:
+    examples = {}
+    for info in models:
+        inputs, length = row_of_zeros(info)
+        if not length:
+            value = {tensor["name"]: tensor["data"] for tensor in inputs}
+            examples[info.name] = {"summary": f"A row of zeros for {info.name}", "value": value}
+    return _with_examples(content, examples)
+
+
 def _predict(content: dict[str, Any], models: Sequence[ModelInfo]) -> dict[str, Any]:
     """Only the media that some model takes."""
     examples = {}
@@ -138,7 +151,12 @@ def _embeddings(content: dict[str, Any], models: Sequence[ModelInfo]) -> dict[st
     return _with_examples({JSON: {"schema": schema}}, examples)
 
 
-_CONTENTS: Final = {"InferRequest": _infer, "PredictRequest": _predict, "EmbeddingsRequest": _embeddings}
+_CONTENTS: Final = {
+    "InferRequest": _infer,
+    "GenerateRequest": _generate,
+    "PredictRequest": _predict,
+    "EmbeddingsRequest": _embeddings,
+}
 """What makes the content of a body, by the schema of its JSON."""
 
 

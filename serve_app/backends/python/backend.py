@@ -1,10 +1,11 @@
-"""The backend of models that are a Python class."""
+"""The backends of models that are a Python class."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from serve_app.backends.python.environment import interpreter_of
 from serve_app.backends.python.host import Fault
 from serve_app.backends.python.options import PythonOptions
 from serve_app.backends.python.session import InProcess, LoadSettings, OwnProcess, PythonSession
-from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
+from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest, ServeAppError
 from serve_app.payloads import ModelSignature, Tensors, TensorSpec
 
 _T = TypeVar("_T")
@@ -166,10 +167,14 @@ class PythonBackend:
         try:
             return ask(session)
         except Fault as fault:
-            if fault.refused:
-                raise InvalidRequest(safe_line(fault.message)) from None
-            logger.error("model %r: %s", self._build.model, fault)  # noqa: TRY400 - the place in its file is told
-            raise InferenceFailed(safe_line(fault.message)) from None
+            raise self._error(fault) from None
+
+    def _error(self, fault: Fault) -> ServeAppError:
+        """What clients are told of a fault of the class."""
+        if fault.refused:
+            return InvalidRequest(safe_line(fault.message))
+        logger.error("model %r: %s", self._build.model, fault)
+        return InferenceFailed(safe_line(fault.message))
 
     def _as_declared(self, spec: TensorSpec, inputs: Tensors) -> npt.NDArray[Any]:
         array = inputs.get(spec.name)
@@ -183,6 +188,40 @@ class PythonBackend:
             )
         kind = self._texts.get(spec.name)
         return rows_to(array if kind is None else _texts(spec.name, array, kind), spec.axis)
+
+
+class StreamingPythonBackend(PythonBackend):
+    """Runs a Python class whose `predict` yields parts. See `serve_app.backends.backend.StreamingBackend`."""
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """The first part of the answer to one request.
+
+        Raises:
+            InferenceFailed: As `PythonBackend.run`, or there is no part.
+            SessionLost, InvalidRequest: As there.
+        """
+        with closing(self.stream(inputs)) as parts:
+            for part in parts:
+                return part
+        raise InferenceFailed("the model answered this input with no part")
+
+    def run_whole(self, inputs: Tensors) -> Tensors:
+        """As `run`."""
+        return self.run(inputs)
+
+    def stream(self, inputs: Tensors) -> Generator[Tensors, None, None]:
+        """Run one request, part by part.
+
+        Raises:
+            InferenceFailed, SessionLost, InvalidRequest: See `StreamingBackend`.
+        """
+        batch = {spec.name: self._as_declared(spec, inputs) for spec in self.signature.inputs}
+        try:
+            with closing(self._asked(lambda session: session.stream(batch))) as parts:
+                for part in parts:
+                    yield {spec.name: rows_from(part[spec.name], spec.axis) for spec in self.signature.outputs}
+        except Fault as fault:
+            raise self._error(fault) from None
 
 
 def _texts(name: str, array: npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:

@@ -47,6 +47,7 @@ class Declaration(NamedTuple):
         files: Names of files that it needs, relative to its folder.
         methods: Which of `preprocess` and `postprocess` it has.
         line: Where it is in its file.
+        streams: Whether `predict` is a generator, so that an answer comes in parts.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Declaration(NamedTuple):
     files: tuple[str, ...]
     methods: tuple[str, ...] = ()
     line: int = 0
+    streams: bool = False
 
     @property
     def signature(self) -> ModelSignature:
@@ -163,7 +165,8 @@ class _Reader:
         if self.problems:
             return None
         methods = tuple(name for name in _PROCESSING if _method(chosen, name) is not None)
-        return Declaration(chosen.name, sides[0], sides[1], independent, files, methods, chosen.lineno)
+        streams = _yields(_method(chosen, "predict"))
+        return Declaration(chosen.name, sides[0], sides[1], independent, files, methods, chosen.lineno, streams)
 
     def files(self, chosen: ast.ClassDef) -> tuple[str, ...]:
         """The files that a class names."""
@@ -282,6 +285,19 @@ def _method(each: ast.ClassDef, name: str) -> ast.FunctionDef | ast.AsyncFunctio
         if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == name:
             return item
     return None
+
+
+def _yields(method: ast.AST | None) -> bool:
+    """Whether a method is a generator: a `yield` of its own, and not one of a function inside it."""
+    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+    left: list[ast.AST] = [] if method is None else list(getattr(method, "body", ()))
+    while left:
+        node = left.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, inner):
+            left.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def _assigned(each: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:

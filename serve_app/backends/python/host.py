@@ -5,10 +5,10 @@ program, so it needs Python 3.8, numpy of any version, and nothing else:
 
     python -I -u host.py SOCKET REQUESTS ANSWERS [SOCKET REQUESTS ANSWERS]...
 
-Messages are JSON on a Unix socket, one answer for each. Tensors are in shared memory: the server writes those of
-requests, the program those of answers, and either reads what the other has written. The first three are for runs of
-the model. Each further three are served by a thread of its own: they are for the class's `preprocess` and
-`postprocess`, which work beside the runs.
+Messages are JSON on a Unix socket, one answer for each; an answer in parts is asked for part by part. Tensors are in
+shared memory: the server writes those of requests, the program those of answers, and either reads what the other has
+written. The first three are for runs of the model. Each further three are served by a thread of its own: they are for
+the class's `preprocess` and `postprocess`, which work beside the runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from typing import Any
 
     Spec = tuple[str, str, tuple[int, ...]]
@@ -51,6 +51,7 @@ _ALIGNMENT = 64
 _GRAIN = 1 << 20
 _CODE_SUFFIXES = importlib.machinery.SOURCE_SUFFIXES
 _numbers = itertools.count(1)
+_END = object()
 
 
 class Fault(Exception):
@@ -228,6 +229,30 @@ class Model:
         returned = self._do(lambda: self._instance.predict(batch), "the model failed on this input")
         return self._all_checked("predict", "output", self._outputs, returned, rows)
 
+    def stream(self, batch: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """Ask a class whose `predict` is a generator. Each part is checked, and may have any number of rows.
+
+        Closing what this returns closes the class's generator, at once.
+
+        Args:
+            batch: Arrays by name; read-only.
+
+        Raises:
+            Fault: It raised, or yielded something else than it declares.
+        """
+        what = "the model failed on this input"
+        made = self._do(lambda: self._instance.predict(batch), what)
+        if not isinstance(made, types.GeneratorType):
+            raise Fault(f"predict returned {_article(made)}; it was read as a generator, which yields parts")
+        try:
+            while True:
+                part = self._do(lambda: next(made, _END), what)
+                if part is _END:
+                    return
+                yield self._all_checked("predict", "output", self._outputs, part, None, "yielded")
+        finally:
+            self._do(made.close, "predict failed when it was closed")
+
     def preprocess(self, request: Request) -> dict[str, Any]:
         """Ask the class for the inputs of one request, and check them. Several threads may ask at once.
 
@@ -337,18 +362,29 @@ class Model:
         return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
     def _all_checked(
-        self, method: str, what: str, declared: Sequence[_Checked], returned: Any, rows: int | None
+        self,
+        method: str,
+        what: str,
+        declared: Sequence[_Checked],
+        returned: Any,
+        rows: int | None,
+        gave: str = "returned",
     ) -> dict[str, Any]:
         """What a method returned, if that is what the class declares."""
         names = [name for name, *_ in declared]
         if not isinstance(returned, dict):
             listed = ", ".join(f"{name!r}: ..." for name in names)
-            raise Fault(f"{method} returned {_article(returned)}; it must return a dict of arrays: {{{listed}}}")
+            if isinstance(returned, types.GeneratorType):
+                raise Fault(f"{method} {gave} a generator: to answer in parts, write yield from in predict itself")
+            must = "yield dicts" if gave == "yielded" else "return a dict"
+            raise Fault(f"{method} {gave} {_article(returned)}; it must {must} of arrays: {{{listed}}}")
         if missing := [name for name in names if name not in returned]:
-            raise Fault(f"{method} returned no {what} {missing[0]!r}, which the model declares; {_listed(returned)}")
+            raise Fault(
+                f"{method} {gave} no {what} {missing[0]!r}, which the model declares; {_listed(returned, gave)}"
+            )
         if len(returned) > len(names):
             extra = next(name for name in returned if name not in names)
-            raise Fault(f"{method} returned {what} {extra!r}, which the model does not declare")
+            raise Fault(f"{method} {gave} {what} {extra!r}, which the model does not declare")
         return {
             name: self._checked(f"{what} {name!r}", name, kind, dtype, shape, returned[name], rows)
             for name, kind, dtype, shape in declared
@@ -443,8 +479,8 @@ def _article(value: Any) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def _listed(returned: Mapping[Any, Any]) -> str:
-    return f"it returned {', '.join(map(repr, returned))}" if returned else "it returned none"
+def _listed(returned: Mapping[Any, Any], gave: str) -> str:
+    return f"it {gave} {', '.join(map(repr, returned))}" if returned else f"it {gave} none"
 
 
 # --- What travels -----------------------------------------------------------------------------------------------------
@@ -600,6 +636,7 @@ class _Program:
     def __init__(self) -> None:
         self._model: Model | None = None
         self._kinds: dict[str, dict[str, str]] = {}
+        self._parts: Generator[dict[str, Any], None, None] | None = None  # of the answer that is being given
 
     def answer(self, message: dict[str, Any], tensors: dict[str, Any], answers: Writer) -> dict[str, Any]:
         """Do what a message says.
@@ -624,6 +661,16 @@ class _Program:
             return {}
         if do == "run":
             return self._told(model.predict(tensors, message["rows"]), "outputs", answers)
+        if do == "stream":
+            self._parts = model.stream(tensors)
+        if do in ("stream", "next"):
+            part = None if self._parts is None else next(self._parts, None)
+            return {} if part is None else self._told(part, "outputs", answers)
+        if do == "stop":
+            parts, self._parts = self._parts, None
+            if parts is not None:
+                parts.close()
+            return {}
         request = make_request(tensors.pop(CONTENT).ravel().tolist(), **message["request"])
         if do == "preprocess":
             return self._told(model.preprocess(request), "inputs", answers)

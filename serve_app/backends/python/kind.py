@@ -6,14 +6,14 @@ from pathlib import Path
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BackendKind, BuildSettings, ModelFile
-from serve_app.backends.python.backend import PythonBackend
+from serve_app.backends.python.backend import PythonBackend, StreamingPythonBackend
 from serve_app.backends.python.declaration import files_beside, read_declaration
 from serve_app.backends.python.options import PythonOptions
 
 
 def _inspect(model_file: Path, model: str, options: PythonOptions) -> ModelFile:
     declared = read_declaration(model_file, model, options.class_)
-    return ModelFile(declared.signature, declared.prove)
+    return ModelFile(declared.signature, declared.prove, declared.streams)
 
 
 def _processes(model_file: Path, model: str, options: PythonOptions) -> bool:
@@ -21,7 +21,8 @@ def _processes(model_file: Path, model: str, options: PythonOptions) -> bool:
 
 
 def _create(build: BuildSettings, options: PythonOptions) -> Backend:
-    return PythonBackend(build, options)
+    streams = read_declaration(build.model_file, build.model, options.class_).streams
+    return (StreamingPythonBackend if streams else PythonBackend)(build, options)
 
 
 PYTHON = BackendKind(

@@ -9,9 +9,9 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -53,6 +53,18 @@ class PythonSession(Protocol):
         Raises:
             Fault: It raised, or returned something else than it declares.
             SessionLost: Its process has ended.
+        """
+
+    def stream(self, batch: Tensors) -> Generator[Tensors, None, None]:
+        """What a class yields whose `predict` is a generator, checked; each part is the caller's own.
+
+        To be used up or closed before anything else runs. Closing it closes the class's generator, at once.
+
+        Args:
+            batch: Every input by name.
+
+        Raises:
+            Fault, SessionLost: As `predict`.
         """
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
@@ -162,6 +174,12 @@ class InProcess:
         """Ask it. What it returns is copied: it may be memory that it uses again."""
         with self._running:
             return _own(self._loaded().predict(_read_only(batch), rows))
+
+    def stream(self, batch: Tensors) -> Generator[Tensors, None, None]:
+        """Ask it. Each part is copied, as of `predict`."""
+        with self._running, closing(self._loaded().stream(_read_only(batch))) as parts:
+            for part in parts:
+                yield _own(part)
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
         """Ask it. What it returns is copied, as of `predict`."""
@@ -321,6 +339,20 @@ class OwnProcess:
             way = self._alive(self._runs)
             told = way.requests.write([(name, self._kinds[name], array) for name, array in batch.items()])
             return _own(way.answers.read(self._ask(way, {"do": "run", "rows": rows, **told})))
+
+    def stream(self, batch: Tensors) -> Generator[Tensors, None, None]:
+        """Ask it for one part after the other: it makes the next one when it is asked for."""
+        with self._lock:
+            way = self._alive(self._runs)
+            told = way.requests.write([(name, self._kinds[name], array) for name, array in batch.items()])
+            answer = self._ask(way, {"do": "stream", **told})
+            while "tensors" in answer:
+                try:
+                    yield _own(way.answers.read(answer))
+                except BaseException:
+                    self._ask(way, {"do": "stop"})
+                    raise
+                answer = self._ask(way, {"do": "next"})
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
         """Ask it, beside a run."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from external_clients import needs_clients, needs_perf_analyzer, run_perf_analyzer, run_script
 
@@ -15,7 +16,7 @@ from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
-from serve_app.errors import ModelNotFound
+from serve_app.errors import InferenceFailed, ModelNotFound
 from serve_app.http.body import BodyReader
 from serve_app.payloads import Payload, TensorSpec
 from serve_app.scheduling.entry import Priority
@@ -31,16 +32,21 @@ SIMPLE = {
             inputs=(TensorSpec("INPUT0", "BYTES", (-1, -1)),),
             outputs=(TensorSpec("OUTPUT0", "BYTES", (-1, -1)),),
         ),
+        model(
+            "count_down",
+            inputs=(TensorSpec("INPUT0", "INT32", (-1, 1)),),
+            outputs=(TensorSpec("OUTPUT0", "INT32", (-1, 1)),),
+        )._replace(streams=True, stream_timeout_s=60.0),
     )
 }
 
 
 class SimpleService(NumpyService):
-    """Serves the two models that the scripts ask for."""
+    """Serves the models that the scripts ask for."""
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
-        """Both."""
+        """All."""
         return SIMPLE
 
     def find(self, model: str, version: str | None = None) -> ModelInfo:
@@ -58,6 +64,15 @@ class SimpleService(NumpyService):
         if model == "sum_diff":
             outputs = {"OUTPUT0": first + payload["INPUT1"], "OUTPUT1": first - payload["INPUT1"]}
         return Answer(outputs, options.priority or Priority.NORMAL, 0.0, 0.0)
+
+    async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
+        """Count down to one; a number that is negative fails after one part."""
+        assert isinstance(payload, dict)
+        start = int(payload["INPUT0"][0, 0])
+        for number in range(abs(start), 0, -1):
+            yield Answer({"OUTPUT0": np.array([[number]], np.int32)}, Priority.NORMAL, 0.0, 0.0)
+            if start < 0:
+                raise InferenceFailed("it broke")
 
     def statistics(self, model: str) -> Mapping[str, Any]:
         """Counters that grow."""
@@ -84,7 +99,7 @@ async def address() -> AsyncIterator[str]:
 
 
 @needs_clients
-@pytest.mark.parametrize("name", ["triton_grpc.py", "kserve_grpc.py", "standard_grpc.py"])
+@pytest.mark.parametrize("name", ["triton_grpc.py", "triton_decoupled.py", "kserve_grpc.py", "standard_grpc.py"])
 async def test_clients(address: str, name: str) -> None:
     """Everything that a client does works as its users expect."""
     await asyncio.to_thread(run_script, name, address)

@@ -16,7 +16,8 @@ from api.rpc.conftest import Client, request_of
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
-from serve_app.api.open_inference.rpc import AHEAD, UNREAD_BYTES
+from serve_app.api.open_inference.answer_line import UNREAD_BYTES
+from serve_app.api.open_inference.rpc import AHEAD
 from serve_app.domain.service import Answer, RequestOptions
 from serve_app.errors import QueueFull
 from serve_app.http.body import BodyReader

@@ -12,6 +12,7 @@ from serve_app.backends.description import describe_build
 from serve_app.backends.python.declaration import files_beside, read_declaration
 from serve_app.backends.python.kind import PYTHON
 from serve_app.backends.python.options import PythonOptions
+from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
 
 _PREDICT = """
@@ -89,6 +90,38 @@ def test_rows_are_joined_only_where_the_class_says_so(says: str, verdict: str, r
     found = describe_build(PYTHON, file, model="m").joinable
     assert found.verdict == verdict
     assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("body", "streams"),
+    [
+        ("yield {}", True),
+        ("yield from self.parts(batch)", True),
+        ("for _ in range(3):\n                if batch:\n                    yield {}", True),
+        ("x = yield {}", True),
+        ("return {}", False),
+        ("def parts():\n                yield {}\n            return {'y': list(parts())}", False),
+        ("return {'y': (lambda: (yield))}", False),
+        ("class Inner:\n                def f(self):\n                    yield 1\n            return {}", False),
+        ("return {'y': [each for each in batch]}", False),
+    ],
+)
+def test_a_class_that_yields_answers_in_parts(body: str, streams: bool, tmp_path: Path) -> None:
+    """By a `yield` of its own: not of a function inside."""
+    code = f"""
+        class Model:
+            inputs = {{"x": ("float32", [-1, 2])}}
+            outputs = {{"y": ("float32", [-1, 2])}}
+            rows_independent = True
+
+            def predict(self, batch):
+                {body.replace("            ", "                ")}
+    """
+    file = python_models.write(tmp_path, code)
+    found = describe_build(PYTHON, file, model="m", settings=JoinSettings(unverified=True))
+    assert found.streams is streams
+    if streams:
+        assert (found.joinable.verdict, found.joinable.rows, found.fixed_rows) == ("dependent", False, None)
 
 
 def test_files_beside_belong_to_the_model(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import python_models
 
-from serve_app.backends.backend import Backend, SessionLost
+from serve_app.backends.backend import Backend, SessionLost, StreamingBackend
 from serve_app.backends.batch import run_entries
 from serve_app.backends.description import describe_build
 from serve_app.backends.kind import BuildSettings
@@ -103,6 +103,10 @@ WRONG = (
         "{'y': batch['x'][:2]}",
         "output 'y' is float32 [2, 2] for 3 rows; the model declares float32 [-1, 2], with a row for each of",
     ),
+    (
+        "(each for each in [batch])",
+        "predict returned a generator: to answer in parts, write yield from in predict itself",
+    ),
     ("1 / 0", "the model failed on this input: ZeroDivisionError: division by zero"),
     ("open('/srv/secret/weights')", "the model failed on this input: FileNotFoundError: [Errno 2] No such file"),
     ("exit('now')", "the model failed on this input: SystemExit: now"),
@@ -122,6 +126,75 @@ def test_a_wrong_answer_fails_its_request_only(load: Load) -> None:
         assert "/srv" not in caught.value.message
         assert "\n" not in caught.value.message
         assert backend.run({"x": np.full((3, 2), -1, np.float32)})["y"].tolist() == [[0, 0]] * 3
+
+
+WRONG_PARTS = (
+    ("batch['x']", "predict yielded a ndarray; it must yield dicts of arrays: {'y': ...}"),
+    ("{'z': batch['x']}", "predict yielded no output 'y', which the model declares; it yielded 'z'"),
+    ("{'y': batch['x'], 'z': 1}", "predict yielded output 'z', which the model does not declare"),
+    ("{'y': batch['x'][0]}", "output 'y' is float32 [2]; the model declares float32 [-1, 2]"),
+    ("{'y': 1 / 0}", "the model failed on this input: ZeroDivisionError: division by zero"),
+    ("{'y': next(iter(()))}", "the model failed on this input: RuntimeError: generator raised StopIteration"),
+)
+"""What a class yields as its second part, and what is said of it."""
+
+
+def test_a_wrong_part_ends_its_answer_only(load: Load) -> None:
+    """After the parts before it; a part may have any number of rows."""
+    cases = "".join(f"    if case == {number}: yield {yields}\n" for number, (yields, _) in enumerate(WRONG_PARTS))
+    backend = load(
+        "def predict(self, batch):\n    case = batch['x'][0, 1]\n    yield {'y': batch['x'][:1]}\n"
+        f"{cases}    yield {{'y': batch['x']}}"
+    )
+    assert isinstance(backend, StreamingBackend)
+    for number, (_, said) in enumerate(WRONG_PARTS):
+        stream = backend.stream({"x": np.array([[7, number], [3, 2]], np.float32)})
+        assert next(stream)["y"].tolist() == [[7, number]]
+        with pytest.raises(InferenceFailed) as caught:
+            next(stream)
+        assert said in caught.value.message
+        assert [len(part["y"]) for part in backend.stream({"x": np.full((2, 2), -1, np.float32)})] == [1, 2]
+
+
+def test_a_generator_that_does_not_end_in_peace(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    """What it raises when it is closed is told; the next request is answered."""
+    backend = load(
+        """
+        def predict(self, batch):
+            try:
+                yield {"y": batch["x"]}
+                yield {"y": batch["x"]}
+            finally:
+                if batch["x"][0, 0] == 1:
+                    raise OSError("not now")
+                if batch["x"][0, 0] == 2:
+                    yield {"y": batch["x"]}
+        """
+    )
+    assert isinstance(backend, StreamingBackend)
+    for value in (1, 2):
+        stream = backend.stream({"x": np.full((1, 2), value, np.float32)})
+        next(stream)
+        with pytest.raises(InferenceFailed, match="predict failed when it was closed"):
+            stream.close()
+    assert "OSError: not now" in caplog.text
+    assert len(list(backend.stream({"x": np.zeros((1, 2), np.float32)}))) == 2
+
+
+def test_a_process_that_dies_between_two_parts(tmp_path: Path) -> None:
+    """Its session is lost, which the reader of the answer is told."""
+    code = textwrap.dedent(_BODY) + textwrap.indent(
+        "def predict(self, batch):\n    import os\n    yield {'y': batch['x']}\n    os.abort()\n", "    "
+    )
+    file = python_models.write(tmp_path, code)
+    options = PYTHON.options.model_validate({"environment": {"python": sys.executable}})
+    with closing(PYTHON.create(BuildSettings("iris", file, layout=NO_ROWS), options)) as backend:
+        backend.load()
+        assert isinstance(backend, StreamingBackend)
+        stream = backend.stream(ones())
+        next(stream)
+        with pytest.raises(SessionLost):
+            next(stream)
 
 
 def test_neighbours_of_a_failing_request_are_answered(load: Load) -> None:

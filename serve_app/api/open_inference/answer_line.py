@@ -1,0 +1,120 @@
+"""In which order the answers to the requests of one stream are sent, and how many of them may wait for that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Final
+
+UNREAD_BYTES: Final = 8 * 2**20
+"""While the client of a stream has more than so many bytes of answers to read, no more requests are read from it."""
+
+
+class Place:
+    """One request's place in an `AnswerLine`. It has to be ended once, by `last`."""
+
+    __slots__ = ("_line", "_waits", "ended", "message")
+
+    def __init__(self, line: AnswerLine) -> None:
+        self._line = line
+        self._waits = True  # for the answers to the requests before it
+        self.ended = False
+        self.message = b""
+
+    def overtake(self) -> None:
+        """The answer comes in parts: it waits for no other, and no other waits for it."""
+        self._waits = False
+        self._line.leave(self)
+
+    async def part(self, message: bytes) -> None:
+        """Send one of several messages, and wait until it is the turn of the next."""
+        await self._line.send(message)
+
+    def last(self, message: bytes = b"") -> None:
+        """Send the only message, or the last of several, or none, and end this place."""
+        self.message, self.ended = message, True
+        self._line.end(self, in_order=self._waits)
+
+
+class AnswerLine:
+    """The answers to the requests of a stream, on their way to the client.
+
+    Answers that are one message come in the order of their requests. Those that come in parts go out as they come: each
+    has one part waiting at most, so that nothing is made for a client that does not read.
+
+    Attributes:
+        mostly_read: Set unless more than `UNREAD_BYTES` wait to be read.
+    """
+
+    def __init__(self) -> None:
+        self.mostly_read = asyncio.Event()
+        self.mostly_read.set()
+        self._in_order: deque[Place] = deque()
+        self._open = 0  # places that have not ended
+        self._closing = False
+        self._unread = 0
+        # What is to be sent, with whom to tell, or whether it ends its request; ``None`` is the end.
+        self._ready: asyncio.Queue[tuple[bytes, asyncio.Future[None] | None] | None] = asyncio.Queue()
+
+    def join(self) -> Place:
+        """The next request's place."""
+        place = Place(self)
+        self._in_order.append(place)
+        self._open += 1
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Let others wait for this place no longer."""
+        self._in_order.remove(place)
+        self._flush()
+
+    async def send(self, message: bytes) -> None:
+        """Send a part, and wait until the one before the next may be made."""
+        sent = asyncio.get_running_loop().create_future()
+        self._count(message)
+        self._ready.put_nowait((message, sent))
+        await sent
+        await self.mostly_read.wait()
+
+    def end(self, place: Place, *, in_order: bool) -> None:
+        """Send what a place ends with, when it is its turn."""
+        self._count(place.message)
+        if in_order:
+            self._flush()
+        else:
+            self._finish(place)
+
+    def close(self) -> None:
+        """No more requests come: `messages` ends when all are answered."""
+        self._closing = True
+        if not self._open:
+            self._ready.put_nowait(None)
+
+    async def messages(self) -> AsyncGenerator[tuple[bytes, bool], None]:
+        """What is to be sent, in order, and whether it ends a request. Asked for the next, the one before was sent."""
+        while (ready := await self._ready.get()) is not None:
+            message, sent = ready
+            del ready
+            if sent is not None and not sent.done():
+                sent.set_result(None)
+            yield message, sent is None
+            self._unread -= len(message)
+            if self._unread <= UNREAD_BYTES:
+                self.mostly_read.set()
+
+    def _flush(self) -> None:
+        while self._in_order and self._in_order[0].ended:
+            self._finish(self._in_order.popleft())
+
+    def _finish(self, place: Place) -> None:
+        message, place.message = place.message, b""  # whoever has the place has no more to do with it
+        self._ready.put_nowait((message, None))
+        self._open -= 1
+        if self._closing and not self._open:
+            self._ready.put_nowait(None)
+
+    def _count(self, message: bytes) -> None:
+        self._unread += len(message)
+        if self._unread > UNREAD_BYTES:
+            self.mostly_read.clear()

@@ -1,0 +1,223 @@
+"""``POST /v2/models/{model}/generate`` and ``/generate_stream``: Triton's generate extension.
+
+A request is a flat JSON object. What is named like an input is that input: a value, or a list of values, from which the
+shape follows. What is named like a parameter of infer requests is that parameter. Both may stand at the top or in
+``parameters``; everything else is ignored. An answer is a flat object, too, and so is each part of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from serve_app.api.gateway import Gateway
+from serve_app.api.open_inference.codec import BINARY_ONLY, ModelCodec
+from serve_app.api.open_inference.tensors import dump_data
+from serve_app.api.open_inference.wire import RequestParameters, invalid
+from serve_app.api.replies import body_parameters
+from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
+from serve_app.domain.service import Answer, ModelInfo
+from serve_app.errors import InvalidRequest
+from serve_app.http.errors import Headers
+from serve_app.payloads import TENSORS, Tensors, TensorSpec
+
+_NESTED: Final = "parameters"
+_ID: Final = "id"
+_EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
+HEADERS: Final[Headers] = [
+    _EVENTS,
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep events back
+]
+"""Of answers that are a stream of events."""
+_PARAMETERS: Final = {field.name: field.type for field in msgspec.structs.fields(RequestParameters)}
+
+
+def routes(_: Gateway) -> list[Route]:
+    """The routes."""
+    generate, generate_stream = Generate(), GenerateStream()
+    return [
+        Route("POST", f"{model}/{word}", operation=operation)
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        for word, operation in (("generate", generate), ("generate_stream", generate_stream))
+    ]
+
+
+def event(data: bytes) -> bytes:
+    """One server-sent event of data without line breaks."""
+    return b"data: %b\n\n" % data
+
+
+class GenerateRequest(Struct):
+    """A generate request on its way.
+
+    Attributes:
+        codec: Of its model.
+        values: The inputs in it, not decoded yet; none once they are.
+        parameters: Its parameters.
+        id: To be echoed; empty where it has none.
+    """
+
+    codec: GenerateCodec
+    values: Mapping[str, msgspec.Raw]
+    parameters: RequestParameters
+    id: str
+
+
+class GenerateCodec:
+    """Decodes generate requests to one model and encodes its answers. Immutable; safe in any thread.
+
+    Args:
+        info: The model.
+
+    Attributes:
+        info: The model.
+    """
+
+    def __init__(self, info: ModelInfo) -> None:
+        self.info = info
+        self._tensors = ModelCodec(info)
+        self._inputs = [spec.name for spec in (*info.signature.inputs, *info.signature.optional)]
+        # Only names that mean something are kept of a body, however many it has. An input goes before a parameter.
+        known: dict[str, Any] = {_ID: str, **_PARAMETERS} | dict.fromkeys(self._inputs, msgspec.Raw)
+        known.pop(_NESTED, None)
+        inner = _struct(known)
+        self._names = tuple(known)
+        self._json = msgspec.json.Decoder(_struct({**known, _NESTED: inner}))
+
+    def parse(self, body: bytes | memoryview) -> GenerateRequest:
+        """Understand a body, leaving the inputs alone.
+
+        Raises:
+            InvalidRequest: It is not such an object, or gives something twice.
+            Unsupported: It uses an extension that is not served here.
+        """
+        try:
+            top = self._json.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise invalid(error) from None
+        *given, nested = msgspec.structs.astuple(top)
+        found = self._found(given)
+        if nested is not msgspec.UNSET:
+            more = self._found(msgspec.structs.astuple(nested))
+            if twice := found.keys() & more.keys():
+                raise InvalidRequest(f"parameters.{min(twice)}: it is given outside of the parameters as well")
+            found |= more
+        values = {name: found.pop(name) for name in self._inputs if name in found}
+        request_id = found.pop(_ID, "")
+        parameters = RequestParameters(**found)
+        parameters.check()
+        return GenerateRequest(self, values, parameters, request_id)
+
+    def _found(self, given: Any) -> dict[str, Any]:
+        return {name: value for name, value in zip(self._names, given, strict=True) if value is not msgspec.UNSET}
+
+    def decode(self, request: GenerateRequest) -> Tensors:
+        """Decode and check the inputs. Raises `InvalidRequest`."""
+        values, request.values = request.values, {}
+        return self._tensors.decode_values(values)
+
+    def encode(self, request: GenerateRequest, answer: Answer) -> bytes:
+        """A JSON object: an output of one element is that element, another a flat list of its elements.
+
+        Raises:
+            InvalidRequest: An output has no JSON form.
+        """
+        named = {"model_name": self.info.name, "model_version": self.info.version}
+        if request.id:
+            named[_ID] = request.id
+        parts = [orjson.dumps(named)[:-1]]
+        told = body_parameters(answer, timed=request.parameters.timings) or {}
+        if answer.variant:
+            told = {"variant": answer.variant, **told}
+        if told:
+            parts += (b',"parameters":', orjson.dumps(told))
+        tensors = self._tensors.public(answer.value)
+        for spec in self.info.signature.outputs:
+            array = tensors[spec.name]
+            data = dump_data(array, spec.name)
+            parts += (b",", orjson.dumps(spec.name), b":", data[1:-1] if array.size == 1 else data)
+        return b"".join((*parts, b"}"))
+
+
+class Generate(HttpOperation[GenerateRequest]):
+    """Generate requests, each answered with one JSON object."""
+
+    names_class = True
+
+    def __init__(self) -> None:
+        self._codecs: dict[str, GenerateCodec] = {}
+
+    def check(self, info: ModelInfo, call: HttpCall) -> None:  # noqa: ARG002
+        """Refuse models that are not asked with tensors, or answer with what has no JSON form."""
+        if info.task != TENSORS:
+            raise InvalidRequest(
+                f"model {info.name!r} is a model of {info.task}, which generate does not serve;"
+                f" POST /v1/models/{info.segment}/predict does"
+            )
+        if (binary := _without_json(info.signature.outputs)) is not None:
+            raise InvalidRequest(
+                f"output {binary.name!r} is {binary.datatype}, which has no JSON representation;"
+                f" POST /v2/models/{info.segment}/infer with binary data"
+            )
+
+    def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> GenerateRequest:  # noqa: ARG002
+        """Understand the JSON."""
+        assert info is not None  # the path names it
+        return self._codec(info).parse(body)
+
+    def hints(self, parsed: GenerateRequest) -> RequestParameters:
+        """Its parameters."""
+        return parsed.parameters
+
+    def decode(self, info: ModelInfo, parsed: GenerateRequest) -> Tensors:  # noqa: ARG002
+        """Decode the inputs."""
+        return parsed.codec.decode(parsed)
+
+    def write_cost(self, info: ModelInfo, parsed: GenerateRequest, answer: Answer) -> int:  # noqa: ARG002
+        """Numbers become texts."""
+        nbytes = 0
+        for array in answer.value.values():
+            nbytes += array.nbytes
+        return nbytes
+
+    def write(self, info: ModelInfo, parsed: GenerateRequest, answer: Answer) -> Reply:
+        """Encode the outputs."""
+        codec = parsed.codec if parsed.codec.info is info else self._codec(info)  # another after a load
+        return Reply(codec.encode(parsed, answer))
+
+    def _codec(self, info: ModelInfo) -> GenerateCodec:
+        key = info.key or info.name
+        codec = self._codecs.get(key)
+        if codec is None or codec.info is not info:
+            codec = self._codecs[key] = GenerateCodec(info)
+        return codec
+
+
+class GenerateStream(Generate):
+    """Generate requests, each answered with a server-sent event for every part of the answer."""
+
+    streams: ClassVar[bool] = True
+
+    def write(self, info: ModelInfo, parsed: GenerateRequest, answer: Answer) -> Reply:
+        """One part."""
+        return Reply(event(super().write(info, parsed, answer).body), _EVENTS)
+
+
+def _struct(fields: Mapping[str, Any]) -> type[Struct]:
+    """A type with these members, each of which may be missing. Names of inputs need not be identifiers."""
+    named = {f"field_{index}": name for index, name in enumerate(fields)}
+    types = zip(named, fields.values(), strict=True)
+    return msgspec.defstruct(
+        "GenerateRequest",
+        [(field, type_ | msgspec.UnsetType, msgspec.UNSET) for field, type_ in types],
+        rename=named,
+    )
+
+
+def _without_json(specs: tuple[TensorSpec, ...]) -> TensorSpec | None:
+    return next((spec for spec in specs if spec.datatype in BINARY_ONLY), None)

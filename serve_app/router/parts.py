@@ -1,0 +1,176 @@
+"""The parts of streamed answers, between the replicas that send them and the clients that read them.
+
+Each answer has a queue. Its replica sends no more than `StreamLimits` allow before some are read, so that a queue is
+bounded; all queues of a router are, too, and where they hold too much the longest is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from serve_app.domain.service import Answer
+from serve_app.errors import ServeAppError, SlowReader
+from serve_app.payloads import StreamLimits
+
+_FLUSH = 4
+"""Replicas are told of what was read when that is the fourth part of what may wait, or nothing waits."""
+
+
+class Streams:
+    """All queues of a router.
+
+    Args:
+        limit: Most bytes that wait in them.
+
+    Attributes:
+        nbytes: Bytes that wait.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._holding: set[PartQueue] = set()
+        self.nbytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Streams {len(self._holding)} answers wait for their readers with {self.nbytes} bytes>"
+
+    def hold(self, queue: PartQueue, nbytes: int) -> None:
+        """A queue holds so many bytes more, or fewer. Where all hold too many the one with the most is given up.
+
+        One alone is not: its own bounds hold, and a part may be larger than all of them.
+        """
+        self.nbytes += nbytes
+        if queue.nbytes:
+            self._holding.add(queue)
+        else:
+            self._holding.discard(queue)
+        while nbytes > 0 and self.nbytes > self._limit and len(self._holding) > 1:
+            max(self._holding, key=_nbytes).give_up(
+                SlowReader(
+                    f"the parts of all answers that wait for their readers have more than {self._limit} bytes, and this"
+                    " one's the most; read faster, or raise router.limits.all_streams_bytes"
+                )
+            )
+
+
+class PartQueue:
+    """The parts of one answer that wait for their reader.
+
+    Args:
+        streams: All of the router.
+        limits: How the answer may be given.
+        whole: Whether its reader takes an answer of one part only.
+
+    Attributes:
+        limits: As given.
+        whole: As given.
+        count: Parts that have come.
+        queue_s: For how long the request was queued before the first, seconds.
+        nbytes: Bytes that wait.
+        taken: Is told how many more parts were read, to have more sent.
+        on_given_up: Is told that the reader is too slow; ends the work.
+    """
+
+    def __init__(self, streams: Streams, limits: StreamLimits, *, whole: bool = False) -> None:
+        self._streams = streams
+        self.limits = limits
+        self.whole = whole
+        self.count = 0
+        self.queue_s = 0.0
+        self.nbytes = 0
+        self.taken: Callable[[int], None] = _nobody
+        self.on_given_up: Callable[[ServeAppError], None] = _nobody
+        self._waiting: deque[tuple[Answer, int]] = deque()
+        self._untold = self._untold_bytes = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        self._wake: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<PartQueue {self.count} parts, {len(self._waiting)} wait>"
+
+    @property
+    def counted(self) -> bool:
+        """Whether the request counts as answered already, since its first part is there."""
+        return self.count > 0 and not self.whole
+
+    def put(self, part: Answer, nbytes: int) -> None:
+        """Let a part wait for its reader. Ignored once the answer has ended."""
+        if self._ended:
+            return
+        self.count += 1
+        self._waiting.append((part, nbytes))
+        self._hold(nbytes)
+        self._wake_reader()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more parts come. Those that wait are read before the error; the first end counts."""
+        if not self._ended:
+            self._ended = True
+            self._error = error
+            if isinstance(error, SlowReader):
+                self._clear()  # nobody reads them in time
+            self._wake_reader()
+
+    def give_up(self, error: ServeAppError) -> None:
+        """Its reader is too slow: drop what waits, and end with this error."""
+        self._clear()
+        if self._ended:
+            self._error = error
+        self.on_given_up(error)
+        self.end(error)
+
+    def close(self) -> None:
+        """Nobody reads any more. Idempotent."""
+        self._ended = True
+        self._clear()
+        self.taken = self.on_given_up = _nobody  # which know the request
+
+    async def next(self) -> Answer | None:
+        """The next part; ``None``: there are no more. Raises the error that the answer has ended with."""
+        while not self._waiting and not self._ended:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        if self._waiting:
+            part, nbytes = self._waiting.popleft()
+            self._hold(-nbytes)
+            self._tell(nbytes)
+            return part
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback has this frame
+        return None
+
+    def _tell(self, nbytes: int) -> None:
+        """Have the replica know what was read, now and then."""
+        self._untold += 1
+        self._untold_bytes += nbytes
+        limits = self.limits
+        if not self._waiting or _FLUSH * self._untold >= limits.parts or _FLUSH * self._untold_bytes >= limits.nbytes:
+            self.taken(self._untold)
+            self._untold = self._untold_bytes = 0
+
+    def _clear(self) -> None:
+        self._waiting.clear()
+        self._hold(-self.nbytes)
+
+    def _hold(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self._streams.hold(self, nbytes)
+
+    def _wake_reader(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+def _nbytes(queue: PartQueue) -> int:
+    return queue.nbytes
+
+
+def _nobody(_: object) -> None:
+    """Nobody wants to know."""
