@@ -168,6 +168,12 @@ class DeadlineExceeded(ServeAppClientError):
     default_code = "deadline_exceeded"
 
 
+class SlowReader(ServeAppClientError):
+    """The parts of an answer were not read as fast as they came, and the model was given to others."""
+
+    default_code = "slow_reader"
+
+
 class ServerFault(ServeAppClientError):
     """The server failed in a way that it did not expect."""
 
@@ -204,6 +210,7 @@ BY_CODE: Final[Mapping[str, type[ServeAppClientError]]] = {
         QueueFull,
         ModelUnavailable,
         DeadlineExceeded,
+        SlowReader,
         ServerFault,
         InferenceFailed,
     )
