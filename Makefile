@@ -25,6 +25,8 @@ SOAK ?=
 SCHEDULING ?=
 # Arguments for the measurement of the proof that requests may share runs
 JOINING ?=
+# Arguments for the pool on the real server
+POOL ?=
 # Arguments for the start of many models, and for the measurement of a pool of a thousand
 START ?=
 MANY ?=
@@ -268,6 +270,10 @@ bench-scheduling: env ## Compare the scheduler with others in the simulator (two
 .PHONY: bench-pool
 bench-pool: env ## Compare pools of many models with other servers in the simulator (half an hour)
 	@$(BIN)/python -m benchmarks.scheduling --only pools,pools_remote $(SCHEDULING)
+
+.PHONY: bench-pool-server
+bench-pool-server: env ## Measure a pool of a thousand models on the real server (POOL="--members 200 --publish")
+	@$(BIN)/python -m benchmarks.pool_server $(POOL)
 
 .PHONY: bench-calibration
 bench-calibration: env models ## Compare the simulator with the real server (two cores, a quarter of an hour)

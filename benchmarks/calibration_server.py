@@ -9,6 +9,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -112,8 +113,14 @@ class PinnedServer(Server):
         first: Whether all of its processes get the processor before other programs, once it is ready.
     """
 
-    def __init__(self, name: str, document: Mapping[str, Any], cores: Cores) -> None:
-        super().__init__(name, document, ("env", "RAY_worker_niceness=0", *SERVE_APP_RUN))
+    def __init__(
+        self,
+        name: str,
+        document: Mapping[str, Any],
+        cores: Cores,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(name, document, ("env", "RAY_worker_niceness=0", *SERVE_APP_RUN), variables=variables)
         self._cores = cores
         self.first = True
         self._models = [model["name"] for model in document["applications"][0]["args"]["models"]]

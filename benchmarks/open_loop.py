@@ -45,6 +45,7 @@ _LEAD_S = 0.2
 _GIVE_UP_S = 10.0
 """A request that is not answered this long after its deadline is given up."""
 _PROBE_EVERY_S = 0.1
+_OK = 200
 _OPENED = 32
 """Connections opened before the first send."""
 
@@ -84,6 +85,7 @@ async def send(
     connections: int = 2048,
     requests: Sequence[Request] = (),
     models: Sequence[str] = (),
+    answers: Sequence[bytes] = (),
 ) -> tuple[Workload, Result]:
     """Send a workload and wait for its last answer.
 
@@ -93,6 +95,7 @@ async def send(
         connections: Most connections at once. A request that waits for one is counted with that wait.
         requests: Sent in turn instead of what the server's description of its models calls for.
         models: Names that the file may hold; by default the server is asked.
+        answers: What the body of each request's answer has to end with; by default answers are not looked at.
 
     Returns:
         What was sent, and what became of it.
@@ -114,13 +117,18 @@ async def send(
         gc.collect()
         gc.disable()
         try:
-            return workload, await _Sending(session, url, workload, bodies).run()
+            return workload, await _Sending(session, url, workload, bodies, answers).run()
         finally:
             gc.enable()
 
 
 def send_apart(
-    url: str, workload: Workload, folder: Path, command: tuple[str, ...] = (), requests: Path | None = None
+    url: str,
+    workload: Workload,
+    folder: Path,
+    command: tuple[str, ...] = (),
+    requests: Path | None = None,
+    answers: Sequence[bytes] = (),
 ) -> Result:
     """Send a workload from a process of its own.
 
@@ -130,6 +138,7 @@ def send_apart(
         folder: For the files that go to that process and come back.
         command: Put before it, e.g. ``("taskset", "--cpu-list", "0")``.
         requests: A file of requests (see `benchmarks.requests`) for a server that does not describe its models.
+        answers: What the body of each request's answer has to end with, all of one length.
 
     Raises:
         BenchmarkError: The process failed.
@@ -142,6 +151,10 @@ def send_apart(
     if requests is not None:
         arguments += ["--requests", str(requests)]
         arguments += [word for model in np.unique(workload.model) for word in ("--model", str(model))]
+    if answers:
+        expected = folder / "answers.npy"
+        np.save(expected, np.frombuffer(b"".join(answers), np.uint8).reshape(len(answers), -1))
+        arguments += ["--answers", str(expected)]
     finished = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
     if finished.returncode != 0:
         raise BenchmarkError(f"the load generator failed: {(finished.stderr or finished.stdout).strip()[-2000:]}")
@@ -157,6 +170,7 @@ class _Sending:
         url: str,
         workload: Workload,
         requests: Sequence[Request],
+        answers: Sequence[bytes],
     ) -> None:
         self._session = session
         self._loop = asyncio.get_running_loop()
@@ -164,10 +178,12 @@ class _Sending:
         self._timeouts = workload.timeout_s.tolist()
         self._priorities = [str(priority) for priority in workload.priority.tolist()]
         self._requests = requests
+        self._answers = answers
         self._urls = [f"{url}/v2/models/{model}/infer" for model in workload.model.tolist()]
         self._status = np.zeros(len(workload), dtype=np.int64)
         self._latency = np.full(len(workload), np.inf)
         self._late = np.zeros(len(workload))
+        self._wrong = 0
         self._started = 0.0
         self._most = 0
         self._live = f"{url}/v2/health/live"
@@ -193,7 +209,7 @@ class _Sending:
         probing.cancel()
         await asyncio.wait([probing])
         cpu = (_cpu_s() - cpu_before) / (loop.time() - began)
-        return Result(self._status, self._latency, self._late, cpu, self._most, np.array(self._probes))
+        return Result(self._status, self._latency, self._late, cpu, self._most, np.array(self._probes), self._wrong)
 
     async def _ask(self, index: int, due: float) -> None:
         loop = self._loop
@@ -211,9 +227,11 @@ class _Sending:
         try:
             async with asyncio.timeout(remaining_s + _GIVE_UP_S):
                 async with self._session.post(self._urls[index], data=request.body, headers=headers) as answer:
-                    await answer.read()
+                    content = await answer.read()
                     self._status[index] = answer.status
                     self._latency[index] = loop.time() - due
+                    if self._answers and answer.status == _OK and not content.endswith(self._answers[index]):
+                        self._wrong += 1
         except (aiohttp.ClientError, TimeoutError):
             self._status[index] = 0
 
@@ -263,6 +281,10 @@ async def _touch(session: aiohttp.ClientSession, url: str) -> None:
         await answer.read()
 
 
+def _endings(path: Path) -> list[bytes]:
+    return [row.tobytes() for row in np.load(path)]
+
+
 def _cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
@@ -277,12 +299,22 @@ def main(
     model: Annotated[
         list[str] | None, typer.Option(help="A model of the trace; by default the server is asked.")
     ] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="What answers have to end with: .npy, (requests, bytes).")
+    ] = None,
 ) -> None:
     """Send the requests of a trace at the times that it names, whatever the server does."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             workload, found = runner.run(
-                send(url.rstrip("/"), trace, connections, read_requests(requests) if requests else (), model or ())
+                send(
+                    url.rstrip("/"),
+                    trace,
+                    connections,
+                    read_requests(requests) if requests else (),
+                    model or (),
+                    _endings(answers) if answers else (),
+                )
             )
     except BenchmarkError as error:
         problems: Sequence[str] = (str(error),)

@@ -107,6 +107,7 @@ class Result:
         in_flight: Most requests in flight at once.
         probe_s: How long each of the questions took that were asked beside the load and cost nothing to answer: what
             the core and the event loop of the router made everybody wait.
+        wrong: How many answers were not those that were expected, where that was asked for.
     """
 
     status: Ints
@@ -115,6 +116,7 @@ class Result:
     cpu: float
     in_flight: int
     probe_s: Floats
+    wrong: int = 0
 
     def in_time(self, workload: Workload) -> npt.NDArray[np.bool_]:
         """Which were answered before their deadlines."""
@@ -136,6 +138,7 @@ class Result:
             cpu=self.cpu,
             in_flight=self.in_flight,
             probe_s=self.probe_s,
+            wrong=self.wrong,
         )
 
     @classmethod
@@ -150,7 +153,8 @@ class Result:
                 found: dict[str, Any] = {field.name: file[field.name] for field in fields(cls)}
         except (OSError, ValueError, KeyError) as error:
             raise BenchmarkError(f"{path}: {error}") from error
-        return cls(**{**found, "cpu": float(found["cpu"]), "in_flight": int(found["in_flight"])})
+        numbers = {"cpu": float(found["cpu"]), "in_flight": int(found["in_flight"]), "wrong": int(found["wrong"])}
+        return cls(**{**found, **numbers})
 
 
 def summary(workload: Workload, result: Result) -> str:

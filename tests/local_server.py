@@ -275,10 +275,12 @@ class LocalServer:
             raise ReplicaLost(f"{replica} is gone", reached=False)
         return await running.run(bundle)
 
-    async def _change_host(self, _pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str) -> LoadOutcome:
+    async def _change_host(
+        self, _pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str, urgent: bool
+    ) -> LoadOutcome:
         if host not in self.hosts:
             raise ReplicaLost(f"{host} is gone", reached=False)
-        return await self.hosts[host].change(owner, evicted, load)
+        return await self.hosts[host].change(owner, evicted, load, urgent=urgent)
 
     def lose_host(self, pool: str, name: str) -> None:
         """A host dies, and another process, with nothing loaded, takes its place under another name."""

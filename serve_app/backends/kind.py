@@ -85,6 +85,7 @@ class BuildSettings:
             ``auto``: the backend chooses.
         layout: Where the rows of its tensors are, or that they have none.
         processor_threads: Threads that call `Processing` at once, if the backend is to have it; 0: it is not asked.
+        among_others: Whether it is one of many models in one process, of which one runs at a time.
     """
 
     model: str
@@ -97,6 +98,7 @@ class BuildSettings:
     row_sizes: tuple[int, ...] | Literal["auto", "any"] = "auto"
     layout: Layout = ROWS_FIRST
     processor_threads: int = 0
+    among_others: bool = False
 
 
 def _none(_: Path) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ def try_warm_up(
     max_rows: int,
     buckets: Sequence[int] = (0,),
     repeats: int = 3,
-    budget_s: float = 30.0,
+    budget_s: float | None = 30.0,
     clock: Callable[[], float] = perf_counter,
 ) -> WarmUp:
     """As `warm_up` with the first inputs that the model runs, and without raising for what the model does.
@@ -135,14 +135,16 @@ def try_warm_up(
         max_rows: Most rows of a batch.
         buckets: The model's cost buckets.
         repeats: Measured runs per shape.
-        budget_s: Time for all of it, seconds.
+        budget_s: Time for all of it, seconds. ``None``: the smallest input is run once, and nothing is measured.
         clock: Seconds, monotonic.
     """
     began = clock()
     try:
-        make_inputs = first_that_runs([backend], candidates, min(buckets, default=0), budget_s, clock)
+        make_inputs = first_that_runs([backend], candidates, min(buckets, default=0), budget_s or 0.0, clock)
     except InferenceFailed as error:
         return WarmUp([], None, error.message)
+    if budget_s is None:
+        return WarmUp([], make_inputs, None)
     executions: list[Execution] = []
 
     def note(step: Progress) -> None:

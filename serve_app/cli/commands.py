@@ -106,7 +106,7 @@ def validate(
 ) -> None:
     """Check CONFIG without starting anything: one line per fault, exit code 2 if there is any."""
     from serve_app.cli.check import check_file  # noqa: PLC0415 - brings Ray, which takes a second to import
-    from serve_app.cli.limits import cluster_notes  # noqa: PLC0415
+    from serve_app.cli.limits import cluster_notes, gpu_problem, has_gpu  # noqa: PLC0415
 
     try:
         file = check_file(config, look_for_models=models)
@@ -114,6 +114,10 @@ def validate(
         raise _invalid(config, error) from None
     for line in file.open_ports():
         _err.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
+    # Without a look for models, the file is for another machine.
+    if models and (problem := gpu_problem(file, has_gpu=has_gpu())) is not None:
+        _err.print("[yellow]warning:[/] ", end="")
+        _err.print(problem, highlight=False, markup=False, soft_wrap=True)
     for line in cluster_notes(file, len(os.sched_getaffinity(0))):
         _err.print("note: ", end="")
         _err.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from rich.markup import escape
 from serve_app import __version__
 from serve_app.backends.registry import BACKENDS
 from serve_app.cli.check import check_file
+from serve_app.cli.limits import GPU_DEVICES, has_gpu
 from serve_app.cli.run import busy_ports, unusable_folder
 from serve_app.composition.backend import make_backend
 from serve_app.composition.model import find_files, read_builds
@@ -28,7 +29,6 @@ from serve_app.errors import ConfigError
 Level = Literal["ok", "note", "error"]
 
 _COLOURS: dict[Level, str] = {"ok": "green", "note": "yellow", "error": "red"}
-_GPU_DEVICES = "nvidia[0-9]*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _gpu() -> Iterator[Finding]:
     if not has_gpu():
         yield Finding("ok", "gpu", "none; models with device auto and cpu run on the CPU")
         return
-    yield Finding("ok", "gpu", ", ".join(device.name for device in sorted(Path("/dev").glob(_GPU_DEVICES))))
+    yield Finding("ok", "gpu", ", ".join(device.name for device in sorted(Path("/dev").glob(GPU_DEVICES))))
     missing = [name for name in _cuda_distributions() if _version(name) is None]
     if missing:
         yield Finding(
@@ -130,11 +130,6 @@ def _gpu() -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "cuda libraries", "installed as wheels")
-
-
-def has_gpu() -> bool:
-    """Whether this machine shows an NVIDIA device."""
-    return any(Path("/dev").glob(_GPU_DEVICES))
 
 
 def _cuda_distributions() -> list[str]:

@@ -24,6 +24,7 @@ from serve_app.backends.device import resolve_device
 from serve_app.backends.kind import AnyKind
 from serve_app.backends.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
 from serve_app.backends.warm_up import MakeInputs, first_that_runs
+from serve_app.cli.limits import has_gpu
 from serve_app.cli.profile_report import draw, summary, table
 from serve_app.composition import expand_pools, read_args
 from serve_app.composition.backend import make_backend
@@ -123,7 +124,7 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
             update={"resources": model.resources.model_copy(update={"threads": options.threads})}
         )  # fmt: skip
     locations = find_files(model)
-    gpu_available = model.resources.gpus > 0 and _has_gpu()
+    gpu_available = model.resources.gpus > 0 and has_gpu()
     with_gpu = resolve_device(model.resources.device, gpu_available, model.name) == "cuda"
     before, gpu_before = resident_bytes(), gpu_bytes() if with_gpu else None
     backends: dict[str, Backend] = {}
@@ -279,12 +280,6 @@ def _default_output(model: ModelConfig) -> Path:
     if model.profile is not None and not is_remote(model.profile):
         return home(os.environ) / model.profile
     return home(os.environ) / "profiles" / f"{model.deployment}.json"
-
-
-def _has_gpu() -> bool:
-    from serve_app.cli.doctor import has_gpu  # noqa: PLC0415 - brings Ray
-
-    return has_gpu()
 
 
 def _machine(device: str, kind: AnyKind) -> Machine:

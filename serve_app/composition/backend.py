@@ -60,6 +60,7 @@ def build_settings(
         max_rows=model.batching.max_rows,
         row_sizes=model.resources.row_sizes,
         layout=layout,
+        among_others=model.pool is not None,
     )
 
 

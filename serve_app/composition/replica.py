@@ -109,9 +109,9 @@ def make_replica(
     processor = make_processor(model, signature, locations[""], backends[""])
     samples = make_samples(model, signature, decode_sample, rows=has_rows)
     max_rows, tolerance = model.batching.max_rows, model.batching.tolerance
-    budget_s = model.health.warm_up_s
+    budget_s: float | None = model.health.warm_up_s
     if member is not None:
-        budget_s = 0.0 if member.executions else min(budget_s, _SHORT_S)
+        budget_s = None if member.executions else min(model.health.warm_up_s, _SHORT_S)
     warm_up = warm_up_replica(
         model.name,
         backends,

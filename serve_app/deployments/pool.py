@@ -68,7 +68,8 @@ class PoolDeployment:
         if plans:
             _import_backends(loader, min(plans, key=lambda name: plans[name].revision.nbytes))
         self._base = own_memory()
-        self._host = PoolHost(config.name, loader.load)
+        alone = all(plan.revision.model.resources.threads == 1 for plan in plans.values())
+        self._host = PoolHost(config.name, loader.load, yields=alone)
         self._held = Gauge(
             "serve_app_replica_memory_bytes", "Memory of the host that a replica holds alone.", tag_keys=("model",)
         )
@@ -96,10 +97,11 @@ class PoolDeployment:
         owner: Owner,
         evicted: Sequence[str],
         load: str,
+        urgent: bool,
         replica: str | None = None,  # noqa: ARG002 - read by SlotRouter
     ) -> LoadOutcome:
         """Unload members, and load one; see `PoolHost.change`."""
-        return await self._host.change(owner, evicted, load)
+        return await self._host.change(owner, evicted, load, urgent=urgent)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers learn of this host the moment it is ready."""

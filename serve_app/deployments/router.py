@@ -254,11 +254,13 @@ class RouterDeployment:
         result: BundleResult = await translate_errors(lambda: handle.remote(sent, replica=replica), model, replica)
         return result
 
-    async def _change_host(self, pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str) -> LoadOutcome:
+    async def _change_host(
+        self, pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str, urgent: bool
+    ) -> LoadOutcome:
         """The way of orders to a host of a pool."""
         handle = self._changes[pool]
         outcome: LoadOutcome = await translate_errors(
-            lambda: handle.remote(owner, list(evicted), load, replica=host), pool, host
+            lambda: handle.remote(owner, list(evicted), load, urgent, replica=host), pool, host
         )
         return outcome
 

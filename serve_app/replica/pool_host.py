@@ -12,8 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from msgspec import Struct
@@ -29,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_S: Final = 30.0
 """How long it is waited for bundles of a member that is to be unloaded, seconds. Its router has none there."""
+
+_YIELDS: Final = 10
+"""How much nicer loads are than runs: where there is one core for both, they get a tenth of it. With as much as runs,
+those would take twice as long beside a load; with much less, a busy host would never load anything."""
 
 _MOST_COPIES: Final = 4
 _SPARE_BYTES: Final = 1024**2
@@ -79,9 +87,11 @@ class PoolHost:
         pool: The pool's name, for messages.
         load: Loads a member.
         measure: Bytes that this process holds.
+        yields: Whether loads that are not urgent leave the processor to runs. Threads that a load starts, and that run
+            batches later, would do so as well.
     """
 
-    def __init__(self, pool: str, load: Load, measure: Callable[[], int] = own_memory) -> None:
+    def __init__(self, pool: str, load: Load, measure: Callable[[], int] = own_memory, *, yields: bool = False) -> None:
         self._pool = pool
         self._load = load
         self._measure = measure
@@ -93,6 +103,7 @@ class PoolHost:
         self._faults: set[tuple[str, str]] = set()
         self._order = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._yielding = ThreadPoolExecutor(thread_name_prefix="load", initializer=_yield) if yields else None
 
     def __repr__(self) -> str:
         return f"<PoolHost of {self._pool}: {len(self._members)} loaded, {len(self._loading)} being loaded>"
@@ -130,13 +141,16 @@ class PoolHost:
 
     # ----------------------------------------------------------------- changes
 
-    async def change(self, owner: Owner, evicted: Sequence[str], load: str = "") -> LoadOutcome:
+    async def change(
+        self, owner: Owner, evicted: Sequence[str], load: str = "", *, urgent: bool = False
+    ) -> LoadOutcome:
         """Unload members, then load one.
 
         Args:
             owner: Whose order this is.
             evicted: Members to unload. One that is not here is ignored.
             load: The member to load; empty: none. One that is here is told of as it was loaded.
+            urgent: Whether it leaves the processor to nobody, since requests of class `high` wait for it.
 
         Returns:
             What became of the load. Without one, an empty outcome.
@@ -155,15 +169,17 @@ class PoolHost:
                 return member.outcome
             task = self._loading.get(load)
             if task is None:
-                task = self._loading[load] = asyncio.ensure_future(self._bring_in(load))
+                task = self._loading[load] = asyncio.ensure_future(self._bring_in(load, urgent=urgent))
         # Whoever asks may leave; what was begun is ended in order all the same.
         return await asyncio.shield(task)
 
-    async def _bring_in(self, name: str) -> LoadOutcome:
+    async def _bring_in(self, name: str, *, urgent: bool) -> LoadOutcome:
         began = self._began[name] = time.monotonic()
         before = self._measure()
         try:
-            loaded = await asyncio.to_thread(self._load, name)
+            # Nothing can take a thread's niceness from it again, so that there are threads of both kinds.
+            threads = None if urgent else self._yielding
+            loaded = await asyncio.get_running_loop().run_in_executor(threads, self._load, name)
         except ServeAppError as error:
             self._tell(name, str(error))
             return LoadOutcome(time.monotonic() - began, fault=not_loaded(name, error).message)
@@ -240,3 +256,12 @@ class PoolHost:
         for member in self._members.values():
             member.worker.close()
         self._members.clear()
+        if self._yielding is not None:
+            self._yielding.shutdown(wait=False)
+
+
+def _yield() -> None:
+    """Let this thread have the processor after others."""
+    if sys.platform == "linux":  # elsewhere, niceness is a process's
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _YIELDS)

@@ -36,7 +36,7 @@ def warm_up_replica(
     samples: Samples,
     *,
     max_rows: int,
-    budget_s: float,
+    budget_s: float | None,
 ) -> ReplicaWarmUp:
     """Warm every build up. A model that fails is served all the same: the log and the result say so.
 
@@ -46,7 +46,7 @@ def warm_up_replica(
         processor: The model's; it makes the inputs where there is one.
         samples: Inputs of a model without a processor.
         max_rows: Most rows of a batch.
-        budget_s: Time for all builds, seconds.
+        budget_s: Time for all builds, seconds. ``None``: it is known what they cost, so that each runs once.
     """
     buckets = (0,) if processor is None else processor.buckets
     executions: list[Execution] = []
@@ -55,8 +55,12 @@ def warm_up_replica(
     for variant, backend in backends.items():
         candidates = samples.candidates() if processor is None else iter((processor.example,))
         warm = try_warm_up(
-            backend, candidates, max_rows=max_rows, buckets=buckets, budget_s=budget_s / len(backends)
-        )  # fmt: skip
+            backend,
+            candidates,
+            max_rows=max_rows,
+            buckets=buckets,
+            budget_s=None if budget_s is None else budget_s / len(backends),
+        )
         executions += [execution._replace(variant=variant) for execution in warm.executions]
         build = f"model {model!r}, variant {variant!r}" if variant else f"model {model!r}"
         if warm.make_inputs is not None:

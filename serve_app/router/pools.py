@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 _AGAIN_S: Final = 1.0
 """For how long a host is left alone whose call was lost, seconds."""
 
-ChangeHost = Callable[[str, str, Owner, Sequence[str], str], Coroutine[Any, Any, LoadOutcome]]
-"""``change(pool, host, owner, evicted, load)``; see `serve_app.replica.pool_host.PoolHost.change`. Raises
+ChangeHost = Callable[[str, str, Owner, Sequence[str], str, bool], Coroutine[Any, Any, LoadOutcome]]
+"""``change(pool, host, owner, evicted, load, urgent)``; see `serve_app.replica.pool_host.PoolHost.change`. Raises
 `ReplicaLost`, or a `ServeAppError`."""
 
 
@@ -192,9 +192,10 @@ class Pools:
     ) -> None:
         known = self._pools[pool]
         model = "" if load is None else load.model
+        urgent = isinstance(load, Load) and load.urgent
         try:
             async with asyncio.timeout(known.load_timeout_s):
-                outcome = await self._change(pool, name, host.owner, evicted, model)
+                outcome = await self._change(pool, name, host.owner, evicted, model, urgent)
         except TimeoutError:
             logger.warning("Host %s of pool %s did not answer within %g s", name, pool, known.load_timeout_s)
         except ReplicaLost as lost:

@@ -57,7 +57,9 @@ Call = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
 argument is the size of the bundle's payloads, bytes."""
 
 
-async def _no_way(pool: str, host: str, _owner: Owner, _evicted: Sequence[str], _load: str) -> LoadOutcome:
+async def _no_way(
+    pool: str, host: str, _owner: Owner, _evicted: Sequence[str], _load: str, _urgent: bool
+) -> LoadOutcome:
     raise ReplicaLost(f"there is no way to host {host} of pool {pool}", reached=False)
 
 

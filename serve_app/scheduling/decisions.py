@@ -81,12 +81,14 @@ class Load(NamedTuple):
         host: Where.
         nbytes: What is reserved, bytes.
         expected_s: How long it usually takes, seconds.
+        urgent: Whether requests of class `high` wait for it, so that it need not leave the processor to what runs.
     """
 
     model: str
     host: str
     nbytes: int
     expected_s: float
+    urgent: bool = False
 
 
 class Eviction(NamedTuple):

@@ -60,6 +60,7 @@ class Server:
         answering: Answers wait for this.
         expected: Answers are given once so many requests have arrived.
         status: Of its answers.
+        answer: What they hold.
     """
 
     def __init__(self) -> None:
@@ -70,6 +71,7 @@ class Server:
         self.answering.set()
         self.expected = 0
         self.status = 200
+        self.answer = b""
 
     async def infer(self, request: web.Request) -> web.Response:
         """An inference."""
@@ -78,7 +80,7 @@ class Server:
         if len(self.bodies) == self.expected:
             self.answering.set()
         await self.answering.wait()
-        return web.Response(status=self.status)
+        return web.Response(status=self.status, body=self.answer)
 
     @staticmethod
     async def describe(request: web.Request) -> web.Response:
@@ -162,6 +164,14 @@ async def test_refusals_are_recorded(server: Server) -> None:
     assert found.status.tolist() == [429, 429]
     assert np.isfinite(found.latency_s).all()
     assert found.in_time(sent).tolist() == [False, False]
+
+
+async def test_answers_are_compared_with_what_is_expected(server: Server) -> None:
+    """By what their bodies end with."""
+    server.answer = b"an answer"
+    _, found = await send(server.url, workload([0.0, 0.01]), answers=[b"answer", b"another"])
+    assert found.status.tolist() == [200, 200]
+    assert found.wrong == 1
 
 
 async def test_what_gets_no_answer_has_status_0(server: Server) -> None:

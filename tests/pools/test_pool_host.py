@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from serve_app.composition.replica import make_replica
 from serve_app.composition.revision import find_revision
 from serve_app.domain.hosting import Owner
 from serve_app.payloads import RETURNED, STALE, Bundle, Success, WireEntry
-from serve_app.replica.pool_host import PoolHost
+from serve_app.replica.pool_host import LoadedMember, PoolHost
 
 OWNER = Owner(1.0, "router")
 
@@ -149,4 +152,21 @@ async def test_what_is_measured_counts_within_reason(tmp_path: Path, measured: i
     loaded = await host.change(OWNER, (), "m1")
     size = (tmp_path / "m1" / "1" / "model.onnx").stat().st_size
     assert size <= loaded.nbytes <= 4 * size + 2**20
+    host.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a process's here")
+async def test_loads_leave_the_processor_to_runs_unless_class_high_waits_for_them(tmp_path: Path) -> None:
+    """By the niceness of the thread that loads; what comes in between changes nothing for it."""
+    loader, usual = make_loader(tmp_path), os.getpriority(os.PRIO_PROCESS, 0)
+    niceness: list[int] = []
+
+    def load(name: str) -> LoadedMember:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return loader.load(name)
+
+    host = PoolHost("small", load, yields=True)
+    for number, urgent in enumerate((False, True, False)):
+        await host.change(OWNER, (), f"m{number}", urgent=urgent)
+    assert niceness == [min(19, usual + 10), usual, min(19, usual + 10)]
     host.close()

@@ -42,6 +42,18 @@ def test_every_build_is_warmed_up_with_what_it_runs(make_backend: MakeBackend) -
     assert warm.reason is None
 
 
+def test_of_builds_whose_costs_are_known_nothing_is_measured(make_backend: MakeBackend) -> None:
+    """They run once, to see whether they do."""
+    backends = {"": make_backend("string_identity")}
+    samples = make_samples(backends[""].signature, model="m")
+
+    warm = warm_up_replica("m", backends, None, samples, max_rows=2, budget_s=None)
+
+    assert warm.executions == []
+    assert warm.examples[""]["INPUT0"].tolist() == [[""]]
+    assert warm.reason is None
+
+
 def test_a_build_that_runs_nothing_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not silently: the log has the line that routers are told."""
     particular = loaded(edge_case_models.ids(tmp_path / "ids.onnx"))

@@ -25,15 +25,19 @@ class Steered:
     def __init__(self, loads: int = 1, load_timeout_s: float = 60.0) -> None:
         pool = Pool("pool", ("a", "b", "c"), memory_bytes=20, loads=loads)
         self.calls: list[tuple[str, Owner, Sequence[str], str]] = []
+        self.urgent: list[bool] = []
         self.answers: list[asyncio.Future[LoadOutcome]] = []
         self.told: list[tuple[Any, ...]] = []
         self.pools = Pools([RoutedPool(pool, load_timeout_s)], self.change, self)
         for member in "abc":
             self.pools.add_member(member, "pool")
 
-    async def change(self, _pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str) -> LoadOutcome:
+    async def change(
+        self, _pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str, urgent: bool
+    ) -> LoadOutcome:
         """See `ChangeHost`."""
         self.calls.append((host, owner, evicted, load))
+        self.urgent.append(urgent)
         answer: asyncio.Future[LoadOutcome] = asyncio.get_running_loop().create_future()
         self.answers.append(answer)
         try:
@@ -66,7 +70,7 @@ async def test_a_host_is_told_one_thing_after_the_other() -> None:
     steered.pools.load(Load("a", "h", 10, 0.1))
     await settle()
     steered.pools.evict(Eviction("b", "h"))
-    steered.pools.load(Load("c", "h", 10, 0.1))
+    steered.pools.load(Load("c", "h", 10, 0.1, urgent=True))
     steered.pools.evict(Eviction("a", "h"))
     await settle()
     assert steered.orders == [("h", [], "a")]
@@ -76,6 +80,7 @@ async def test_a_host_is_told_one_thing_after_the_other() -> None:
     steered.answers[1].set_result(LOADED)
     await settle()
     assert steered.orders[2:] == [("h", ["a"], "")]
+    assert steered.urgent == [False, True, False]
     assert steered.told == [("hosts", "h"), ("loaded", "a", "h", 10), ("loaded", "c", "h", 10)]
 
 

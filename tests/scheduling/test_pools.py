@@ -101,12 +101,12 @@ def test_one_load_at_a_time_the_most_urgent_class_first() -> None:
     """Whoever came first."""
     scheduler = _make()
     accept(scheduler, make_entry(LOW, model="a"), make_entry(NORMAL, model="b"), make_entry(HIGH, model="c"))
-    assert [order.model for order in scheduler.decide(0.0).orders] == ["c"]
+    assert scheduler.decide(0.0).orders == [Load("c", "h1", 10, LOAD_S, urgent=True)]
     scheduler.on_loaded("pool", "c", "h1", LOAD_S, 0, 0.1)
     decided = scheduler.decide(0.1)
     assert not decided.orders  # not beside `high`
     _answer(scheduler, decided.dispatches[0], 0.11)
-    assert [order.model for order in scheduler.decide(0.11).orders] == ["b"]
+    assert scheduler.decide(0.11).orders == [Load("b", "h1", 10, LOAD_S)]
 
 
 def test_the_member_with_the_most_rows_goes_first_among_equals() -> None:

@@ -75,6 +75,7 @@ def onnx_settings(build: BuildSettings, options: OnnxOptions) -> OnnxSettings:
         tensorrt_fp16=options.tensorrt_fp16,
         tensorrt_cache=None if options.tensorrt_cache is None else home(os.environ) / options.tensorrt_cache,
         layout=build.layout,
+        among_others=build.among_others,
     )
 
 

@@ -23,6 +23,7 @@ from serve_app.backends.onnx.device import (
 )
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.settings import OnnxSettings
+from serve_app.backends.onnx.shared_arena import share_arena
 from serve_app.backends.onnx.signature import inspect_model, open_session, signature_of
 from serve_app.errors import ConfigError
 
@@ -181,4 +182,6 @@ class _Maker:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         # Idle threads that spin gain a little latency and take a core from the router and from other replicas.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if settings.among_others:
+            share_arena(options)
         return options

@@ -33,6 +33,7 @@ class OnnxSettings:
         tensorrt_fp16: Let TensorRT compute in FP16.
         tensorrt_cache: Folder of TensorRT's engines; by default ``tensorrt`` beside the model's file.
         layout: Where the rows of its tensors are, or that they have none.
+        among_others: Whether it is one of many models in one process, of which one runs at a time.
     """
 
     model: str
@@ -48,6 +49,7 @@ class OnnxSettings:
     tensorrt_fp16: bool = False
     tensorrt_cache: Path | None = None
     layout: Layout = ROWS_FIRST
+    among_others: bool = False
 
     def __post_init__(self) -> None:
         problems = [

@@ -382,7 +382,8 @@ class PoolDevice(SharedDevice):
         if best is None:
             return []
         _, _, host, names = best
-        orders = self.residency.begin(member, host, [self.residency.members[name] for name in names], now)
+        victims = [self.residency.members[name] for name in names]
+        orders = self.residency.begin(member, host, victims, now, urgent=want.priority is _HIGH)
         for name in names:
             self._unlist(name, now)
         return orders

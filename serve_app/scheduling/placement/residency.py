@@ -241,15 +241,17 @@ class Residency:
         if not member.hosts and not member.loading:
             member.wanted_since = min(now, member.wanted_since)
 
-    def begin(self, member: Member, host: Host, victims: Collection[Member], now: float) -> list[Order]:
-        """Load a member, in the room that `room` found."""
+    def begin(
+        self, member: Member, host: Host, victims: Collection[Member], now: float, *, urgent: bool = False
+    ) -> list[Order]:
+        """Load a member, in the room that `room` found; see `Load.urgent`."""
         orders: list[Order] = [self.evict(victim, host) for victim in victims]
         member.wanted_since = inf
         expected_s = self._usual_s(member)
         host.used_bytes += member.nbytes
         host.loading[member.name] = member
         member.loading[host.name] = now + self.load_s(member)
-        orders.append(Load(member.name, host.name, member.nbytes, expected_s))
+        orders.append(Load(member.name, host.name, member.nbytes, expected_s, urgent))
         return orders
 
     def evict(self, member: Member, host: Host) -> Eviction:
