@@ -30,6 +30,8 @@ POOL ?=
 # Arguments for the start of many models, and for the measurement of a pool of a thousand
 START ?=
 MANY ?=
+# Loads under load, of one backend or another server, e.g. `make bench-reload RELOAD="--backend onnx --swaps 1000"`
+RELOAD ?=
 # Another checkout, with its environment and models, for `make bench-trees`
 AGAINST ?=
 # How long each of the fuzz targets runs
@@ -292,8 +294,11 @@ bench-joining: env models ## Measure what proving that requests may share runs c
 	@$(BIN)/python -m benchmarks.joining $(JOINING)
 
 .PHONY: bench-reload
-bench-reload: env ## Measure loading a model a thousand times under load (RELOAD="--swaps 100 --publish")
-	@$(BIN)/python -m benchmarks.reload $(RELOAD)
+bench-reload: env | .venv-uv/.made ## Measure loads under load, 15 minutes (RELOAD="--backend onnx --swaps 1000 --publish")
+	@python=$(BIN)/python; \
+	if $(MAKE) --no-print-directory .venv-torch/.made; then python=.venv-torch/bin/python; else \
+		echo "skipped: PyTorch's models; they need its wheel for CPUs"; fi; \
+	$$python -m benchmarks.reload $(RELOAD)
 
 .PHONY: bench-start
 bench-start: env ## Measure how long thirty small models take to start (START="--models 50 --publish")

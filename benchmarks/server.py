@@ -19,13 +19,16 @@ from benchmarks.ports import free_ports, haproxy_variables
 from benchmarks.process import OUT, ROOT, ServerProcess
 from serve_app.config.files import HOME_VARIABLE
 
-__all__ = ["DIRECT", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "is_ready", "role"]
+__all__ = ["DIRECT", "HOSTS", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "is_ready", "role"]
 
 SERVE_APP_RUN = (sys.executable, "-m", "serve_app.cli", "run", "--no-dashboard")
 SERVE_RUN = (str(Path(sys.executable).with_name("serve")), "run", "--address", "local")
 
 PROXY, DIRECT = "proxy", "direct"
 """Ways into a server: through Serve's proxy, and straight to the router where the file gives it a port."""
+
+HOSTS = "Python models' own processes"
+"""Role of the processes that run Python models with packages of their own."""
 
 _REPLICA_PORTS = 64
 _HAPROXY_ENABLED = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -118,6 +121,8 @@ def role(command: list[str]) -> str:
     replica = re.match(r"ray::ServeReplica:[^:]*:([^\s.]+)", line)
     if replica is not None:
         return f"replica of {replica[1]}"
+    if "serve_app/backends/python/host.py" in line:
+        return HOSTS
     if re.match(r"ray::(ServeController|ProxyActor|HAProxyManager)", line) or "haproxy" in line:
         return "Serve's controller and proxy"
     return "Ray's own processes"

@@ -118,14 +118,16 @@ class PeerServer(ServerProcess):
         name: For messages and file names.
         subject: The model.
         wire: Name of the form of requests.
+        program: Module of the server, if it is another one than that of the comparison.
 
     Attributes:
         grpc: Ways into it by gRPC, by name: ``host:port``.
     """
 
-    def __init__(self, name: str, subject: Subject, wire: str) -> None:
+    def __init__(self, name: str, subject: Subject, wire: str, program: str | None = None) -> None:
         super().__init__(name)
         self._peer = _PEERS[name]
+        self._program = program or self._peer.program
         self._subject = subject
         self._wire = wire
         self._folder: Path | None = None
@@ -149,7 +151,7 @@ class PeerServer(ServerProcess):
             "wire": self._wire,
             "folder": str(self._folder),
         }
-        return [str(python), "-m", f"benchmarks.peers.apps.{self._peer.program}", json.dumps(told)], {}
+        return [str(python), "-m", f"benchmarks.peers.apps.{self._program}", json.dumps(told)], {}
 
     def _clean_up(self) -> None:
         if self._folder is not None:

@@ -16,6 +16,7 @@ import ray
 from ray.serve.metrics import Gauge
 
 from serve_app.backends.joining.verdict_store import VerdictStore
+from serve_app.backends.memory import large_blocks_apart
 from serve_app.composition.replica import expected_memory, host_revision, make_replica
 from serve_app.composition.revision import open_revision
 from serve_app.config import ModelConfig, cache_folder
@@ -165,7 +166,8 @@ class ModelDeployment:
 
     def _load(self, name: str, version: int | None) -> Hosted:
         revision = open_revision(self._config, name, version)
-        return host_revision(revision, revision.builds, self._make)
+        with large_blocks_apart():
+            return host_revision(revision, revision.builds, self._make)
 
     def check_health(self) -> None:
         """Fail when this replica should be replaced.

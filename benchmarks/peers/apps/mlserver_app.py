@@ -6,6 +6,7 @@ off where one process is enough, which spares every request a way through two qu
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -22,8 +23,9 @@ class OnnxModel(MLModel):  # type: ignore[misc]  # not in this environment
     """One model."""
 
     async def load(self) -> bool:
-        """Make the session."""
-        self._session = Session(Settings.from_text(json.dumps(self.settings.parameters.extra)))
+        """Make the session, in a thread: a model that is loaded anew goes on answering meanwhile."""
+        settings = Settings.from_text(json.dumps(self.settings.parameters.extra))
+        self._session = await asyncio.to_thread(Session, settings)
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:

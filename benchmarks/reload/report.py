@@ -1,0 +1,166 @@
+"""The report on swaps: a table of what was measured, and memory over swaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.reload.swapping import Swaps
+from benchmarks.reload.systems import LABELS, PEERS, model_memory
+
+_SETTLED = 100
+"""Swaps before memory is looked at: the first ones fill caches of the C library and of what runs the model."""
+
+
+def memory_of(name: str, found: Swaps) -> list[int]:
+    """Memory after each swap of the processes that hold the model, bytes; of another server, of all of its."""
+    if name in PEERS:
+        return [sum(each.values()) for each in found.memory]
+    return [model_memory(each) for each in found.memory]
+
+
+def slope(memory: Sequence[int], model_bytes: int) -> float:
+    """Growth of memory per 100 swaps, in sizes of the model, once it has settled: that of the least-squares line."""
+    settled = memory[min(_SETTLED, len(memory) // 2) :]
+    if len(settled) < 2:  # a line needs two points
+        return 0.0
+    return float(np.polyfit(np.arange(len(settled)), settled, 1)[0]) * 100 / model_bytes
+
+
+def figures(name: str, found: Swaps) -> dict[str, Any]:
+    """What is kept of a measurement besides the table: plain values."""
+    load = found.load
+    return {
+        "swaps": len(found.swap_s),
+        "swap_s": found.swap_s,
+        "model_bytes": found.model_bytes,
+        "memory": memory_of(name, found),
+        "memory_by_role": found.memory[-1] if found.memory else {},
+        "slope": slope(memory_of(name, found), found.model_bytes),
+        "requests": load.requests,
+        "failed": load.failed,
+        "faults": load.faults,
+        "wrong": load.wrong,
+        "during_ms": _percentiles(load.during),
+        "between_ms": _percentiles(load.between),
+    }
+
+
+def render(
+    measured: Mapping[str, Swaps],
+    missing: Mapping[str, str],
+    how: Mapping[str, str],
+    connections: int,
+    machine: Machine,
+    versions: Mapping[str, str],
+    note: str,
+) -> str:
+    """The report as Markdown.
+
+    Args:
+        measured: By system.
+        missing: Why others were not measured.
+        how: How each was set.
+        connections: That asked meanwhile.
+        machine: What was measured on.
+        versions: Of other servers, by name.
+        note: What a reader must know first; may be empty.
+    """
+    answers = [_answers(name, found) for name, found in measured.items()]
+    memories = [_memories(name, found) for name, found in measured.items()]
+    lines = [
+        "# Loading a model under load",
+        "",
+        *([f"**{note}**", ""] if note else []),
+        f"A model of 4 MiB is replaced and loaded over and over, while {connections} connections ask without a pause.",
+        "Its answers tell which files they are of, and each is checked: files may answer from the moment their load is",
+        "asked for, and the former ones until that is answered. Swaps and pauses of the same length take turns, so",
+        "that latencies with and without a swap are of the same minutes. Requests while the benchmark itself writes",
+        "files or reads memory are checked, and their latencies left out. `make bench-reload` makes this page;",
+        "[what a load does](../reload.md).",
+        "",
+        "Aims: no failed and no wrong answer, a p99 during swaps of at most twice that without.",
+        "",
+        table(
+            [
+                "",
+                "swaps",
+                "requests",
+                "failed",
+                "wrong",
+                "p50 / p99 during swaps, ms",
+                "without",
+                "p99, part",
+                "a swap, p50 / longest, s",
+            ],
+            answers,
+        ),
+        "",
+        "Memory is the proportional set size after each swap, of the processes that hold the model; of other servers,",
+        f"of all processes. Growth is that of a line through what comes after {_SETTLED} swaps, or after half of them.",
+        "Aim: at most 0.1 sizes of the model per 100 swaps.",
+        "",
+        table(["", "first, MiB", "last, MiB", "largest, MiB", "growth per 100 swaps, in sizes of the model"], memories),
+        "",
+        "![Memory over swaps](reload.svg)",
+        "",
+        "How each was set:",
+        "",
+        *(f"- {LABELS[name]}: {how[name]}" for name in measured if name in how),
+        "",
+    ]
+    if missing:
+        lines += [table(["not measured", "why"], [[LABELS[name], reason] for name, reason in missing.items()]), ""]
+    others = [f"{name} {version}" for name, version in versions.items()]
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return "\n".join([*lines, machine_table(date, machine, others), ""])
+
+
+def draw(measured: Mapping[str, Swaps], path: Path) -> None:
+    """Draw memory over swaps."""
+    with picture_style():
+        figure = Figure(figsize=(9, 4.5), layout="constrained")
+        axes = figure.subplots()
+        for name, found in measured.items():
+            memory = memory_of(name, found)
+            axes.plot([nbytes / 2**20 for nbytes in memory], label=LABELS[name], linewidth=1)
+        axes.set_xlabel("swaps")
+        axes.set_ylabel("MiB")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+        save_svg(figure, path)
+
+
+def _answers(name: str, found: Swaps) -> list[str]:
+    load = found.load
+    during, between = _percentiles(load.during), _percentiles(load.between)
+    part = f"{during[1] / between[1]:.2f}" if during and between else ""
+    return [
+        LABELS[name],
+        f"{len(found.swap_s)}",
+        f"{load.requests:,}",
+        f"{load.failed}",
+        f"{load.wrong}",
+        " / ".join(f"{each:.1f}" for each in during),
+        " / ".join(f"{each:.1f}" for each in between),
+        part,
+        f"{np.median(found.swap_s):.2f} / {max(found.swap_s):.2f}",
+    ]
+
+
+def _memories(name: str, found: Swaps) -> list[str]:
+    memory = memory_of(name, found)
+    mib = [f"{nbytes / 2**20:.0f}" for nbytes in (memory[0], memory[-1], max(memory))]
+    return [LABELS[name], *mib, f"{slope(memory, found.model_bytes):.3f}"]
+
+
+def _percentiles(seconds: Sequence[float]) -> list[float]:
+    """The median and the 99th percentile, milliseconds; empty without any."""
+    return [float(each) * 1000 for each in np.percentile(seconds, [50, 99])] if seconds else []
