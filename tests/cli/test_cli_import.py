@@ -39,7 +39,8 @@ def test_the_file_means_what_the_repository_means(tmp_path: Path) -> None:
     add_model(repository, "full", SUM_DIFF + FULL)
     add_model(repository, "chain", 'platform: "ensemble" ensemble_scheduling {}')
     assert run("import", "triton", str(repository), "--out", str(out)) == (0, f"wrote {out}\n")
-    assert run("validate", str(out)) == (0, f"{out}: valid; models: full\n")
+    code, told = run("validate", str(out))  # which warns of models for a GPU where there is none
+    assert (code, told.splitlines()[-1]) == (0, f"{out}: valid; models: full")
     written = load_file(out).args
     read = read_args({"repository": str(repository)})
     assert (written.models, written.classes) == (read.models, read.classes)

@@ -114,6 +114,9 @@ class Steady:
             return _outline(orjson.loads(body))
         if kind == "application/json":
             return self._plain(orjson.loads(self._text(body.decode())), counted=what.route.endswith(_COUNTED))
+        if kind.startswith("text/event-stream"):
+            events = self._text(body.decode()).removesuffix("\n\n").split("\n\n")
+            return [self._plain(orjson.loads(event.removeprefix("data: ")), counted=False) for event in events]
         if "inference-header-content-length" in headers:
             split = int(headers["inference-header-content-length"])
             return {"json": self._plain(orjson.loads(body[:split]), counted=False), "binary": body[split:].hex()}

@@ -59,10 +59,15 @@ def _tensor(name: str) -> bytes:
 
 _V2 = Sample("double", _tensor("x"), _tensor("nothing"), params={"version": "1"})
 _TEXT = Sample("sentences", _json({"inputs": "a text"}), _json({"inputs": 5}), params={"task": "feature-extraction"})
+_FLAT = Sample("double", _json({"x": [[1, 2, 3, 4]]}), _json({"nothing": [[1, 2, 3, 4]]}), params={"version": "1"})
 _EMBED = {"normalize": True}
 SAMPLES: Mapping[str, Sample] = {
     "/v2/models/{model}/infer": _V2,
     "/v2/models/{model}/versions/{version}/infer": _V2,
+    "/v2/models/{model}/generate": _FLAT,
+    "/v2/models/{model}/versions/{version}/generate": _FLAT,
+    "/v2/models/{model}/generate_stream": _FLAT,
+    "/v2/models/{model}/versions/{version}/generate_stream": _FLAT,
     "/v1/models/{model}/predict": _TEXT,
     "/models/{model}": _TEXT,
     "/models/{model}/pipeline/{task}": _TEXT,
