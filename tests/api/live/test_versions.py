@@ -13,6 +13,7 @@ import grpc
 import httpx
 import numpy as np
 import onnx_models
+import orjson
 import pytest
 from local_server import LocalServer, make_tokenizer
 
@@ -92,6 +93,20 @@ def test_a_request_gets_its_version(server: LocalServer, path: str, headers: dic
         assert answer.headers["x-cache"] in {cache, "hit"}
 
 
+@pytest.mark.parametrize("word", ["generate", "generate_stream"])
+def test_generate_gets_its_version(server: LocalServer, word: str) -> None:
+    """By path and by header, as `infer`."""
+    for path, headers, version in (
+        ("", {}, "3"),
+        ("/versions/candidate", {}, "5"),
+        ("", {"x-model-version": "5"}, "5"),
+    ):
+        answer = HTTP.post(f"{server.url}/v2/models/adds{path}/{word}", json={"x": [[0.0]]}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert orjson.loads(answer.text.removeprefix("data: "))["model_version"] == version
+        assert answer.headers["x-model-version"] == version
+
+
 @pytest.mark.parametrize("named", ["1", "rc", "adds", "%20"])
 @pytest.mark.parametrize("rest", ["", "/ready", "/config", "/stats", "/infer"])
 def test_an_unknown_version_is_told_with_what_there_is(server: LocalServer, named: str, rest: str) -> None:
@@ -123,7 +138,9 @@ TEXTS = {
 def test_every_route_that_runs_a_model_is_asked(server: LocalServer) -> None:
     """A new one has to know versions, too."""
     running = {route.path for route in server.app.routes if route.operation is not None}
-    assert running == {*TEXTS, "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"}
+    words = ("infer", "generate", "generate_stream")
+    by_path = {f"/v2/models/{{model}}{version}/{word}" for version in ("", "/versions/{version}") for word in words}
+    assert running == {*TEXTS, *by_path}
 
 
 @pytest.mark.parametrize(("path", "body"), TEXTS.values(), ids=TEXTS)
