@@ -128,6 +128,7 @@ class RouterSettings:
         models: What it serves at first; more can come, and all of them go.
         classes: Limits of every class.
         limits: Limits of the process.
+        pipelines: What is known of the pipelines; each has a `ModelInfo.pipeline`.
         groups: Devices that models share.
         pools: Processes that models share.
         bundle_timeout_s: A replica that has not answered for so long is not asked any more, seconds.
@@ -148,6 +149,7 @@ class RouterSettings:
     classes: Mapping[Priority, ClassSettings]
     limits: ProcessLimits
     models: Sequence[RoutedModel] = ()
+    pipelines: Sequence[ModelInfo] = ()
     groups: Sequence[DeviceGroup] = ()
     pools: Sequence[RoutedPool] = ()
     bundle_timeout_s: float = 60.0
