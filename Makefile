@@ -25,6 +25,8 @@ SOAK ?=
 SCHEDULING ?=
 # Arguments for the measurement of the proof that requests may share runs
 JOINING ?=
+# Arguments for the measurement of pipelines
+PIPELINES ?=
 # Arguments for the start of many models
 START ?=
 # Another checkout, with its environment and models, for `make bench-trees`
@@ -303,6 +305,10 @@ bench-memory: env models ## Watch the server's memory over ten million requests 
 .PHONY: bench-cache
 bench-cache: env models ## Measure what the response cache costs and spares
 	@$(BIN)/python -m benchmarks.cache
+
+.PHONY: bench-pipelines
+bench-pipelines: env models ## Measure pipelines in the simulator and on a server (PIPELINES="--publish")
+	@$(BIN)/python -m benchmarks.pipelines $(PIPELINES)
 
 .PHONY: bench-canary
 bench-canary: env models ## Measure what a canary gets, and what a shadow costs requests of class high

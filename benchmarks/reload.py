@@ -190,6 +190,7 @@ def measure(swaps: int, connections: int, say: Any) -> Swaps:
         write_model(file, 1)
         document = load_yaml(_DEMO.read_text(encoding="utf-8"))
         args = document["applications"][0]["args"]
+        args.pop("pipelines", None)
         args["models"] = [{"name": _MODEL, "path": str(file.parent), "batching": {"verify": 0}}]
         args["router"]["access"] = {"open_administration": True}
         with Server("reload", document, SERVE_APP_RUN, ROOT, {CACHE_VARIABLE: f"{folder}/cache"}) as server:
