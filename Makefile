@@ -27,6 +27,8 @@ SCHEDULING ?=
 JOINING ?=
 # Arguments for the pool on the real server
 POOL ?=
+# Arguments for the measurement of pipelines
+PIPELINES ?=
 # Arguments for the start of many models, and for the measurement of a pool of a thousand
 START ?=
 MANY ?=
@@ -319,6 +321,10 @@ bench-memory: env models ## Watch the server's memory over ten million requests 
 .PHONY: bench-cache
 bench-cache: env models ## Measure what the response cache costs and spares
 	@$(BIN)/python -m benchmarks.cache
+
+.PHONY: bench-pipelines
+bench-pipelines: env models ## Measure pipelines in the simulator and on a server (PIPELINES="--publish")
+	@$(BIN)/python -m benchmarks.pipelines $(PIPELINES)
 
 .PHONY: bench-canary
 bench-canary: env models ## Measure what a canary gets, and what a shadow costs requests of class high

@@ -120,6 +120,7 @@ def _args(document: Mapping[str, Any]) -> dict[str, Any]:
 def _with_models(document: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     args = _args(document)
     args["models"] = [model for model in args["models"] if model["name"] in names]
+    args.pop("pipelines", None)
     return document
 
 

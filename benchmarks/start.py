@@ -90,7 +90,9 @@ def measure(models: list[dict[str, Any]], *, fork: bool) -> ManyStart:
         BenchmarkError: It did not start, or some model does not answer.
     """
     document = load_yaml(_DEMO.read_text(encoding="utf-8"))
-    document["applications"][0]["args"]["models"] = models
+    args = document["applications"][0]["args"]
+    args["models"] = models
+    args.pop("pipelines", None)
     command = SERVE_APP_RUN if fork else (*SERVE_APP_RUN, "--no-fork")
     with _RoleServer("start", document, command) as server:
         first, last = asyncio.run(_answers(server, [model["name"] for model in models]))

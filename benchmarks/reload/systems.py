@@ -67,6 +67,7 @@ def ours(models: Mapping[str, Any], folder: Path) -> Server:
     args = document["applications"][0]["args"]
     args["router"]["access"] = {"open_administration": True}
     args.pop("models")
+    args.pop("pipelines", None)
     args.update(models)
     return Server("reload", document, SERVE_APP_RUN, ROOT, {CACHE_VARIABLE: str(folder / "cache")})
 

@@ -40,6 +40,7 @@ WANTED: Mapping[Kind, str] = {
     "audio": "a sound (audio/*, application/octet-stream, multipart/form-data, or JSON with base64 inputs)",
     "text": 'text (text/plain, or application/json {"inputs": "..."})',
     "json": 'JSON (application/json {"inputs": ...})',
+    "parts": "its inputs by name (application/json, or multipart/form-data with a part for each)",
 }
 
 
@@ -118,7 +119,7 @@ def check_content_type(info: ModelInfo, kind: Kind, content_type: str, *, final:
         )
     if content_type == JSON or (content_type == MULTIPART and kind != "json"):
         return
-    if kind == "json":
+    if kind in {"json", "parts"}:
         fits = content_type in OPAQUE and not final
     elif kind == "text":
         fits = content_type == "text/plain" or (content_type in OPAQUE and not final)

@@ -20,13 +20,14 @@ from serve_app import __version__
 from serve_app.api.content_type import resolve, sniff
 from serve_app.api.gateway import Gateway
 from serve_app.api.media import Asked, Body, Document, Form, split_data_uri, text_of
+from serve_app.api.parts import Parts
 from serve_app.api.predict import MediaRequest, Predict
 from serve_app.api.replies import json_response
 from serve_app.api.routes import HttpCall, Route
 from serve_app.domain.service import InferenceService, ModelInfo
 from serve_app.domain.tasks import Kind, kind_of
 from serve_app.errors import InvalidRequest, ModelUnavailable
-from serve_app.payloads import Media, Texts
+from serve_app.payloads import Media, Payload, Texts
 
 EMBEDDING: Final = "feature-extraction"
 SIMILARITY: Final = "sentence-similarity"
@@ -177,6 +178,7 @@ class _Fitting(Predict):
         return self._chosen(await super().parse_form(call, info, body))
 
     def _chosen(self, parsed: MediaRequest) -> MediaRequest:
+        assert not isinstance(parsed.asked, Parts)  # the path names no pipeline
         parsed.model = choose(self._service, parsed.asked).name
         return parsed
 
@@ -195,10 +197,10 @@ class _Pipeline(Predict):
             raise InvalidRequest(f"model {info.name!r} does {', '.join(tasks)}, not {task[:64]!r}")
         super().check(info, call)
 
-    def decode(self, info: ModelInfo, parsed: MediaRequest) -> Media | Texts:
+    def decode(self, info: ModelInfo, parsed: MediaRequest) -> Payload:
         """Make what the model takes, and refuse what is for another of its tasks."""
         payload = super().decode(info, parsed)
-        came = _task_of(info, payload)
+        came = info.task if isinstance(payload, dict) else _task_of(info, payload)
         if came != parsed.task:
             raise InvalidRequest(f"this is a request for {came}; send it to /models/{info.segment}/pipeline/{came}")
         return payload

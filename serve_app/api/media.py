@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
@@ -186,14 +187,29 @@ def split_data_uri(inputs: str) -> tuple[str, str]:
     return head[len("data:") :].partition(";")[0].strip().lower(), encoded
 
 
-def _from_base64(info: ModelInfo, kind: Kind, inputs: msgspec.Raw, parameters: Parameters) -> PredictRequest:
-    content_type, encoded = split_data_uri(text_of(inputs, f"the {kind} file in base64"))
+def from_base64(text: str, what: str, where: str) -> tuple[str, bytes]:
+    """Media type and content of base64 or a data URI.
+
+    Args:
+        text: It.
+        what: Of a file that is expected, for messages.
+        where: Its place in the request.
+
+    Raises:
+        InvalidRequest: It is none, or empty.
+    """
+    content_type, encoded = split_data_uri(text)
     try:
         media = binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
     except ValueError:
-        raise InvalidRequest(f"inputs: expected the {kind} file in base64") from None
+        raise InvalidRequest(f"{where}: expected the {what} file in base64") from None
     if not media:
-        raise InvalidRequest("inputs: the file is empty")
+        raise InvalidRequest(f"{where}: the file is empty")
+    return content_type, media
+
+
+def _from_base64(info: ModelInfo, kind: Kind, inputs: msgspec.Raw, parameters: Parameters) -> PredictRequest:
+    content_type, media = from_base64(text_of(inputs, f"the {kind} file in base64"), kind, "inputs")
     check_content_type(info, kind, content_type or sniff(media))
     return PredictRequest(Media(media, content_type, parameters.task), parameters.variant, parameters.fallback)
 
@@ -260,6 +276,32 @@ async def parse_form(headers: Mapping[bytes, bytes], content: bytes) -> Form:
     Raises:
         InvalidRequest: It cannot be understood.
     """
+    async with opened_form(headers, content, max_files=1) as form:
+        files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
+        texts = [value for value in form.getlist("inputs") if isinstance(value, str)]
+        parameters = _form_parameters(form.get("parameters"))
+        if not files:
+            return Form("", b"", "", texts, parameters)
+        field, file = files[0]
+        content_type = (file.content_type or "").partition(";")[0].strip().lower()
+        return Form(field, await file.read(), content_type, texts, parameters)
+
+
+@asynccontextmanager
+async def opened_form(
+    headers: Mapping[bytes, bytes], content: bytes, *, max_files: int, max_fields: int = _MAX_FIELDS
+) -> AsyncIterator[FormData]:
+    """The fields of a multipart form, until the context ends.
+
+    Args:
+        headers: By lower-case name.
+        content: The body.
+        max_files: How many files it may have.
+        max_fields: How many other fields.
+
+    Raises:
+        InvalidRequest: It cannot be understood, or has more than that.
+    """
     position = 0
 
     async def replay() -> Message:
@@ -271,16 +313,9 @@ async def parse_form(headers: Mapping[bytes, bytes], content: bytes) -> Form:
 
     try:
         async with Request({"type": "http", "headers": [*headers.items()]}, replay).form(
-            max_files=1, max_fields=_MAX_FIELDS, max_part_size=len(content)
+            max_files=max_files, max_fields=max_fields, max_part_size=len(content)
         ) as form:
-            files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
-            texts = [value for value in form.getlist("inputs") if isinstance(value, str)]
-            parameters = _form_parameters(form.get("parameters"))
-            if not files:
-                return Form("", b"", "", texts, parameters)
-            field, file = files[0]
-            content_type = (file.content_type or "").partition(";")[0].strip().lower()
-            return Form(field, await file.read(), content_type, texts, parameters)
+            yield form
     except MultiPartException as error:
         raise InvalidRequest(f"the multipart form cannot be read: {error.message}") from None
     except HTTPException as error:

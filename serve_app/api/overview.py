@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
@@ -44,8 +44,19 @@ def example(info: ModelInfo, base_url: str) -> str:
             return f"curl {predict} -H 'Content-Type: application/json' -d '{{\"inputs\": \"any text\"}}'"
         case "json":
             return f"curl {predict} -H 'Content-Type: application/json' -d '{{\"inputs\": {{}}}}'"
+        case "parts":
+            return f"curl {predict}{_part_fields(info)}"
         case "tensors":
             return _tensor_example(info, f"{base_url}/v2/models/{info.segment}/infer")
+
+
+_PART_FILES: Final = {"image": "@picture.png", "audio": "@sound.wav", "text": "'any text'", "json": "'{}'"}
+
+
+def _part_fields(info: ModelInfo) -> str:
+    """What curl sends to a pipeline: one part for each input."""
+    inputs = () if info.pipeline is None else info.pipeline.inputs.values()
+    return "".join(f" -F {given.name}={_PART_FILES.get(given.kind, '@numbers.json')}" for given in inputs)
 
 
 def row_of_zeros(info: ModelInfo) -> tuple[list[dict[str, Any]], int]:

@@ -11,12 +11,13 @@ import orjson
 from serve_app.api.content_type import WANTED, check_content_type, media_type, resolve
 from serve_app.api.gateway import Gateway, Hints
 from serve_app.api.media import Asked, Body, PredictRequest, parse, parse_form, payload_of
+from serve_app.api.parts import Parts, parse_parts, parse_parts_form, tensors_of, write_parts
 from serve_app.api.replies import dump_json
 from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.domain.tasks import kind_of
 from serve_app.errors import InvalidRequest
-from serve_app.payloads import Embeddings, Media, Texts
+from serve_app.payloads import Embeddings, Payload
 
 _ROW_BY_ROW: Final = 64 * 1024
 """Bytes of numbers above which others get their turn between rows."""
@@ -43,7 +44,7 @@ class MediaRequest:
 
     __slots__ = ("asked", "decoded", "model", "task")
 
-    def __init__(self, asked: Asked, task: str = "", model: str = "") -> None:
+    def __init__(self, asked: Asked | Parts, task: str = "", model: str = "") -> None:
         self.asked = asked
         self.task = task
         self.model = model
@@ -62,31 +63,41 @@ class Predict(HttpOperation[MediaRequest]):
     def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> MediaRequest:
         """Take the body apart."""
         content = _content(info, body)
+        if info is not None and info.pipeline is not None:
+            return MediaRequest(parse_parts(info, content), call.params.get("task", ""))
         asked = parse(resolve(media_type(call.headers), content), content)
         return MediaRequest(asked, call.params.get("task", ""))
 
     async def parse_form(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> MediaRequest:
         """Take the form apart."""
+        if info is not None and info.pipeline is not None:
+            return MediaRequest(await parse_parts_form(info, call.headers, _content(info, body)))
         return MediaRequest(await parse_form(call.headers, _content(info, body)), call.params.get("task", ""))
 
     def hints(self, parsed: MediaRequest) -> Hints:
         """The parameters that are for the server. They name no class and no deadline."""
-        if isinstance(parsed.asked, Body):
+        if isinstance(parsed.asked, Body | Parts):
             return Hints()
         return Hints(variant=parsed.asked.parameters.variant, fallback=parsed.asked.parameters.fallback)
 
-    def decode(self, info: ModelInfo, parsed: MediaRequest) -> Media | Texts:
+    def decode(self, info: ModelInfo, parsed: MediaRequest) -> Payload:
         """Make what the model takes."""
+        if isinstance(parsed.asked, Parts):
+            return tensors_of(info, parsed.asked)
         parsed.decoded = payload_of(info, kind_of(info.task), parsed.asked)
         return parsed.decoded.payload
 
     def write_cost(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> int:  # noqa: ARG002
         """Numbers become texts."""
+        if isinstance(answer.value, dict) and info.pipeline is not None:
+            return sum(array.nbytes for array in answer.value.values())
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         return value.nbytes if isinstance(value, np.ndarray) else 0
 
-    def write(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> Reply:  # noqa: ARG002
-        """What Hugging Face's clients expect of the task."""
+    def write(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> Reply:
+        """What Hugging Face's clients expect of the task; of a pipeline, its outputs by name."""
+        if info.pipeline is not None:
+            return Reply(write_parts(answer.value))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         assert parsed.decoded is not None
         if parsed.decoded.lone_text and "candidate_labels" in parsed.decoded.payload.parameters:

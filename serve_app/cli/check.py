@@ -14,6 +14,7 @@ from serve_app.composition import describe_models, expand_pools, read_args, with
 from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
 from serve_app.composition.locate import missing_models
+from serve_app.composition.pipelines import pipeline_infos
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
 from serve_app.config.files import is_remote
 from serve_app.config.problems import problems_of
@@ -63,7 +64,9 @@ def _check_models(args: AppArgs) -> None:
         for model in args.models
         if not any(is_remote(path) for path in (model.path, *(variant.path for variant in model.variants)))
     )
-    describe_models(with_versions(args.model_copy(update={"models": here})))
+    served = with_versions(args.model_copy(update={"models": here}))
+    afar = tuple(model for model in args.models if model not in here)  # of these only the names are known
+    pipeline_infos(served.model_copy(update={"models": (*served.models, *afar)}), describe_models(served))
 
 
 def serve_problems(document: Mapping[str, Any]) -> tuple[str, ...]:

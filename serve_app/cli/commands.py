@@ -123,7 +123,8 @@ def validate(
         _err.print(line, highlight=False, markup=False, soft_wrap=True)
     found = [_named(model) for model in file.args.models if model.pool is None]
     found += [_counted(pool.name, len(members)) for pool, members in file.args.pools_with_members()]
-    typer.echo(f"{config}: valid; models: {', '.join(found)}")
+    pipelines = ", ".join(pipeline.name for pipeline in file.args.pipelines)
+    typer.echo(f"{config}: valid; models: {', '.join(found)}" + (f"; pipelines: {pipelines}" if pipelines else ""))
 
 
 def _counted(pool: str, members: int) -> str:
@@ -235,6 +236,31 @@ def convert(
         raise _invalid(Path(path), error) from None
     for line in (f"wrote {folder}", *lines):
         typer.echo(line)
+
+
+@app.command()
+def graph(
+    config: ConfigFile,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; by default standard output.", show_default=False),
+    ] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(help="Which pipeline, where CONFIG has several.", show_default=False)
+    ] = None,
+) -> None:
+    """Draw a pipeline of CONFIG as SVG."""
+    from serve_app.cli.graph import drawn_pipeline  # noqa: PLC0415 - brings backends
+
+    try:
+        picture = drawn_pipeline(config, pipeline)
+    except ConfigError as error:
+        raise _invalid(config, error) from None
+    if output is None:
+        typer.echo(picture, nl=False)
+    else:
+        output.write_text(picture, encoding="utf-8")
+        typer.echo(f"wrote {output}")
 
 
 app.command()(simulate)

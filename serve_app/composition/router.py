@@ -16,6 +16,7 @@ from serve_app.composition.description import model_info
 from serve_app.composition.hosting import members_of
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import file_bytes, find_files, make_processor
+from serve_app.composition.pipelines import pipeline_infos
 from serve_app.composition.revision import Revision
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.agreed import Agreed
@@ -63,7 +64,8 @@ def router_settings(
         deployed: By model, the revision that it was deployed with, of those whose bundles name one.
 
     Raises:
-        ConfigError: API keys, certificates or the password of Redis are not where they should be.
+        ConfigError: API keys, certificates or the password of Redis are not where they should be, or a pipeline does
+            not fit its models.
     """
     router = config.router
     return RouterSettings(
@@ -71,6 +73,7 @@ def router_settings(
             replace(model, base=deployed[model.name].revision) if model.name in deployed else model
             for model in _routed(config, infos, priors, identities)
         ],
+        pipelines=pipeline_infos(config, infos),
         classes=config.class_settings(),
         limits=config.process_limits(),
         groups=config.groups(),

@@ -19,6 +19,7 @@ from serve_app.config.device_group import DeviceGroupConfig, group_problems, siz
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
+from serve_app.config.pipeline import PipelineConfig, pipeline_problems
 from serve_app.config.pool import PoolConfig, pool_problems
 from serve_app.config.problems import Location, place, problems_of, short_repr, validation_error
 from serve_app.config.repository import RepositoryConfig
@@ -54,6 +55,9 @@ class AppArgs(Section):
 
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
     """The models, each in a deployment of its own or in a pool."""
+
+    pipelines: Annotated[tuple[PipelineConfig, ...], Field(strict=False)] = ()
+    """Models that answer one request together."""
 
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
@@ -120,6 +124,8 @@ class AppArgs(Section):
             faults.append((("router", "limits", "max_ongoing_requests"), problem))
         models = {model.name: model for model in self.models}
         faults.extend((("device_groups", *where), fault) for where, fault in group_problems(self.device_groups, models))
+        named = {name: f"models[{number}]" for name, number in seen.items()}
+        faults.extend((("pipelines", *where), fault) for where, fault in pipeline_problems(self.pipelines, named))
         faults.extend(pool_problems(self.pools, self.models, self.router.replicas))
         limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
         faults.extend(

@@ -200,7 +200,7 @@ class RouterDeployment:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
-        service = self._router.service
+        service = self._router.inference
         try:
             priority_class = Priority[priority.upper()]
         except KeyError:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
+from serve_app.domain.pipeline import Pipeline
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.domain.traffic import Asker, TableChange
 from serve_app.errors import ModelNotFound, ModelUnavailable
@@ -73,6 +74,7 @@ class ModelInfo(NamedTuple):
         revision: Which state of the model's files it is of: a digest; empty where nobody has told.
         streams: Whether an answer comes in parts, of any number.
         stream_timeout_s: Where it does, for how long a whole answer may take where the request names no time, seconds.
+        pipeline: What it does, where it is a pipeline and no model.
     """
 
     name: str
@@ -101,6 +103,7 @@ class ModelInfo(NamedTuple):
     revision: str = ""
     streams: bool = False
     stream_timeout_s: float = 0.0
+    pipeline: Pipeline | None = None
 
     def takes_as(self, other: ModelInfo) -> bool:
         """Whether what was made for this state of a model can be run on that one, and its answer be read likewise."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["tensors", "image", "audio", "text", "json"]
+Kind: TypeAlias = Literal["tensors", "image", "audio", "text", "json", "parts"]
+"""``parts``: what a pipeline takes, several values by name."""
 
 JSON_TYPE = "application/json"
 
 _KINDS_OF_TASKS: Mapping[str, Kind] = {
     "tensors": "tensors",
     "json": "json",
+    "pipeline": "parts",
     "depth-estimation": "image",
     "keypoint-detection": "image",
     "mask-generation": "image",

@@ -15,7 +15,7 @@ from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.http_app import HttpApp, create_app
 from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import LoadOutcome, Owner
-from serve_app.domain.service import reloaded_model, unknown_model, unloaded_model
+from serve_app.domain.service import InferenceService, reloaded_model, unknown_model, unloaded_model
 from serve_app.domain.traffic import model_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.http.body import ALIGNMENT, allocate
@@ -25,6 +25,7 @@ from serve_app.payloads import STALE, Bundle, BundleResult, Failure
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.pipelines.service import PipelineService
 from serve_app.router.pools import ChangeHost, Pools
 from serve_app.router.served import may_join
 from serve_app.router.service import Loading, Service
@@ -95,7 +96,8 @@ class Router:
         on_stale: Is told of a model of which a replica does not have the revision that it was asked for.
 
     Attributes:
-        service: What every protocol is served by.
+        service: Runs models.
+        inference: What every protocol is served by: models, and pipelines of them.
         app: Answers HTTP requests that come by a server in front: an ASGI application.
         grpc: Answers gRPC calls that come by a server in front.
         metrics: What it counts.
@@ -152,12 +154,14 @@ class Router:
         if self._log_lines is not None:
             self._log = RequestLog(settings.log, self._log_lines, self._loop.call_later)
         tracer = configured_tracer()
+        traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
+        peer_statistics = None if peers is None else peers.statistics
         self.service = Service(
             dispatcher=self._dispatcher,
             metrics=self.metrics,
             metrics_page=self._metrics_page,
-            peer_statistics=None if peers is None else peers.statistics,
-            traces=None if self._log is None and tracer is None else RequestTraces(self._log, tracer),
+            peer_statistics=peer_statistics,
+            traces=traces,
             cache=self._cache,
             traffic_store=traffic_store,
             tell_traffic=None if peers is None else peers.tell_traffic,
@@ -165,6 +169,17 @@ class Router:
             load_faults=self._pools.faults,
             streams=settings.streams,
         )
+        self._pipelines: PipelineService | None = None
+        if settings.pipelines:
+            self._pipelines = PipelineService(
+                self.service,
+                settings.pipelines,
+                self._scheduler.solo_s,
+                self.metrics.registry,
+                traces,
+                peer_statistics,
+            )
+        self.inference: InferenceService = self._pipelines or self.service
         self.metrics.registry.register(Readings(TRAFFIC, self.service.traffic_readings))
         self._removals: set[asyncio.Task[None]] = set()
         for model in settings.models:
@@ -177,7 +192,7 @@ class Router:
         self.app = self._http_app()
         grpc = settings.grpc
         self.grpc = GrpcApp(
-            self.service,
+            self.inference,
             self.app.bodies,
             self._guard,
             self._log,
@@ -196,7 +211,7 @@ class Router:
     def _http_app(self) -> HttpApp:
         """What answers requests that come by a server in front, which adds the request's id itself."""
         settings = replace(self._settings.http, send_request_id=False, listener="http")
-        return create_app(self.service, settings, allocate=self._allocate, guard=self._guard, log=self._log)
+        return create_app(self.inference, settings, allocate=self._allocate, guard=self._guard, log=self._log)
 
     def _listen_http(self, port: HttpPort) -> Listener:
         """Take the port. It is opened when the models can take work: other routers may be serving on it."""
@@ -204,7 +219,7 @@ class Router:
             sock = bind(port.host, port.port)
         except OSError as error:
             raise _cannot_listen(port, error) from error
-        app = create_app(self.service, self._settings.http, self.app.bodies, guard=self._guard, log=self._log)
+        app = create_app(self.inference, self._settings.http, self.app.bodies, guard=self._guard, log=self._log)
         listener = Listener(app, sock, port.limits, self._certificates, app.errors_of)
         self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
         return listener
@@ -513,7 +528,8 @@ class Router:
 
     def statistics(self) -> dict[str, Statistics]:
         """The statistics of its models, by name, and of versions by key."""
-        return {key: self.service.statistics(key) for key in self.service.keys}
+        own = {key: self.service.statistics(key) for key in self.service.keys}
+        return own if self._pipelines is None else own | self._pipelines.own_statistics()
 
     async def _metrics_page(self) -> str:
         own = self.metrics.render()
@@ -536,7 +552,10 @@ class Router:
         loop, until = self._loop, self._loop.time() + limit_s
         self.service.stop_being_ready()
         await self._close_ports(limit_s)
-        return await self.service.finish(max(0.0, until - loop.time()))
+        left = 0
+        if self._pipelines is not None:  # while the models below still take what their steps ask
+            left = await self._pipelines.finish(max(0.0, until - loop.time()))
+        return left + await self.service.finish(max(0.0, until - loop.time()))
 
     async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
         """Answer what came by its own ports, and end all that it holds. Replicas must not be told of any more.

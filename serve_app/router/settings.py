@@ -146,6 +146,7 @@ class RouterSettings:
         models: What it serves at first; more can come, and all of them go.
         classes: Limits of every class.
         limits: Limits of the process.
+        pipelines: What is known of the pipelines; each has a `ModelInfo.pipeline`.
         groups: Devices that models share.
         pools: Processes that models share.
         named_members: How many members of pools have series of their own in the metrics.
@@ -168,6 +169,7 @@ class RouterSettings:
     classes: Mapping[Priority, ClassSettings]
     limits: ProcessLimits
     models: Sequence[RoutedModel] = ()
+    pipelines: Sequence[ModelInfo] = ()
     groups: Sequence[DeviceGroup] = ()
     pools: Sequence[RoutedPool] = ()
     named_members: int = NAMED_MEMBERS

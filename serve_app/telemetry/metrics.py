@@ -24,7 +24,7 @@ from serve_app.telemetry.tenant_metrics import TenantCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _RECOVERY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _LOAD_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STREAM_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -46,7 +46,7 @@ class _Answered:
             "serve_app_request_seconds",
             "From the arrival at the scheduler to the answer, answered requests.",
             ("model", "priority"),
-            _LATENCY_BUCKETS,
+            LATENCY_BUCKETS,
         )
     )
     queue_time: Distribution = field(
@@ -54,7 +54,7 @@ class _Answered:
             "serve_app_queue_seconds",
             "Queueing time of answered requests: in the router and at the replica's gate.",
             ("model", "priority"),
-            _LATENCY_BUCKETS,
+            LATENCY_BUCKETS,
         )
     )
 
@@ -67,7 +67,7 @@ class _Bundles:
         metadata=histogram("serve_app_batch_rows", "Rows per run of the model.", ("model",), _ROWS_BUCKETS)
     )
     execution: Distribution = field(
-        metadata=histogram("serve_app_execution_seconds", "One run of the model.", ("model",), _LATENCY_BUCKETS)
+        metadata=histogram("serve_app_execution_seconds", "One run of the model.", ("model",), LATENCY_BUCKETS)
     )
     entries: Distribution = field(
         metadata=histogram(

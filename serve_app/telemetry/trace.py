@@ -8,7 +8,7 @@ its true times: the request path keeps no span objects beside the request's own.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -105,8 +105,13 @@ class RequestTrace:
         self._options = options
         self.origin = origin_of(options)
 
-    def answered(self, answer: Answer) -> None:
-        """It was answered."""
+    def answered(self, answer: Answer, steps: Mapping[str, float] | None = None) -> None:
+        """It was answered.
+
+        Args:
+            answer: The answer.
+            steps: Of a pipeline, what each step took, seconds.
+        """
         if self._span is not None:
             self._end_span(self._span, OK, answer)
         log = self._traces.log
@@ -124,6 +129,7 @@ class RequestTrace:
                     "infer_ms": _ms(answer.infer_s),
                     "total_ms": _ms(answer.total_s),
                     **({"cache": answer.cache} if answer.cache else {}),
+                    **({"steps": {name: _ms(seconds) for name, seconds in steps.items()}} if steps else {}),
                 },
             )
 

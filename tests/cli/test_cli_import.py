@@ -47,8 +47,8 @@ def test_the_file_means_what_the_repository_means(tmp_path: Path) -> None:
     comments = [line.strip() for line in out.read_text().splitlines() if line.strip().startswith(f"# {repository}")]
     assert comments == [
         (
-            f"# {repository}/chain/config.pbtxt:1:22: ensemble_scheduling: ensembles are not served;"
-            " the client calls their models one after the other: model 'chain' is not served"
+            f"# {repository}/chain/config.pbtxt:1:22: ensemble_scheduling: ensembles are not served as they are;"
+            " write a pipeline (docs/pipelines.md): model 'chain' is not served"
         ),
         (
             f"# {repository}/full/config.pbtxt:13:3: dynamic_batching.preferred_batch_size: [4]:"

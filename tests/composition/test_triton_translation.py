@@ -271,7 +271,7 @@ def test_what_is_told(tmp_path: Path, text: str, told: str) -> None:
     [
         (
             'platform: "ensemble" ensemble_scheduling { step { model_name: "x" } }',
-            ("1:22: ensemble_scheduling: ensembles are not served; the client calls their models one after the other"),
+            ("1:22: ensemble_scheduling: ensembles are not served as they are; write a pipeline (docs/pipelines.md)"),
         ),
         (
             "sequence_batching { oldest {} }",

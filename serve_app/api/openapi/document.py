@@ -19,6 +19,7 @@ from serve_app.api.hugging_face import EMBEDDING, tasks_of
 from serve_app.api.openai import render_error
 from serve_app.api.overview import row_of_zeros
 from serve_app.api.routes import Errors, Route
+from serve_app.domain.pipeline import Pipeline, PipelineInput
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.tasks import kind_of
 from serve_app.payloads import TENSORS
@@ -139,7 +140,19 @@ def _predict(content: dict[str, Any], models: Sequence[ModelInfo]) -> dict[str, 
             examples[name] = {"summary": f"{task} by {info.name}", "value": _example(info, task)}
     kinds = {kind_of(info.task) for info in models}
     taken = {media: said for media, said in content.items() if media not in _KINDS or kinds & _KINDS[media]}
+    if named := [_parts_schema(info.pipeline) for info in models if info.pipeline is not None]:
+        taken[JSON] = {**taken[JSON], "schema": {"anyOf": [taken[JSON]["schema"], *named]}}
     return _with_examples(taken, examples)
+
+
+def _parts_schema(plan: Pipeline) -> dict[str, Any]:
+    """What a pipeline takes as JSON."""
+    return {
+        "type": "object",
+        "properties": {name: {} for name in plan.inputs},
+        "required": list(plan.inputs),
+        "additionalProperties": False,
+    }
 
 
 def _embeddings(content: dict[str, Any], models: Sequence[ModelInfo]) -> dict[str, Any]:
@@ -172,8 +185,20 @@ def _example(info: ModelInfo, task: str) -> dict[str, Any]:
             return {"inputs": _sound(), "parameters": {"top_k": 3}}
         case "json":
             return {"inputs": {}}
+        case "parts" if info.pipeline is not None:
+            return {given.name: _part(given) for given in info.pipeline.inputs.values()}
         case _:
             return _text_example(task)
+
+
+def _part(given: PipelineInput) -> Any:
+    """One input of a pipeline."""
+    part: Any = {"image": {"b64": _PICTURE}, "audio": {"b64": _sound()}, "text": "a text", "json": {}}.get(given.kind)
+    if given.kind == "tensor":
+        part = False if given.datatype == "BOOL" else 0
+        for size in reversed(given.shape):
+            part = [part] * max(1, size)
+    return [part] if given.many else part
 
 
 def _text_example(task: str) -> dict[str, Any]:

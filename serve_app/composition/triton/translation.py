@@ -20,7 +20,7 @@ from serve_app.errors import ConfigError
 from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
 
 _UNSUPPORTED: Final = {
-    "ensemble_scheduling": "ensembles are not served; the client calls their models one after the other",
+    "ensemble_scheduling": "ensembles are not served as they are; write a pipeline (docs/pipelines.md)",
     "sequence_batching": (
         "models that keep a state between requests are not served; the client sends the state as tensors"
     ),

@@ -1,0 +1,175 @@
+"""What pipelines bring: ``python -m benchmarks.pipelines``.
+
+Deadlines of two and three steps in the simulator, by how much of the whole each step is given; and on a real server
+what a pipeline costs beside calls of its models. Writes ``pipelines.json``, ``pipelines.md`` and ``pipelines.svg``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Final
+
+import typer
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.machine import Machine, describe
+from benchmarks.pipelines.served import Served, measure
+from benchmarks.pipelines.simulated import ALPHA_S, BETA_S, MAX_ROWS, POLICIES, SLACK, attainment
+from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
+from benchmarks.session import ending_in_order, quiet_machine, steps
+
+STEPS: Final = (2, 3)
+LOADS: Final = (0.5, 0.7, 0.8, 0.9, 1.0)
+_SHOWN: Final = 0.9
+_AGAIN: Final = "pipeline, a dropped step tried again"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found.
+
+    Attributes:
+        date: Of the measurement.
+        machine: Of the part on a server.
+        seeds: Runs of each case in the simulator.
+        seconds: Length of each, virtual.
+        simulated: By steps, way and load, the percent of requests in time.
+        served: On a server; ``None``: that was left out.
+    """
+
+    date: str
+    machine: Machine
+    seeds: int
+    seconds: float
+    simulated: Mapping[int, Mapping[str, Mapping[float, float]]]
+    served: Served | None
+
+
+def simulate(seeds: int, seconds: float, progress: Progress) -> dict[int, dict[str, dict[float, float]]]:
+    """By steps, way and load, the percent of requests in time, over the seeds."""
+    task = progress.add_task("in the simulator", total=len(STEPS) * (len(POLICIES) * len(LOADS) + 1))
+    found: dict[int, dict[str, dict[float, float]]] = {}
+    for number in STEPS:
+        found[number] = {}
+        for policy in POLICIES:
+            found[number][policy] = {}
+            for load in LOADS:
+                runs = [attainment(number, load, seed, policy, seconds=seconds) for seed in range(seeds)]
+                found[number][policy][load] = 100.0 * mean(runs)
+                progress.advance(task)
+        runs = [attainment(number, _SHOWN, seed, "pipeline", seconds=seconds, again=True) for seed in range(seeds)]
+        found[number][_AGAIN] = {_SHOWN: 100.0 * mean(runs)}
+        progress.advance(task)
+    return found
+
+
+def render(report: Report) -> str:
+    """The report, in Markdown."""
+    lines = [
+        "# Pipelines",
+        "",
+        "Written by `make bench-pipelines`.",
+        "",
+        machine_table(report.date, report.machine),
+        "",
+        "## Deadlines in the simulator",
+        "",
+        f"Models in sequence, one replica each: {ALPHA_S * 1e3:g} ms per batch and {BETA_S * 1e3:g} ms per row, up to",
+        f"{MAX_ROWS} rows. Requests come by a gamma process with a coefficient of variation of 2; the deadline of the",
+        f"whole is {SLACK:g} times what its steps take alone. Percent of requests whose last step was in time, means",
+        f"of {report.seeds} runs of {report.seconds:g} virtual seconds. What differs is what each step is given:",
+        "",
+        "- *each call its own timeout*: a client that calls one model after the other, each with the whole timeout",
+        "- *what is left*: a client that passes on what is left of it",
+        "- *left after later costs*: the same, less what the steps behind take alone",
+        "- *equal flexibility alone*: its share, and no more",
+        "- *pipeline*: its share and some lenience, as [pipelines](../pipelines.md#deadlines) do it",
+        "",
+        "![Percent in time by load](pipelines.svg)",
+        "",
+    ]
+    for number, ways in report.simulated.items():
+        rows = [
+            [way, *(f"{loads[load]:.1f}" if load in loads else "" for load in LOADS)] for way, loads in ways.items()
+        ]
+        lines += [table((f"{number} steps, at load", *(f"{load:.0%}" for load in LOADS)), rows), ""]
+    if report.served is not None:
+        lines += _served(report.served)
+    return "\n".join(lines)
+
+
+def _served(served: Served) -> Sequence[str]:
+    sequence = [
+        [way.name, f"{way.p50_ms:.2f}", f"{way.p99_ms:.2f}", f"{way.per_second:,.0f}"] for way in served.sequence
+    ]
+    branches = [[way.name, f"{way.p50_ms:.2f}", f"{way.p99_ms:.2f}"] for way in served.branches]
+    kept = [[each.name, f"{each.attainment:.1%}", f"{each.lowest:.1%} to {each.highest:.1%}"] for each in served.kept]
+    return [
+        "## On a server",
+        "",
+        "The benchmark model `wide` twice, one row of 8 KiB in binary, on the router's own port; medians of rounds in",
+        "turns.",
+        "",
+        table(("two steps", "p50, ms", "p99, ms", f"answers/s, {served.connections} connections"), sequence),
+        "",
+        f"The pipeline answers {abs(served.overhead):.1%} {'less' if served.overhead > 0 else 'more'} per second than",
+        "a client that makes the two calls.",
+        "",
+        table(("branches", "p50, ms", "p99, ms"), branches),
+        "",
+        f"The branch beside the longer one costs {served.beside_ms:.2f} ms.",
+        "",
+        f"Under load, {served.rate:,.0f} requests/s (90% of what two calls bring) by a gamma process, each with a",
+        f"deadline of {served.deadline_ms:.0f} ms:",
+        "",
+        table(("two steps", "in time", "lowest to highest"), kept),
+        "",
+    ]
+
+
+def draw(report: Report, path: Path) -> None:
+    """Draw the percent in time by load."""
+    with picture_style():
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        for axes, (number, ways) in zip(
+            figure.subplots(1, len(STEPS), sharey=True), report.simulated.items(), strict=True
+        ):
+            for way in POLICIES:
+                axes.plot([100 * load for load in LOADS], list(ways[way].values()), marker="o", label=way)
+            axes.set(title=f"{number} steps", xlabel="load, %", ylabel="in time, %", ylim=(0, 102))
+        axes.legend(loc="lower left", fontsize=8)
+        save_svg(figure, path)
+
+
+def main(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case in the simulator.")] = 3,
+    virtual_seconds: Annotated[float, typer.Option(min=10, help="Length of each.")] = 60.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each way on the server.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Length of each.")] = 5.0,
+    server: Annotated[bool, typer.Option(help="Also measure on a server.")] = True,
+    publish: Annotated[bool, typer.Option(help="Write what was found into docs/benchmarks too.")] = False,
+) -> None:
+    """Measure pipelines in the simulator and on this machine."""
+    console = Console()
+    with ending_in_order(console):
+        machine = describe({})
+        quiet_machine(console)
+        with steps(console) as progress:
+            served = measure(rounds, seconds, progress) if server else None
+            simulated = simulate(seeds, virtual_seconds, progress)
+        report = Report(datetime.now(UTC).date().isoformat(), machine, seeds, virtual_seconds, simulated, served)
+        text = render(report)
+        for folder in folders(publish=publish):
+            write_report(folder, "pipelines", report, text)
+            draw(report, folder / "pipelines.svg")
+        console.print(text, highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,274 @@
+"""A pipeline as the router runs it: models in sequence, in parallel branches, behind a switch, over parts.
+
+A plain frozen plan. `serve_app.composition.pipelines` makes it of a configuration, and has checked it: every reference
+leads somewhere, there is no cycle, and each step comes after all that it may need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from serve_app.domain.tasks import Kind
+from serve_app.payloads import TensorSpec
+
+PIPELINE: Final = "pipeline"
+"""The task of a pipeline, and its platform in V2's metadata."""
+
+InputKind: TypeAlias = Literal["image", "audio", "text", "json", "tensor"]
+
+
+class Reference(NamedTuple):
+    """Where a value comes from: an input or a step, and what of it.
+
+    Attributes:
+        name: Of the input or the step.
+        path: Members of objects, places in lists, or the name of a tensor; empty: all of it.
+    """
+
+    name: str
+    path: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Read ``name`` or ``name.member.0``."""
+        name, *path = text.split(".")
+        return cls(name, tuple(path))
+
+    def __str__(self) -> str:
+        return ".".join((self.name, *self.path))
+
+
+class Constant(NamedTuple):
+    """A value that the configuration gives; JSON-able."""
+
+    value: Any
+
+
+Choice: TypeAlias = Reference | Constant
+"""What a switch may choose."""
+
+
+class PipelineInput(NamedTuple):
+    """What a client sends under one name.
+
+    Attributes:
+        name: Its name.
+        kind: What it is.
+        many: Whether it is a list of such.
+        datatype: Of a tensor.
+        shape: Of a tensor, with the rows in dimension 0; -1 for what may vary.
+    """
+
+    name: str
+    kind: InputKind
+    many: bool = False
+    datatype: str = ""
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStep:
+    """A model runs.
+
+    Attributes:
+        name: Of the step.
+        model: Of the model.
+        version: A number or an alias; ``None``: whichever answers requests that name none.
+        kind: What the model takes, where ``input`` is all that it gets.
+        input: What it gets.
+        tensor: The one input of a model of tensors, to which ``input`` goes.
+        inputs: By tensor, what it gets; in place of ``input``.
+        over: A list: the model runs once for each of its parts, and the result is the list of these results.
+        parameters: Task parameters, the same for every request.
+    """
+
+    name: str
+    model: str
+    version: str | None = None
+    kind: Kind = "tensors"
+    input: Reference | None = None
+    tensor: str = ""
+    inputs: Mapping[str, Reference] = field(default_factory=lambda: MappingProxyType({}))
+    over: Reference | None = None
+    parameters: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def needs(self) -> Iterator[Reference]:
+        """What must be there before it."""
+        yield from (each for each in (self.input, self.over, *self.inputs.values()) if each is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchStep:
+    """One of several values, chosen by another. What only the others need does not run.
+
+    Attributes:
+        name: Of the step.
+        on: What it is chosen by.
+        cases: By that value as text.
+        default: For all other values.
+    """
+
+    name: str
+    on: Reference
+    cases: Mapping[str, Choice]
+    default: Choice
+
+    def needs(self) -> Iterator[Reference]:
+        """What must be there before anything is chosen."""
+        yield self.on
+
+    def choices(self) -> Iterator[Reference]:
+        """What may be chosen, without constants."""
+        yield from (each for each in (*self.cases.values(), self.default) if isinstance(each, Reference))
+
+
+@dataclass(frozen=True, slots=True)
+class EqualStep:
+    """Whether values are all the same."""
+
+    name: str
+    values: tuple[Reference, ...]
+
+    def needs(self) -> Iterator[Reference]:
+        """What is compared."""
+        yield from self.values
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatStep:
+    """Tensors one behind the other along an axis, or lists as one."""
+
+    name: str
+    values: tuple[Reference, ...]
+    axis: int = 0
+
+    def needs(self) -> Iterator[Reference]:
+        """What is put together."""
+        yield from self.values
+
+
+@dataclass(frozen=True, slots=True)
+class JoinStep:
+    """One object of several values, by name."""
+
+    name: str
+    members: Mapping[str, Reference]
+
+    def needs(self) -> Iterator[Reference]:
+        """What is put together."""
+        yield from self.members.values()
+
+
+Step: TypeAlias = ModelStep | SwitchStep | EqualStep | ConcatStep | JoinStep
+
+
+def all_needs(step: Step) -> Iterator[Reference]:
+    """All that a step may need, what a switch may choose included."""
+    yield from step.needs()
+    if isinstance(step, SwitchStep):
+        yield from step.choices()
+
+
+class Output(NamedTuple):
+    """What a client gets under one name.
+
+    Attributes:
+        reference: What it is.
+        tensor: Its datatype and shape, where it is a tensor; ``None``: JSON.
+    """
+
+    reference: Reference
+    tensor: TensorSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A pipeline.
+
+    Attributes:
+        name: What clients call it.
+        inputs: What a request must have, by name.
+        steps: By name, in an order in which each comes after all that it may need.
+        outputs: What an answer has, by name.
+        max_parts: Parts that a list may have which a model runs over, and values of an input that is a list.
+        max_result_bytes: Bytes that the results of one request's steps may hold.
+    """
+
+    name: str
+    inputs: Mapping[str, PipelineInput]
+    steps: Mapping[str, Step]
+    outputs: Mapping[str, Output]
+    max_parts: int = 64
+    max_result_bytes: int = 64 * 2**20
+
+    def models(self) -> Iterator[ModelStep]:
+        """The steps that are models."""
+        return (step for step in self.steps.values() if isinstance(step, ModelStep))
+
+    def certain(self) -> frozenset[str]:
+        """The steps that every request runs, whatever its switches choose."""
+        found: set[str] = set()
+        ahead = [output.reference.name for output in self.outputs.values()]
+        while ahead:
+            name = ahead.pop()
+            if name in self.steps and name not in found:
+                found.add(name)
+                ahead += (each.name for each in self.steps[name].needs())
+        return frozenset(found)
+
+    def followers(self) -> Mapping[str, tuple[str, ...]]:
+        """By step, what may run after it and because of it: what needs its result, and what a switch on it starts."""
+        before = {name: self._before(name) for name in self.steps}
+        certain = self.certain()
+        after: dict[str, dict[str, None]] = {name: {} for name in self.steps}
+        for name, step in self.steps.items():
+            for reference in all_needs(step):
+                if reference.name in after:
+                    after[reference.name][name] = None
+            if isinstance(step, SwitchStep) and step.on.name in self.steps:
+                chosen = {name for each in step.choices() if each.name in self.steps for name in before[each.name]}
+                for started in sorted(chosen - certain):
+                    if not _leads(after, started, step.on.name):  # what another switch may start the other way round
+                        after[step.on.name][started] = None
+        return {name: tuple(names) for name, names in after.items()}
+
+    def is_serial(self) -> bool:
+        """Whether no two steps could run at the same time: of all that anything needs, one step needs the others."""
+        place = {name: at for at, name in enumerate(self.steps)}
+        before = {name: self._before(name) for name in self.steps}
+        needed = [[output.reference for output in self.outputs.values()]]
+        needed += [[*step.needs()] for step in self.steps.values()]
+        for references in needed:
+            names = sorted({each.name for each in references if each.name in place}, key=place.__getitem__)
+            if any(name not in before[after] for name, after in pairwise(names)):
+                return False
+        return True
+
+    def _before(self, name: str) -> frozenset[str]:
+        """A step and all steps that it may need."""
+        found: set[str] = set()
+        ahead = [name]
+        while ahead:
+            name = ahead.pop()
+            if name in self.steps and name not in found:
+                found.add(name)
+                ahead += (each.name for each in all_needs(self.steps[name]))
+        return frozenset(found)
+
+
+def _leads(after: Mapping[str, Mapping[str, None]], start: str, end: str) -> bool:
+    """Whether a way leads from one step to another."""
+    seen: set[str] = set()
+    ahead = [start]
+    while ahead:
+        name = ahead.pop()
+        if name == end:
+            return True
+        if name not in seen:
+            seen.add(name)
+            ahead += after[name]
+    return False

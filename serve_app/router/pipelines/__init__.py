@@ -1,0 +1,1 @@
+"""Pipelines: several models that answer one request together."""

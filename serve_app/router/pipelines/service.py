@@ -1,0 +1,416 @@
+"""Pipelines beside models: a service over the one that runs models, in which pipelines are models of another task."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import ChainMap
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Final
+
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
+
+from serve_app.domain.pipeline import Pipeline
+from serve_app.domain.service import (
+    Answer,
+    InferenceService,
+    Loaded,
+    ModelInfo,
+    RequestOptions,
+    unknown_model,
+    unknown_version,
+)
+from serve_app.domain.traffic import Asker, Table, TableChange, Traffic, described
+from serve_app.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    ServeAppError,
+    Unsupported,
+)
+from serve_app.http.errors import code_of
+from serve_app.payloads import Payload
+from serve_app.router.lateness import default_timeout_s, read_too_long
+from serve_app.router.pipelines.run import CANCELLED, Run, gone, model_of_step, served_in
+from serve_app.router.pipelines.values import read_inputs
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.pipeline import Budget, Course
+from serve_app.scheduling.queueing.lateness import shown_s
+from serve_app.telemetry.pipeline_metrics import PipelineMetrics
+from serve_app.telemetry.statistics import Statistics, describe, total
+from serve_app.telemetry.trace import RequestTrace, RequestTraces
+
+_PARTS_WEIGHT: Final = 0.1
+"""Of the newest request in the smoothed number of parts of a map."""
+
+SoloSeconds = Callable[[str, int, int], float]
+"""Predicted execution of so many rows of a cost bucket of a model alone, seconds; 0.0 where it is not known."""
+
+
+class PipelineService:
+    """Implements `serve_app.domain.service.InferenceService`: pipelines, and all else as the service below.
+
+    Args:
+        service: Runs models.
+        pipelines: What is known of the pipelines; each has a `ModelInfo.pipeline`.
+        solo_s: What models cost.
+        registry: Gets the metrics.
+        traces: Follow every request, for the log and for traces.
+        peer_statistics: Asks every other router for its statistics: those of its models, by name.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        pipelines: Sequence[ModelInfo],
+        solo_s: SoloSeconds,
+        registry: CollectorRegistry,
+        traces: RequestTraces | None,
+        peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None,
+    ) -> None:
+        self._service = service
+        self._solo_s = solo_s
+        self._metrics = PipelineMetrics(registry)
+        self._traces = traces
+        self._peer_statistics = peer_statistics
+        self._pipelines = {info.name: _Served(info) for info in pipelines}
+        infos = {info.name: info for info in pipelines}
+        self._models = ChainMap[str, ModelInfo](infos, service.models)  # type: ignore[arg-type] # it is only read
+        self._in_work = 0
+        self._finished: asyncio.Event | None = None
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        """The models, and then the pipelines."""
+        return self._models
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        """As the service's; a pipeline has one version."""
+        served = self._pipelines.get(model)
+        if served is None:
+            try:
+                return self._service.find(model, version)
+            except ModelNotFound:
+                if model in self._service.models or model in self._service.unloaded:
+                    raise
+                raise unknown_model(model, self._models) from None
+        if version is not None and version not in served.info.versions:
+            raise unknown_version(served.info, version)
+        return served.info
+
+    def choose(self, model: str, asker: Asker) -> ModelInfo:
+        """As the service's."""
+        served = self._pipelines.get(model)
+        return self._service.choose(model, asker) if served is None else served.info
+
+    def traffic(self, model: str) -> Mapping[str, Any]:
+        """As the service's."""
+        served = self._pipelines.get(model)
+        if served is None:
+            return self._service.traffic(model)
+        only = Table(Traffic(weights={served.info.version: 100.0}))
+        return {**described(model, only, served.info.versions), "aliases": {}}
+
+    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
+        """As the service's. Raises `InvalidRequest` for a pipeline."""
+        if model in self._pipelines:
+            raise InvalidRequest(f"{model!r} is a pipeline, which has one version; change the traffic of its models")
+        return await self._service.change_traffic(model, change)
+
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
+        """As the service's; of a pipeline, for the models that it begins with whatever its switches choose."""
+        served = self._pipelines.get(model)
+        if served is None:
+            self._service.precheck(model, priority, nbytes, tenant, weight)
+            return
+        self._check_open()
+        for step in served.first:
+            try:
+                info = self._service.find(step.model, step.version)
+                self._service.precheck(info.key or info.name, priority, nbytes, tenant, weight)
+            except ModelNotFound:
+                raise gone(step.name) from None
+
+    def refused(self, model: str, code: str) -> None:
+        """As the service's."""
+        if model in self._pipelines:
+            self._metrics.refused(model, code)
+        else:
+            self._service.refused(model, code)
+
+    def submit(self, model: str, payload: Payload, options: RequestOptions) -> Coroutine[Any, Any, Answer]:
+        """As the service's; of a pipeline, the answer is tensors, as many as it has outputs."""
+        served = self._pipelines.get(model)
+        if served is None:
+            return self._service.submit(model, payload, options)
+        return self._submit(served, payload, options)
+
+    async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
+        """As the service's; a pipeline answers in one part."""
+        if model in self._pipelines:
+            yield await self.submit(model, payload, options)
+            return
+        async with contextlib.aclosing(self._service.stream(model, payload, options)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _submit(self, served: _Served, payload: Payload, options: RequestOptions) -> Answer:
+        self._check_open()
+        self._in_work += 1
+        served.in_work += 1
+        began, priority = monotonic(), served_in(options)
+        name, trace, outcome = served.info.name, None, ServeAppError.code
+        if self._traces is not None:
+            trace = RequestTrace(self._traces, served.info, priority, 1, options)
+            if trace.origin is not None:
+                options = replace(options, trace_parent=trace.origin.trace_parent)
+        try:
+            run, timeout_s, value = await self._run(served, payload, options, priority, began)
+        except ServeAppError as error:
+            outcome = code_of(error)
+            error.counted = True
+            if trace is not None:
+                trace.failed(error)
+            raise
+        except asyncio.CancelledError:
+            outcome = CANCELLED
+            if trace is not None:
+                trace.cancelled()
+            raise
+        else:
+            outcome = ""
+        finally:
+            total_s = monotonic() - began
+            if outcome:
+                self._metrics.failed(name, priority, outcome, total_s)
+            self._in_work -= 1
+            served.in_work -= 1
+            if self._finished is not None and not self._in_work:
+                self._finished.set()
+        answer = Answer(
+            value=value,
+            priority=priority,
+            total_s=total_s,
+            timeout_s=timeout_s,
+            unverified=run.unverified,
+            **run.times._asdict(),
+        )
+        self._metrics.answered(name, answer, began)
+        if trace is not None:
+            trace.answered(answer, steps=run.seconds)
+        return answer
+
+    async def _run(
+        self, served: _Served, payload: Payload, options: RequestOptions, priority: Priority, began: float
+    ) -> tuple[Run, float, Any]:
+        """Run a request: what became of it, the seconds that it was allowed, and its outputs."""
+        if not isinstance(payload, dict):
+            raise InvalidRequest(f"pipeline {served.info.name!r} takes its inputs by name")
+        inputs = read_inputs(served.plan, payload)
+        own_s = self._own_s(served, options)
+        budget = served.course.budget(own_s, priority)
+        timeout_s = self._timeout_s(served.info, budget, priority, options)
+        run = Run(
+            served.plan,
+            self._service,
+            inputs,
+            options,
+            began + timeout_s,
+            budget,
+            lambda step, outcome, seconds: self._metrics.step(served.info.name, step, outcome, seconds),
+            serial=served.serial,
+        )
+        value = await run.answer()
+        for step, seconds in run.seconds.items():
+            served.course.measured(step, priority, own_s[step], seconds)
+        for step, parts in run.parts.items():
+            served.parts[step] += _PARTS_WEIGHT * (parts - served.parts[step])
+        return run, timeout_s, value
+
+    def _own_s(self, served: _Served, options: RequestOptions) -> dict[str, float]:
+        """What the steps cost on an idle server, as far as is known before they have their inputs, seconds."""
+        costs = {}
+        for step in served.plan.models():
+            rows = 1 if step.over is None else max(1, round(served.parts[step.name]))
+            try:
+                info = model_of_step(self._service, step, options)
+            except ServeAppError:  # told when the step is reached
+                costs[step.name] = 0.0
+            else:
+                costs[step.name] = self._solo_s(info.key or info.name, rows, 0)
+        return costs
+
+    @staticmethod
+    def _timeout_s(info: ModelInfo, budget: Budget, priority: Priority, options: RequestOptions) -> float:
+        """Seconds that a request has left.
+
+        Raises:
+            DeadlineExceeded: None, or less than its steps take on an idle server.
+        """
+        left, allowed = options.timeout_s, "this request allows"
+        if left is None:
+            allowed_s = default_timeout_s(info.default_timeout_s[priority], budget.least_s)
+            left, allowed = allowed_s - options.spent_s, f"class {priority.label} allows"
+            if left <= 0.0:
+                raise DeadlineExceeded(read_too_long(priority, allowed_s))
+        if left < budget.least_s:
+            raise DeadlineExceeded(
+                f"the steps take about {shown_s(budget.least_s)} alone; {allowed} {shown_s(left)}:"
+                " name a longer deadline (X-Timeout-Ms, parameters.timeout)"
+            )
+        return left
+
+    def live(self) -> bool:
+        """As the service's."""
+        return self._service.live()
+
+    def ready(self) -> bool:
+        """As the service's: pipelines are ready where models are."""
+        return self._service.ready()
+
+    def model_ready(self, model: str) -> bool:
+        """As the service's; a pipeline can take work where all its models can."""
+        served = self._pipelines.get(model)
+        if served is None:
+            return self._service.model_ready(model)
+        try:
+            infos = [self._service.find(step.model, step.version) for step in served.plan.models()]
+        except ModelNotFound:
+            return False
+        return all(self._service.model_ready(info.key or info.name) for info in infos)
+
+    def status(self) -> Mapping[str, Any]:
+        """As the service's, with ``pipelines``.
+
+        Of each whether it is ``ready``, the requests ``in_work``, and of its ``steps`` that are models the ``model``,
+        the ``own_ms`` that it is predicted to take alone, and by class the smoothed ``wait_ms``.
+        """
+        return {
+            **self._service.status(),
+            "pipelines": {name: self._status(served) for name, served in self._pipelines.items()},
+        }
+
+    def _status(self, served: _Served) -> Mapping[str, Any]:
+        own_s = self._own_s(served, RequestOptions())
+        return {
+            "ready": self.model_ready(served.info.name),
+            "in_work": served.in_work,
+            "inputs": list(served.plan.inputs),
+            "outputs": list(served.plan.outputs),
+            "steps": {
+                step.name: {
+                    "model": step.model,
+                    "own_ms": round(own_s[step.name] * 1e3, 3),
+                    "wait_ms": {
+                        priority.label: round(served.course.wait_s(step.name, priority) * 1e3, 3)
+                        for priority in Priority
+                    },
+                }
+                for step in served.plan.models()
+            },
+        }
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        """As the service's; a pipeline counts as one model, whose executions are those of its steps' models."""
+        served = self._pipelines.get(model)
+        if served is None:
+            return self._service.statistics(model)
+        return describe(served.info, self._metrics.statistics(model), monotonic())
+
+    def own_statistics(self) -> dict[str, Statistics]:
+        """The statistics of the pipelines in this router, by name."""
+        return {name: self.statistics(name) for name in self._pipelines}
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """As the service's."""
+        names = list(models)
+        found = [*await self._service.total_statistics([name for name in names if name not in self._pipelines])]
+        pipelines = [name for name in names if name in self._pipelines]
+        if pipelines:
+            peers = [] if self._peer_statistics is None else await self._peer_statistics()
+            found += [
+                total([self.statistics(name), *(peer[name] for peer in peers if name in peer)]) for name in pipelines
+            ]
+        return found
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """As the service's."""
+        return await self._service.metrics()
+
+    @property
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
+        """As the service's."""
+        return self._service.unloaded
+
+    async def load(self, model: str) -> Loaded:
+        """As the service's. Raises `Unsupported` for a pipeline."""
+        self._check_loadable(model)
+        return await self._service.load(model)
+
+    async def unload(self, model: str) -> Loaded:
+        """As `load`."""
+        self._check_loadable(model)
+        return await self._service.unload(model)
+
+    def _check_loadable(self, model: str) -> None:
+        if (served := self._pipelines.get(model)) is not None:
+            names = ", ".join(dict.fromkeys(step.model for step in served.plan.models()))
+            raise Unsupported(f"{model!r} is a pipeline: load and unload its models: {names}")
+
+    def _check_open(self) -> None:
+        if self._finished is not None:
+            raise ModelUnavailable("the server is shutting down; retry, or use another server", 1.0)
+
+    async def finish(self, limit_s: float) -> int:
+        """Refuse requests for pipelines from now on, and wait until those that were taken are answered.
+
+        Args:
+            limit_s: For how long at most, seconds.
+
+        Returns:
+            How many are left then.
+        """
+        if self._finished is None:
+            self._finished = asyncio.Event()
+        if self._in_work:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._finished.wait()
+        return self._in_work
+
+
+class _Served:
+    """A pipeline as it is served.
+
+    Attributes:
+        info: What is known of it.
+        plan: What it does.
+        first: The models that every request runs and that need no other step.
+        serial: Whether no two steps could run at the same time.
+        course: How long its steps wait.
+        parts: The smoothed number of parts of each map.
+        in_work: Requests that are being answered.
+    """
+
+    __slots__ = ("course", "first", "in_work", "info", "parts", "plan", "serial")
+
+    def __init__(self, info: ModelInfo) -> None:
+        assert info.pipeline is not None
+        plan: Pipeline = info.pipeline
+        certain = plan.certain()
+        self.info = info
+        self.plan = plan
+        self.first = tuple(
+            step
+            for step in plan.models()
+            if step.name in certain and not any(each.name in plan.steps for each in step.needs())
+        )
+        self.serial = plan.is_serial()
+        self.course = Course(plan.followers(), certain)
+        self.parts = {step.name: 1.0 for step in plan.models() if step.over is not None}
+        self.in_work = 0

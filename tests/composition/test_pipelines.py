@@ -1,0 +1,251 @@
+"""Pipelines set against their models: what fits becomes a plan, and what does not is told with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx_models
+import pytest
+from local_server import make_tokenizer
+
+from serve_app.api.pipeline_picture import draw
+from serve_app.composition import describe_models, expand_pools, read_args, with_versions
+from serve_app.composition.pipelines import pipeline_infos
+from serve_app.domain.pipeline import ModelStep, Reference
+from serve_app.domain.service import ModelInfo
+from serve_app.errors import ConfigError
+
+INPUTS = {
+    "picture": {"type": "image"},
+    "sound": {"type": "audio"},
+    "text": {"type": "text"},
+    "texts": {"type": "text", "many": True},
+    "numbers": {"type": "tensor", "datatype": "FP32", "shape": [-1, 4]},
+    "whole": {"type": "tensor", "datatype": "INT32", "shape": [-1, 16]},
+    "any": {"type": "json"},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """A model of every kind, one of them in two versions."""
+    folder = tmp_path_factory.mktemp("models")
+    for version in (1, 2):
+        onnx_models.make(folder / "one" / str(version) / "model.onnx", "add_one")
+    onnx_models.make(folder / "pair" / "1" / "model.onnx", "sum_diff")
+    onnx_models.make(folder / "words" / "1" / "model.onnx", "seq_mean")
+    make_tokenizer(folder / "words" / "tokenizer.json")
+    return [
+        {"name": "digits", "task": "image-classification", "path": "models/digits"},
+        {"name": "spoken", "task": "audio-classification", "path": "models/spoken-digits"},
+        {"name": "words", "task": "feature-extraction", "path": str(folder / "words"), "processor": {"max_length": 16}},
+        {"name": "one", "path": str(folder / "one"), "versions": [1, 2], "aliases": {"newest": 2}},
+        {"name": "pair", "path": str(folder / "pair")},
+    ]
+
+
+def described(models: list[dict[str, Any]], *steps: dict[str, Any], **outputs: str) -> ModelInfo:
+    """The one pipeline of some steps; its inputs are those that they use."""
+    used = {
+        str(value).split(".")[0]
+        for step in steps
+        for key, given in step.items()
+        if key not in {"name", "model"}
+        for value in (given.values() if isinstance(given, dict) else given if isinstance(given, list) else [given])
+    }
+    inputs = {name: given for name, given in INPUTS.items() if name in used or name in outputs.values()}
+    outputs = outputs or {"out": steps[-1]["name"]}
+    pipeline = {"name": "chain", "inputs": inputs, "steps": list(steps), "outputs": outputs}
+    config = with_versions(read_args({"models": models, "pipelines": [pipeline]}))
+    (info,) = pipeline_infos(config, describe_models(config))
+    return info
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param(
+            [{"name": "a", "model": "digit", "input": "picture"}],
+            "steps[0]: model: there is no model 'digit'; did you mean digits?",
+            id="unknown model",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "chain", "input": "picture"}],
+            "steps[0]: model: 'chain' is a pipeline; a step is a model: write its steps here",
+            id="a pipeline",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "digits", "input": "sound"}],
+            "steps[0]: input: digits takes a picture, and sound is a sound",
+            id="a sound for a picture",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "words", "input": "numbers"}],
+            "steps[0]: input: words takes text, and numbers is FP32 [-1, 4]",
+            id="a tensor for text",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "pair", "inputs": {"INPUT0": "whole", "INPUT1": "numbers"}}],
+            "steps[0]: pair takes INT32 [-1, 16] as INPUT1, and numbers is FP32 [-1, 4]",
+            id="another datatype",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "pair", "inputs": {"INPUT0": "whole"}}],
+            "steps[0]: inputs: pair also takes INPUT1",
+            id="an input is missing",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "pair", "inputs": {"INPUT0": "whole", "INPUT2": "whole"}}],
+            "steps[0]: inputs: pair has no input 'INPUT2'; did you mean INPUT1?",
+            id="unknown input",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "pair", "input": "whole"}],
+            "steps[0]: input: pair takes INPUT0, INPUT1; say what each of them gets in inputs",
+            id="two inputs",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "one", "version": 3, "input": "numbers"}],
+            "steps[0]: version: one has no version '3'; versions: 1, 2",
+            id="unknown version",
+        ),
+        pytest.param(
+            [
+                {"name": "a", "model": "digits", "input": "picture"},
+                {"name": "b", "equal": ["a.0.lable", "a.0.label"]},
+            ],
+            "steps[1].equal[0]: a.0 has no 'lable'; did you mean label?",
+            id="unknown member",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "digits", "input": "picture"}, {"name": "b", "equal": ["a.label", "a.0.label"]}],
+            "steps[1].equal[0]: a is a list of an object with label, score: say which one, as in a.0.label",
+            id="a member of a list",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "digits", "map": "picture"}],
+            "steps[0]: map: picture is a picture; it takes a list, or the rows of a tensor",
+            id="a map over one thing",
+        ),
+        pytest.param(
+            [{"name": "a", "concat": ["numbers", "whole"]}],
+            "steps[0]: concat: FP32 [-1, 4] and INT32 [-1, 16] are of two datatypes",
+            id="two datatypes put together",
+        ),
+        pytest.param(
+            [{"name": "a", "switch": "picture", "cases": {"x": "text"}, "default": None}],
+            "steps[0]: switch: picture is a picture, which is no value to choose by",
+            id="a switch on a picture",
+        ),
+        pytest.param(
+            [{"name": "a", "join": {"x": "picture"}}],
+            "outputs.out: is a picture, which has no JSON form; name what a step makes of it",
+            id="a picture in an output",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told(models: list[dict[str, Any]], steps: list[dict[str, Any]], expected: str) -> None:
+    """With its place, in one line."""
+    with pytest.raises(ConfigError) as caught:
+        described(models, *steps)
+    assert caught.value.problems == (f"args.pipelines[0].{expected}",)
+
+
+def test_what_fits_becomes_a_plan(models: list[dict[str, Any]]) -> None:
+    """Steps come after what they need, and it is known what each model takes."""
+    info = described(
+        models,
+        {"name": "last", "model": "one", "version": "newest", "input": "middle"},
+        {"name": "middle", "model": "one", "input": "numbers"},
+        out="last.y",
+    )
+    plan = info.pipeline
+    assert plan is not None
+    assert list(plan.steps) == ["middle", "last"]
+    assert plan.steps["last"] == ModelStep("last", "one", "newest", "tensors", Reference("middle"), "x")
+    assert [(spec.name, spec.datatype, spec.shape) for spec in info.signature.outputs] == [("out", "FP32", (-1, -1))]
+
+
+def test_pictures_texts_and_json_are_bytes_to_v2(models: list[dict[str, Any]]) -> None:
+    """One element each, or as many as the list has."""
+    info = described(
+        models,
+        {"name": "a", "model": "digits", "input": "picture"},
+        {"name": "b", "model": "words", "map": "texts"},
+        {"name": "c", "concat": ["b"]},
+        label="a.0.label",
+        vectors="c",
+    )
+    assert [(spec.name, spec.datatype, spec.shape) for spec in info.signature.inputs] == [
+        ("picture", "BYTES", (1,)),
+        ("texts", "BYTES", (-1,)),
+    ]
+    assert [(spec.name, spec.datatype) for spec in info.signature.outputs] == [("label", "BYTES"), ("vectors", "FP32")]
+
+
+def test_only_what_every_request_runs_is_certain(models: list[dict[str, Any]]) -> None:
+    """Not what a switch may choose; and that starts after what it is chosen by."""
+    info = described(
+        models,
+        {"name": "a", "model": "digits", "input": "picture"},
+        {"name": "b", "model": "words", "input": "text"},
+        {"name": "s", "switch": "a.0.label", "cases": {7: "b"}, "default": None},
+    )
+    plan = info.pipeline
+    assert plan is not None
+    assert plan.certain() == {"a", "s"}
+    assert plan.followers() == {"a": ("s", "b"), "b": ("s",), "s": ()}
+
+
+def test_a_picture_shows_every_step_and_its_boxes_do_not_touch(models: list[dict[str, Any]]) -> None:
+    """Names are escaped, and the case that leads to a step stands beside its line."""
+    info = described(
+        models,
+        {"name": "a", "model": "digits", "input": "picture"},
+        {"name": "b", "model": "words", "input": "text"},
+        {"name": "s", "switch": "a.0.label", "cases": {"<7>": "b"}, "default": None},
+        {"name": "j", "join": {"x": "s", "y": "a"}},
+    )
+    assert info.pipeline is not None
+    picture = draw(info.pipeline)
+    for said in (">a<", ">digits<", ">switch a.0.label<", ">&lt;7&gt;<", ">join<", ">picture<", ">out<"):
+        assert said in picture
+    boxes = _boxes(picture)
+    assert len(boxes) == 7
+    for at, (x, y, width, height) in enumerate(boxes):
+        for other_x, other_y, other_width, other_height in boxes[:at]:
+            apart = x >= other_x + other_width or other_x >= x + width
+            assert apart or y >= other_y + other_height or other_y >= y + height
+
+
+def _boxes(picture: str) -> list[tuple[float, float, float, float]]:
+    """Left, top, width and height of each box of a picture."""
+    found = []
+    for line in picture.splitlines():
+        if line.startswith("<rect"):
+            said = dict(part.split("=", 1) for part in line[5 : line.index("/>")].split() if "=" in part)
+            x, y, width, height = (float(said[key].strip('"')) for key in ("x", "y", "width", "height"))
+            found.append((x, y, width, height))
+    return found
+
+
+def test_a_member_of_a_pool_may_not_be_called_as_a_pipeline(models: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Which members there are is known when the pool's folder has been read."""
+    onnx_models.make(tmp_path / "pool" / "chain" / "1" / "model.onnx", "add_one")
+    args = {
+        "models": models,
+        "pools": [{"name": "small", "path": f"{tmp_path}/pool/*", "memory": "64MiB"}],
+        "pipelines": [
+            {
+                "name": "chain",
+                "inputs": {"picture": {"type": "image"}},
+                "steps": [{"name": "a", "model": "digits", "input": "picture"}],
+                "outputs": {"out": "a"},
+            }
+        ],
+    }
+    config = expand_pools(read_args(args))
+    with pytest.raises(ConfigError) as caught:
+        pipeline_infos(config, {})
+    assert caught.value.problems == ("args.pipelines[0].name: 'chain' is also the name of a model; rename one",)

@@ -1,0 +1,484 @@
+"""Any pipeline gives what a naive evaluator gives, and runs what is needed, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from itertools import pairwise
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from serve_app.domain.pipeline import (
+    PIPELINE,
+    ConcatStep,
+    Constant,
+    EqualStep,
+    JoinStep,
+    ModelStep,
+    Output,
+    Pipeline,
+    PipelineInput,
+    Reference,
+    Step,
+    SwitchStep,
+)
+from serve_app.domain.service import Answer, Loaded, ModelInfo, RequestOptions, unknown_model
+from serve_app.domain.settings import LogSettings
+from serve_app.domain.traffic import Asker, TableChange
+from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull, ServeAppError, Unsupported
+from serve_app.payloads import Joinable, ModelSignature, Payload, Tensors, TensorSpec
+from serve_app.router.pipelines.run import Run
+from serve_app.router.pipelines.service import PipelineService
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.pipeline import Course
+from serve_app.telemetry.request_log import RequestLog
+from serve_app.telemetry.trace import RequestTraces
+
+FLOATS = (-1, 2)
+
+
+def model(name: str, *inputs: str) -> ModelInfo:
+    """A model of rows of two numbers."""
+    return ModelInfo(
+        name=name,
+        version="1",
+        versions=("1",),
+        task="tensors",
+        signature=ModelSignature(
+            tuple(TensorSpec(each, "FP32", FLOATS) for each in inputs), (TensorSpec("y", "FP32", FLOATS),)
+        ),
+        max_rows=8,
+        max_request_rows=64,
+        default_timeout_s=dict.fromkeys(Priority, 10.0),
+        labels=(),
+        joinable={"": Joinable("exact", "")},
+    )
+
+
+def compute(name: str, tensors: Mapping[str, Any]) -> Any:
+    """What the models do."""
+    return tensors["a"] + tensors["b"] if name == "add" else -tensors["x"]
+
+
+class Arithmetic:
+    """An `InferenceService` of two models, ``add`` and ``negative``, whose answers may wait and fail.
+
+    Attributes:
+        asked: How often each model ran, with its options.
+        running: Requests in work.
+        begun: Is told of each request.
+        hold: Answers wait for this.
+        errors: By model, what it raises.
+    """
+
+    def __init__(self) -> None:
+        self.models: Mapping[str, ModelInfo] = {"add": model("add", "a", "b"), "negative": model("negative", "x")}
+        self.unloaded: Mapping[str, Sequence[ModelInfo]] = {}
+        self.asked: list[tuple[str, RequestOptions]] = []
+        self.running = 0
+        self.begun: asyncio.Queue[str] = asyncio.Queue()
+        self.cancelled = 0
+        self.hold: dict[str, asyncio.Event] = {}
+        self.errors: dict[str, tuple[type[ServeAppError], str, float | None]] = {}
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        """See `InferenceService`."""
+        if model not in self.models:
+            raise unknown_model(model, self.models)
+        return self.models[model]
+
+    def choose(self, model: str, asker: Asker) -> ModelInfo:
+        """See `InferenceService`."""
+        return self.find(model)
+
+    def traffic(self, model: str) -> Mapping[str, Any]:
+        """See `InferenceService`."""
+        raise NotImplementedError(model)
+
+    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
+        """See `InferenceService`."""
+        raise NotImplementedError(model, change)
+
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
+        """See `InferenceService`."""
+
+    def refused(self, model: str, code: str) -> None:
+        """See `InferenceService`."""
+
+    async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """See `InferenceService`."""
+        assert isinstance(payload, dict)
+        self.asked.append((model, options))
+        self.running += 1
+        self.begun.put_nowait(model)
+        try:
+            if model in self.hold:
+                await self.hold[model].wait()
+            else:
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        if model in self.errors:
+            kind, message, retry_after_s = self.errors[model]
+            raise kind(message, retry_after_s)
+        return Answer({"y": compute(model, payload)}, Priority.NORMAL, 0.25, 1.0)
+
+    async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
+        """See `InferenceService`."""
+        yield await self.submit(model, payload, options)
+
+    def live(self) -> bool:
+        """See `InferenceService`."""
+        return True
+
+    def ready(self) -> bool:
+        """See `InferenceService`."""
+        return True
+
+    def model_ready(self, model: str) -> bool:
+        """See `InferenceService`."""
+        return model in self.models
+
+    def status(self) -> Mapping[str, Any]:
+        """See `InferenceService`."""
+        return {}
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        """See `InferenceService`."""
+        raise NotImplementedError(model)
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """See `InferenceService`."""
+        return [{} for _ in models]
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """See `InferenceService`."""
+        return b"", ""
+
+    async def load(self, model: str) -> Loaded:
+        """See `InferenceService`."""
+        raise NotImplementedError(model)
+
+    async def unload(self, model: str) -> Loaded:
+        """See `InferenceService`."""
+        raise NotImplementedError(model)
+
+
+X = PipelineInput("x", "tensor", datatype="FP32", shape=FLOATS)
+SUM = ModelStep("sum", "add", inputs={"a": Reference("x"), "b": Reference("x")})
+NEGATIVE = ModelStep("less", "negative", input=Reference("sum", ("y",)), tensor="x")
+
+
+def plan(*steps: Step, inputs: Sequence[PipelineInput] = (X,), **outputs: str) -> Pipeline:
+    """A pipeline of these steps; its outputs are tensors where the reference leads to one."""
+    return Pipeline(
+        "chain",
+        {each.name: each for each in inputs},
+        {step.name: step for step in steps},
+        {name: Output(Reference.parse(text)) for name, text in outputs.items()},
+        max_parts=4,
+        max_result_bytes=4096,
+    )
+
+
+def info(pipeline: Pipeline) -> ModelInfo:
+    """As the service knows it."""
+    return model("chain")._replace(task=PIPELINE, pipeline=pipeline)
+
+
+def served(service: Arithmetic, pipeline: Pipeline, own_s: float = 0.0) -> PipelineService:
+    """The pipeline over the models, each step of which is predicted to take so long."""
+    return PipelineService(service, [info(pipeline)], lambda *_: own_s, CollectorRegistry(), None, None)
+
+
+async def asked(
+    pipeline: Pipeline, service: Arithmetic | None = None, own_s: float = 0.0, rows: int = 1, **options: Any
+) -> Tensors:
+    """The answer to a request."""
+    over = served(service or Arithmetic(), pipeline, own_s)
+    answer = await over.submit("chain", {"x": np.array([[1.0, 2.0]] * rows, np.float32)}, RequestOptions(**options))
+    value: Tensors = answer.value
+    return value
+
+
+def row(*values: float) -> Any:
+    """One row."""
+    return np.array([values], np.float32)
+
+
+async def test_steps_in_sequence() -> None:
+    """The second gets what the first gave."""
+    value = await asked(plan(SUM, NEGATIVE, out="less.y"))
+    assert value["out"].tolist() == [b"[[-2.0,-4.0]]"]
+
+
+async def test_what_a_step_inherits() -> None:
+    """Class, key and trace; and its part of the deadline, as what is left after the steps behind."""
+    service = Arithmetic()
+    options: dict[str, Any] = {"priority": Priority.HIGH, "key": "k", "tenant": "t", "weight": 2.0, "cacheable": False}
+    await asked(plan(SUM, NEGATIVE, out="less.y"), service, 1.0, timeout_s=10.0, variant="light", **options)
+    (first, given), (second, later) = service.asked
+    assert (first, second) == ("add", "negative")
+    for each in (given, later):
+        assert {name: getattr(each, name) for name in options} == options
+        assert (each.variant, each.spent_s) == ("", 0.0)
+    assert given.timeout_s is not None
+    assert later.timeout_s is not None
+    assert 5.0 < given.timeout_s <= 6.2 < later.timeout_s <= 10.0  # half is its share, and 9 s are the most
+
+
+async def test_a_request_whose_steps_cannot_be_in_time_is_refused_at_once() -> None:
+    """No step has begun."""
+    service = Arithmetic()
+    with pytest.raises(DeadlineExceeded, match=r"the steps take about 2 s alone; this request allows 1\.5 s"):
+        await asked(plan(SUM, NEGATIVE, out="less.y"), service, 1.0, timeout_s=1.5)
+    assert service.asked == []
+
+
+async def test_a_deadline_that_is_not_named_is_that_of_the_class_or_more() -> None:
+    """Four times what the steps take, where that is more."""
+    service = Arithmetic()
+    await asked(plan(SUM, NEGATIVE, out="less.y"), service, 5.0)
+    assert service.asked[0][1].timeout_s == pytest.approx(24.5, rel=0.1)  # of 40 s
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        ((InferenceFailed, "broken", None), InferenceFailed),
+        ((QueueFull, "full", 3.0), QueueFull),
+    ],
+)
+async def test_an_error_names_its_step_and_keeps_its_kind(
+    raised: tuple[type[ServeAppError], str, float | None], expected: type[ServeAppError]
+) -> None:
+    """With the time after which to retry."""
+    service = Arithmetic()
+    service.errors["negative"] = raised
+    with pytest.raises(expected) as caught:
+        await asked(plan(SUM, NEGATIVE, out="less.y"), service)
+    assert caught.value.message == f"step 'less': {raised[1]}"
+    assert caught.value.retry_after_s == raised[2]
+
+
+async def test_a_model_that_is_unloaded_makes_its_pipeline_unavailable() -> None:
+    """What the client asked for is there."""
+    service = Arithmetic()
+    service.models = {"add": service.models["add"]}
+    assert not served(service, plan(SUM, NEGATIVE, out="less.y")).model_ready("chain")
+    with pytest.raises(ModelUnavailable, match="step 'less': its model, or the version"):
+        await asked(plan(SUM, NEGATIVE, out="less.y"), service)
+
+
+async def test_the_first_failure_cancels_what_runs_beside_it() -> None:
+    """It is not waited for."""
+    service = Arithmetic()
+    service.hold["add"] = asyncio.Event()
+    service.errors["negative"] = (InferenceFailed, "broken", None)
+    beside = ModelStep("beside", "negative", input=Reference("x"), tensor="x")
+    with pytest.raises(InferenceFailed, match="step 'beside'"):
+        await asked(plan(SUM, beside, one="sum", two="beside"), service)
+    assert (service.running, service.cancelled) == (0, 1)
+
+
+async def test_a_client_that_leaves_cancels_every_step() -> None:
+    """And is counted."""
+    service = Arithmetic()
+    service.hold["add"] = asyncio.Event()
+    over = served(service, plan(SUM, out="sum"))
+    task = asyncio.ensure_future(over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions()))
+    await service.begun.get()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (service.running, service.cancelled) == (0, 1)
+    assert over.statistics("chain")["inference_stats"]["fail"]["count"] == 1
+
+
+async def test_branches_run_at_the_same_time() -> None:
+    """Both have begun before either has ended."""
+    service = Arithmetic()
+    service.hold = {"add": asyncio.Event(), "negative": asyncio.Event()}
+    other = ModelStep("other", "negative", input=Reference("x"), tensor="x")
+    task = asyncio.ensure_future(asked(plan(SUM, other, one="sum", two="other"), service))
+    assert {await service.begun.get(), await service.begun.get()} == {"add", "negative"}
+    for event in service.hold.values():
+        event.set()
+    await task
+
+
+async def test_a_map_runs_for_each_part() -> None:
+    """Of a tensor, its rows; more than there may be are refused."""
+    every = ModelStep("every", "negative", over=Reference("x"), tensor="x")
+    whole = ConcatStep("whole", (Reference("every"),))
+    pipeline = plan(every, whole, out="whole")
+
+    value = await asked(pipeline, rows=3)
+    assert value["out"].tolist() == [b"[[-1.0,-2.0],[-1.0,-2.0],[-1.0,-2.0]]"]
+    with pytest.raises(ServeAppError, match="step 'every': x: 5 parts; pipeline 'chain' takes at most 4"):
+        await asked(pipeline, rows=5)
+
+
+async def test_results_that_are_too_large_are_refused() -> None:
+    """By the memory that they hold together."""
+    await asked(plan(SUM, NEGATIVE, out="less.y"), rows=64)
+    with pytest.raises(InferenceFailed, match="the results of its steps hold more than 4096 bytes"):
+        await asked(plan(SUM, NEGATIVE, *_chain(8), out="n7.y"), rows=64)
+
+
+def _chain(length: int) -> list[ModelStep]:
+    names = ["less", *(f"n{at}" for at in range(length))]
+    return [
+        ModelStep(name, "negative", input=Reference(before, ("y",)), tensor="x") for before, name in pairwise(names)
+    ]
+
+
+async def test_a_pipeline_is_drained_before_its_models_are() -> None:
+    """What was taken is answered, and what comes then is refused."""
+    service = Arithmetic()
+    service.hold["add"] = asyncio.Event()
+    over = served(service, plan(SUM, NEGATIVE, out="less.y"))
+    task = asyncio.ensure_future(over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions()))
+    await service.begun.get()
+    drained = asyncio.ensure_future(over.finish(30.0))
+    await asyncio.sleep(0)
+    with pytest.raises(ModelUnavailable, match="shutting down"):
+        await over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions())
+    service.hold["add"].set()
+    await task
+    assert await drained == 0
+
+
+async def test_its_line_in_the_log_has_the_times_of_its_steps() -> None:
+    """And its steps are in its trace, below it."""
+    lines: list[dict[str, Any]] = []
+    log = RequestLog(
+        LogSettings(sample=1.0),
+        lambda line: lines.append(orjson.loads(line)),
+        asyncio.get_running_loop().call_later,
+    )
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    traces = RequestTraces(log, provider.get_tracer("test"))
+    service = Arithmetic()
+    pipeline = plan(SUM, NEGATIVE, out="less.y")
+    over = PipelineService(service, [info(pipeline)], lambda *_: 0.0, CollectorRegistry(), traces, None)
+    await over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions(request_id="r"))
+    (line,) = lines
+    assert [line[key] for key in ("model", "outcome", "request_id")] == ["chain", "ok", "r"]
+    assert list(line["steps"]) == ["sum", "less"]
+    span = next(each for each in exporter.get_finished_spans() if each.name == "infer chain")
+    assert span.context is not None
+    parents = {options.trace_parent.split("-")[2] for _, options in service.asked}
+    assert parents == {f"{span.context.span_id:016x}"}
+
+
+async def test_a_pipeline_is_not_loaded_by_itself() -> None:
+    """Its models are named."""
+    with pytest.raises(Unsupported, match="'chain' is a pipeline: load and unload its models: add, negative"):
+        await served(Arithmetic(), plan(SUM, NEGATIVE, out="less.y")).load("chain")
+
+
+# --- Any pipeline ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Pipeline:
+    """Random steps over two inputs; the last one is the output, so that some steps may not be needed."""
+    x, y = X, X._replace(name="y")
+    tensors: list[Reference] = [Reference("x"), Reference("y")]
+    truths: list[Reference] = []
+    steps: list[Step] = []
+    for number in range(draw(st.integers(1, 8))):
+        name = f"s{number}"
+        one, other = draw(st.sampled_from(tensors)), draw(st.sampled_from(tensors))
+        kind = draw(st.sampled_from(["add", "negative", "equal", *(["switch", "switch"] if truths else [])]))
+        if kind == "add":
+            steps.append(ModelStep(name, "add", inputs={"a": one, "b": other}))
+            tensors.append(Reference(name, ("y",)))
+        elif kind == "negative":
+            steps.append(ModelStep(name, "negative", input=one, tensor="x"))
+            tensors.append(Reference(name))  # its one tensor stands for it
+        elif kind == "equal":
+            steps.append(EqualStep(name, (one, other)))
+            truths.append(Reference(name))
+        else:
+            steps.append(SwitchStep(name, draw(st.sampled_from(truths)), {"true": one}, other))
+            tensors.append(Reference(name))
+    last = draw(st.sampled_from([reference for reference in tensors if reference.name.startswith("s")] or truths))
+    joined: Step = JoinStep("joined", {"a": last, "b": draw(st.sampled_from(tensors))})
+    return Pipeline(
+        "chain",
+        {each.name: each for each in (x, y)},
+        {step.name: step for step in (*steps, joined)},
+        {"out": Output(Reference("joined"))},
+    )
+
+
+def naive(pipeline: Pipeline, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Counter[str]]:
+    """Every result that the output needs, and how often each model ran, by plain recursion."""
+    found: dict[str, Any] = dict(inputs)
+    ran: Counter[str] = Counter()
+
+    def value(reference: Reference | Constant) -> Any:
+        assert isinstance(reference, Reference)
+        if reference.name not in found:
+            found[reference.name] = result(pipeline.steps[reference.name])
+        whole = found[reference.name]
+        return whole["y"] if isinstance(whole, dict) and "y" in whole else whole
+
+    def result(step: Step) -> Any:
+        match step:
+            case ModelStep():
+                ran[step.model] += 1
+                if step.input is not None:
+                    return {"y": compute(step.model, {"x": value(step.input)})}
+                return {"y": compute(step.model, {name: value(each) for name, each in step.inputs.items()})}
+            case SwitchStep():
+                return value(step.cases["true"] if value(step.on) else step.default)
+            case EqualStep():
+                one, other = map(value, step.values)
+                return bool(np.array_equal(one, other))
+            case JoinStep():
+                return {name: value(each) for name, each in step.members.items()}
+        raise AssertionError(step)
+
+    return value(Reference("joined")), ran
+
+
+@given(pipelines(), st.lists(st.integers(-2, 2), min_size=4, max_size=4))
+def test_any_pipeline_gives_what_a_naive_evaluator_gives(pipeline: Pipeline, numbers: list[int]) -> None:
+    """And its models run as often."""
+    inputs = {"x": row(*numbers[:2]), "y": row(*numbers[2:])}
+    service = Arithmetic()
+    course = Course(pipeline.followers(), pipeline.certain())
+
+    async def run() -> Tensors:
+        budget = course.budget({}, Priority.NORMAL)
+        deadline, serial = monotonic() + 60.0, pipeline.is_serial()
+        return await Run(
+            pipeline, service, inputs, RequestOptions(), deadline, budget, lambda *_: None, serial=serial
+        ).answer()
+
+    expected, ran = naive(pipeline, inputs)
+    answer = asyncio.run(run())["out"]
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in expected.items()}
+    assert orjson.loads(answer[0]) == plain
+    assert Counter(name for name, _ in service.asked) == ran
