@@ -272,8 +272,20 @@ class Gateway:
         """Whether the current request has no key, where others have."""
         return self._guard is not None and self._guard.is_anonymous()
 
-    async def run(self, operation: Operation[_Call, _Parsed, _Reply], call: _Call) -> tuple[Answer, _Reply]:
+    @property
+    def caller(self) -> str:
+        """Name of the current request's API key; empty where there are none."""
+        return "" if self._guard is None else self._guard.name
+
+    async def run(
+        self, operation: Operation[_Call, _Parsed, _Reply], call: _Call, owner: str | None = None
+    ) -> tuple[Answer, _Reply]:
         """Answer one inference request. Cancelling it cancels its work.
+
+        Args:
+            operation: How it is read and its answer written.
+            call: The request.
+            owner: Name of the API key that it counts as made with, where it comes from inside; ``None``: it says.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
@@ -283,7 +295,10 @@ class Gateway:
         service, bodies, named = self.service, self.bodies, call.model
         call.asked_model = named or ""
         if self._guard is not None:
-            self._guard.admit(call.headers)
+            if owner is None:
+                self._guard.admit(call.headers)
+            else:
+                self._guard.act_for(owner)
         info, version, roomy, limit_s = None, call.version, False, 0.0
         if named is not None:
             info = service.find(named, call.version)
