@@ -9,11 +9,13 @@ from serve_app_client.calls import CallOptions
 from serve_app_client.connection import ClientSettings
 from serve_app_client.deadline import deadline
 from serve_app_client.errors import (
+    Conflict,
     ConnectionFailed,
     DeadlineExceeded,
     InferenceFailed,
     InvalidAnswer,
     InvalidRequest,
+    JobNotFound,
     MethodNotAllowed,
     ModelNotFound,
     ModelUnavailable,
@@ -25,12 +27,14 @@ from serve_app_client.errors import (
     Refused,
     ServeAppClientError,
     ServerFault,
+    StoreUnavailable,
     Unauthenticated,
     Unavailable,
     Unsupported,
     UnsupportedMedia,
 )
 from serve_app_client.hedging import Percentile
+from serve_app_client.jobs import Job, JobOptions, JobResult, infer_item, predict_item
 from serve_app_client.results import (
     InferResult,
     Label,
@@ -50,12 +54,17 @@ __all__ = [
     "CallOptions",
     "Client",
     "ClientSettings",
+    "Conflict",
     "ConnectionFailed",
     "DeadlineExceeded",
     "InferResult",
     "InferenceFailed",
     "InvalidAnswer",
     "InvalidRequest",
+    "Job",
+    "JobNotFound",
+    "JobOptions",
+    "JobResult",
     "Label",
     "MethodNotAllowed",
     "ModelMetadata",
@@ -75,6 +84,7 @@ __all__ = [
     "ServeAppClientError",
     "Served",
     "ServerFault",
+    "StoreUnavailable",
     "TensorMetadata",
     "Timings",
     "Unauthenticated",
@@ -83,4 +93,6 @@ __all__ = [
     "UnsupportedMedia",
     "__version__",
     "deadline",
+    "infer_item",
+    "predict_item",
 ]
