@@ -20,6 +20,8 @@ BENCH ?=
 # Arguments for the faults and for the endurance run, e.g. `make chaos CHAOS="--list"`
 CHAOS ?=
 SOAK ?=
+# Arguments for the measurement of jobs
+JOBS ?=
 # Arguments for the scheduler's experiments, e.g. `make bench-scheduling SCHEDULING="--cases gamma/3x/* --seconds 10"`,
 # or with a recorded hour of the Azure LLM inference trace: SCHEDULING="--trace FILE.csv"
 SCHEDULING ?=
@@ -329,6 +331,10 @@ bench-pipelines: env models ## Measure pipelines in the simulator and on a serve
 .PHONY: bench-canary
 bench-canary: env models ## Measure what a canary gets, and what a shadow costs requests of class high
 	@$(BIN)/python -m benchmarks.canary
+
+.PHONY: bench-jobs
+bench-jobs: env models ## Kill processes while jobs run, and measure what jobs cost live requests (JOBS="--only kills --publish")
+	@$(BIN)/python -m benchmarks.jobs $(JOBS)
 
 .PHONY: chaos
 chaos: env models ## Break a real server on purpose, 40 minutes (CHAOS="--only replica,router --quick" narrows it)

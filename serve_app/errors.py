@@ -7,6 +7,8 @@
     │   ├── PayloadTooLarge     bytes       the body is over a limit
     │   └── UnsupportedMedia    bytes       the content type or media format is not served by this model
     ├── ModelNotFound           decoded     no such model or version
+    ├── JobNotFound             decoded     no such job or file, or it is another key's
+    ├── Conflict                decoded     the same idempotency key came with another request
     ├── MethodNotAllowed        decoded     the route exists, the method does not
     ├── Unsupported             decoded     part of the protocol that this server does not implement
     ├── Unauthenticated         bytes       missing or wrong API key
@@ -15,6 +17,7 @@
     ├── QueueFull               admitted    no room in the class's queue, by count or by bytes
     ├── DeadlineExceeded        admitted... the deadline passed before the answer was ready, or is too short for it
     ├── ModelUnavailable        dispatched  no replica can take the work, or the one that gave an answer's parts is lost
+    ├── StoreUnavailable        admitted    jobs cannot be kept now
     ├── SlowReader              answered    the parts of an answer are not read as fast as they come
     ├── InferenceFailed         executed    the model's code failed on this entry
     └── ConfigError             start-up    the configuration is wrong; one readable line per fault
@@ -82,6 +85,18 @@ class ModelNotFound(ServeAppError):
     code = "model_not_found"
 
 
+class JobNotFound(ServeAppError):
+    """There is no such job, batch, item or file, or it belongs to another API key."""
+
+    code = "job_not_found"
+
+
+class Conflict(ServeAppError):
+    """The same idempotency key came with another request, or an item has not ended."""
+
+    code = "conflict"
+
+
 class MethodNotAllowed(ServeAppError):
     """The route exists but not with this method."""
 
@@ -136,6 +151,12 @@ class SlowReader(ServeAppError):
     code = "slow_reader"
 
 
+class StoreUnavailable(ServeAppError):
+    """Jobs cannot be kept or shown now; nothing of the request counts."""
+
+    code = "store_unavailable"
+
+
 class InferenceFailed(ServeAppError):
     """The model's code failed on this entry."""
 
@@ -160,6 +181,8 @@ _BY_CODE: dict[str, type[ServeAppError]] = {
         PayloadTooLarge,
         UnsupportedMedia,
         ModelNotFound,
+        JobNotFound,
+        Conflict,
         MethodNotAllowed,
         Unsupported,
         Unauthenticated,
@@ -169,6 +192,7 @@ _BY_CODE: dict[str, type[ServeAppError]] = {
         DeadlineExceeded,
         ModelUnavailable,
         SlowReader,
+        StoreUnavailable,
         InferenceFailed,
     )
 }

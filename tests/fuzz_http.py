@@ -45,8 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.url:
         done = fuzz(options.url, *args, show=True)
     else:
-        with tempfile.TemporaryDirectory() as folder, LocalServer(every_kind_of_model(Path(folder))) as server:
-            done = fuzz(server.url, *args, show=True)
+        with tempfile.TemporaryDirectory() as folder:
+            router = {"jobs": {"path": str(Path(folder) / "jobs.sqlite")}}
+            with LocalServer({**every_kind_of_model(Path(folder)), "router": router}) as server:
+                done = fuzz(server.url, *args, show=True)
     return done.returncode
 
 

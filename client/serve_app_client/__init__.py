@@ -9,11 +9,13 @@ from serve_app_client.calls import CallOptions
 from serve_app_client.connection import ClientSettings
 from serve_app_client.deadline import deadline
 from serve_app_client.errors import (
+    Conflict,
     ConnectionFailed,
     DeadlineExceeded,
     InferenceFailed,
     InvalidAnswer,
     InvalidRequest,
+    JobNotFound,
     MethodNotAllowed,
     ModelNotFound,
     ModelUnavailable,
@@ -26,12 +28,14 @@ from serve_app_client.errors import (
     ServeAppClientError,
     ServerFault,
     SlowReader,
+    StoreUnavailable,
     Unauthenticated,
     Unavailable,
     Unsupported,
     UnsupportedMedia,
 )
 from serve_app_client.hedging import Percentile
+from serve_app_client.jobs import Job, JobOptions, JobResult, infer_item, predict_item
 from serve_app_client.results import (
     InferResult,
     Label,
@@ -52,12 +56,17 @@ __all__ = [
     "CallOptions",
     "Client",
     "ClientSettings",
+    "Conflict",
     "ConnectionFailed",
     "DeadlineExceeded",
     "InferResult",
     "InferenceFailed",
     "InvalidAnswer",
     "InvalidRequest",
+    "Job",
+    "JobNotFound",
+    "JobOptions",
+    "JobResult",
     "Label",
     "MethodNotAllowed",
     "ModelMetadata",
@@ -78,6 +87,7 @@ __all__ = [
     "Served",
     "ServerFault",
     "SlowReader",
+    "StoreUnavailable",
     "StreamPart",
     "TensorMetadata",
     "Timings",
@@ -87,4 +97,6 @@ __all__ = [
     "UnsupportedMedia",
     "__version__",
     "deadline",
+    "infer_item",
+    "predict_item",
 ]

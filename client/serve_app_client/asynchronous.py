@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from time import monotonic
 from types import TracebackType
@@ -29,6 +29,7 @@ from serve_app_client.connection import (
 from serve_app_client.deadline import deadline
 from serve_app_client.errors import ConnectionFailed, DeadlineExceeded
 from serve_app_client.hedging import Latencies, Percentile, checked_hedge
+from serve_app_client.jobs import Job, JobOptions, JobResult, not_ended, waiting
 from serve_app_client.media import Media, is_in_memory
 from serve_app_client.results import InferResult, ModelMetadata, ModelSummary, PredictResult, StreamPart
 from serve_app_client.retry import RETRYABLE, retry_arguments
@@ -165,6 +166,45 @@ class AsyncClient:
     async def statistics(self, model: str) -> dict[str, Any]:
         """Counts and durations of a model, as the protocol's statistics extension has them."""
         return await self._run(self._calls.statistics(model), self._send)
+
+    async def submit_job(
+        self,
+        items: Sequence[Mapping[str, Any]],
+        model: str | None = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - that of the client
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """Have the server keep requests and answer them later. See `serve_app_client.Client.submit_job`."""
+        return await self._run(self._calls.submit_job(items, model, options, timeout), self._send)
+
+    async def job(self, job: str) -> Job:
+        """A job as it is now."""
+        return await self._run(self._calls.job(job, 0.0, None), self._send)
+
+    async def wait_for_job(self, job: str, timeout: float = 3600.0) -> Job:  # noqa: ASYNC109
+        """A job when it has ended. See `serve_app_client.Client.wait_for_job`."""
+        end = monotonic() + timeout
+        while not (found := await self._run(self._calls.job(job, *waiting(end)), self._send)).has_ended:
+            if monotonic() >= end:
+                raise not_ended(found, timeout)
+        return found
+
+    async def jobs(self, *, after: str = "", limit: int = 20) -> list[Job]:
+        """The newest jobs. See `serve_app_client.Client.jobs`."""
+        return await self._run(self._calls.jobs(after, limit), self._send)
+
+    async def cancel_job(self, job: str) -> Job:
+        """End a job. One that has ended stays as it is."""
+        return await self._run(self._calls.cancel_job(job), self._send)
+
+    async def job_results(self, job: str, *, states: Sequence[str] = (), after: int = -1) -> AsyncIterator[JobResult]:
+        """What became of a job's items. See `serve_app_client.Client.job_results`."""
+        page: int | None = after
+        while page is not None:
+            results, page = await self._run(self._calls.job_results(job, page, states), self._send)
+            for result in results:
+                yield result
 
     async def live(self, *, timeout: float = PROBE_TIMEOUT_S) -> bool:  # noqa: ASYNC109 - of the server's answer
         """Whether the server answers. Asked once, without retries."""

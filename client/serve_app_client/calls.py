@@ -19,6 +19,7 @@ import orjson
 from serve_app_client import wire
 from serve_app_client.deadline import Deadline, deadline_of
 from serve_app_client.errors import DeadlineExceeded, InvalidAnswer, Unavailable, error_of
+from serve_app_client.jobs import Job, JobOptions, JobResult, job_body, job_of, result_of
 from serve_app_client.media import Media, body_of
 from serve_app_client.results import (
     InferResult,
@@ -224,6 +225,33 @@ class Calls:
     def statistics(self, model: str) -> Call[dict[str, Any]]:
         """``GET /v2/models/{model}/stats``."""
         return self._get(f"{_model_path(model, None)}/stats", _read_statistics)
+
+    def submit_job(
+        self, items: Sequence[Mapping[str, Any]], model: str | None, options: JobOptions, timeout: float | None
+    ) -> Call[Job]:
+        """``POST /v1/jobs``. It is made once, however often it is sent."""
+        key = options.get("idempotency_key") or uuid.uuid4().hex
+        headers = {"content-type": "application/json", wire.IDEMPOTENCY_KEY: _header_value("idempotency_key", key)}
+        deadline = self._deadline({"timeout": timeout})
+        return self._post("/v1/jobs", job_body(items, model, options), headers, {}, deadline, _read_job)
+
+    def job(self, job: str, wait: float, timeout: float | None) -> Call[Job]:
+        """``GET /v1/jobs/{id}``, which waits for the job's end as long as it is asked to, seconds."""
+        path = f"/v1/jobs/{_segment(job)}" + (f"?wait={wait:.3f}" if wait > 0 else "")
+        return self._get(path, _read_job, {"timeout": timeout})
+
+    def jobs(self, after: str, limit: int) -> Call[list[Job]]:
+        """``GET /v1/jobs``."""
+        return self._get(f"/v1/jobs?after={quote(after, safe='')}&limit={limit}", _read_jobs)
+
+    def cancel_job(self, job: str) -> Call[Job]:
+        """``POST /v1/jobs/{id}/cancel``."""
+        return self._post(f"/v1/jobs/{_segment(job)}/cancel", b"", {}, {}, self._deadline({}), _read_job)
+
+    def job_results(self, job: str, after: int, states: Sequence[str]) -> Call[tuple[list[JobResult], int | None]]:
+        """``GET /v1/jobs/{id}/results``: a page, and the index that the next one comes after."""
+        path = f"/v1/jobs/{_segment(job)}/results?after={after}&state={quote(','.join(states), safe='')}"
+        return self._get(path, _read_results)
 
     def live(self, timeout: float) -> Call[str]:
         """``GET /v2/health/live``; the result says why not, and is empty when it is."""
@@ -433,6 +461,30 @@ def _read_statistics(answer: Answer) -> dict[str, Any]:
     except _SHAPELESS as error:
         raise _misshapen(error) from None
     return statistics
+
+
+def _read_job(answer: Answer) -> Job:
+    document = _read_object(answer._replace(status=200) if answer.status == 202 else answer)
+    try:
+        return job_of(document)
+    except _SHAPELESS as error:
+        raise _misshapen(error) from None
+
+
+def _read_jobs(answer: Answer) -> list[Job]:
+    document = _read_object(answer)
+    try:
+        return [job_of(job) for job in document["data"]]
+    except _SHAPELESS as error:
+        raise _misshapen(error) from None
+
+
+def _read_results(answer: Answer) -> tuple[list[JobResult], int | None]:
+    document = _read_object(answer)
+    try:
+        return [result_of(item) for item in document["data"]], document["next"]
+    except (*_SHAPELESS, binascii.Error) as error:
+        raise _misshapen(error) from None
 
 
 def _read_health(answer: Answer) -> str:

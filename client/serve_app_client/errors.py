@@ -7,14 +7,17 @@
     ├── Unauthenticated           401  the API key is missing or wrong
     ├── PermissionDenied          403  the API key may not use this model or class
     ├── NotFound                  404  nothing is served at this path
-    │   └── ModelNotFound         404  no such model or version
+    │   ├── ModelNotFound         404  no such model or version
+    │   └── JobNotFound           404  no such job, or it is another API key's
+    ├── Conflict                  409  the same idempotency key came with another request
     ├── MethodNotAllowed          405  the path exists, the method does not
     ├── Unsupported               501  a part of the protocol that the server does not implement
     ├── Refused                   429  not accepted now; also from a gateway that limits rates
     │   ├── RateLimited           429  the API key was used more often than it may be
     │   └── QueueFull             429  no room in the class's queue
     ├── Unavailable          502, 503, 504  nobody could take the work; from a proxy in front of the server, too
-    │   └── ModelUnavailable      503  no replica of the model can take it
+    │   ├── ModelUnavailable      503  no replica of the model can take it
+    │   └── StoreUnavailable      503  jobs cannot be kept now
     ├── DeadlineExceeded          504  the deadline passed before the answer was ready, at the server or here, or is
     │                                  shorter than the request takes on an idle server
     ├── ServerFault               500  a bug of the server; quote the request id
@@ -124,6 +127,18 @@ class ModelNotFound(NotFound):
     default_code = "model_not_found"
 
 
+class JobNotFound(NotFound):
+    """There is no such job, batch, item or file, or it belongs to another API key."""
+
+    default_code = "job_not_found"
+
+
+class Conflict(ServeAppClientError):
+    """The same idempotency key came with another request, or an item has not ended."""
+
+    default_code = "conflict"
+
+
 class MethodNotAllowed(ServeAppClientError):
     """The path exists, but not with this method."""
 
@@ -160,6 +175,12 @@ class ModelUnavailable(Unavailable):
     """No replica of the model can take the work now."""
 
     default_code = "model_unavailable"
+
+
+class StoreUnavailable(Unavailable):
+    """The server cannot keep jobs now."""
+
+    default_code = "store_unavailable"
 
 
 class DeadlineExceeded(ServeAppClientError):
@@ -204,11 +225,14 @@ BY_CODE: Final[Mapping[str, type[ServeAppClientError]]] = {
         PermissionDenied,
         NotFound,
         ModelNotFound,
+        JobNotFound,
+        Conflict,
         MethodNotAllowed,
         Unsupported,
         RateLimited,
         QueueFull,
         ModelUnavailable,
+        StoreUnavailable,
         DeadlineExceeded,
         SlowReader,
         ServerFault,

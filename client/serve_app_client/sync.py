@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from time import monotonic
 from types import TracebackType
@@ -27,6 +27,7 @@ from serve_app_client.connection import (
 )
 from serve_app_client.deadline import deadline
 from serve_app_client.errors import ConnectionFailed, DeadlineExceeded
+from serve_app_client.jobs import Job, JobOptions, JobResult, not_ended, waiting
 from serve_app_client.media import Media
 from serve_app_client.results import InferResult, ModelMetadata, ModelSummary, PredictResult, StreamPart
 from serve_app_client.retry import retry_arguments
@@ -198,6 +199,57 @@ class Client:
     def statistics(self, model: str) -> dict[str, Any]:
         """Counts and durations of a model, as the protocol's statistics extension has them."""
         return self._run(self._calls.statistics(model))
+
+    def submit_job(
+        self,
+        items: Sequence[Mapping[str, Any]],
+        model: str | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """Have the server keep requests and answer them later. When this returns, they are kept.
+
+        Args:
+            items: As of ``/v1/jobs``: ``{"body": ...}``, or made by `predict_item` and `infer_item`.
+            model: Of items that name none.
+            timeout: Seconds for this call, not for the job.
+            options: See `serve_app_client.JobOptions`.
+        """
+        return self._run(self._calls.submit_job(items, model, options, timeout))
+
+    def job(self, job: str) -> Job:
+        """A job as it is now."""
+        return self._run(self._calls.job(job, 0.0, None))
+
+    def wait_for_job(self, job: str, timeout: float = 3600.0) -> Job:
+        """A job when it has ended. Raises `DeadlineExceeded` where it has not after so many seconds."""
+        end = monotonic() + timeout
+        while not (found := self._run(self._calls.job(job, *waiting(end)))).has_ended:
+            if monotonic() >= end:
+                raise not_ended(found, timeout)
+        return found
+
+    def jobs(self, *, after: str = "", limit: int = 20) -> list[Job]:
+        """The newest jobs of this client's API key, or those before the one of the id ``after``."""
+        return self._run(self._calls.jobs(after, limit))
+
+    def cancel_job(self, job: str) -> Job:
+        """End a job. One that has ended stays as it is."""
+        return self._run(self._calls.cancel_job(job))
+
+    def job_results(self, job: str, *, states: Sequence[str] = (), after: int = -1) -> Iterator[JobResult]:
+        """What became of a job's items, in their order, page by page.
+
+        Args:
+            job: Its id.
+            states: Only items in these; empty for all.
+            after: Only items behind this index.
+        """
+        page: int | None = after
+        while page is not None:
+            results, page = self._run(self._calls.job_results(job, page, states))
+            yield from results
 
     def live(self, *, timeout: float = PROBE_TIMEOUT_S) -> bool:
         """Whether the server answers. Asked once, without retries."""

@@ -306,12 +306,26 @@ class Gateway:
         """Whether the current request has no key, where others have."""
         return self._guard is not None and self._guard.is_anonymous()
 
-    async def run(self, operation: Operation[_Call, _Parsed, _Reply], call: _Call) -> tuple[Answer, _Reply]:
-        """Answer one inference request. Cancelling it cancels its work. Raises as `read` and `answer`."""
-        return await self.answer(await self.read(operation, call))
+    @property
+    def caller(self) -> str:
+        """Name of the current request's API key; empty where there are none."""
+        return "" if self._guard is None else self._guard.name
 
-    async def read(self, operation: Operation[_Call, _Parsed, _Reply], call: _Call) -> Asked[_Call, _Parsed, _Reply]:
+    async def run(
+        self, operation: Operation[_Call, _Parsed, _Reply], call: _Call, owner: str | None = None
+    ) -> tuple[Answer, _Reply]:
+        """Answer one inference request. Cancelling it cancels its work. As `read` and `answer`."""
+        return await self.answer(await self.read(operation, call, owner))
+
+    async def read(
+        self, operation: Operation[_Call, _Parsed, _Reply], call: _Call, owner: str | None = None
+    ) -> Asked[_Call, _Parsed, _Reply]:
         """Read one inference request, and check all that can be checked before its model works.
+
+        Args:
+            operation: How it is read and its answer written.
+            call: The request.
+            owner: Name of the API key that it counts as made with, where it comes from inside; ``None``: it says.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
@@ -321,7 +335,10 @@ class Gateway:
         service, bodies, named = self.service, self.bodies, call.model
         call.asked_model = named or ""
         if self._guard is not None:
-            self._guard.admit(call.headers)
+            if owner is None:
+                self._guard.admit(call.headers)
+            else:
+                self._guard.act_for(owner)
         info, version, roomy, limit_s = None, call.version, False, 0.0
         if named is not None:
             info = service.find(named, call.version)

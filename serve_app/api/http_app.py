@@ -17,13 +17,14 @@ from starlette.requests import Request
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.access.guard import Guard
-from serve_app.api import hugging_face, openai, overview, predict, traffic
+from serve_app.access.guard import Guard, wall_clock
+from serve_app.api import batches, hugging_face, jobs, openai, overview, predict, traffic
 from serve_app.api.gateway import Gateway
+from serve_app.api.items import ItemRoutes
 from serve_app.api.open_inference import administration, generate, infer, rest
 from serve_app.api.openapi import pages
 from serve_app.api.replies import optional_headers, server_timing
-from serve_app.api.routes import Errors, HttpCall, HttpOperation, Reply, Route, RouteTable
+from serve_app.api.routes import Errors, Found, HttpCall, HttpOperation, Reply, Route, RouteTable
 from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, headers_of
 from serve_app.domain.service import Answer, InferenceService
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
@@ -31,6 +32,7 @@ from serve_app.http.body import Allocate, BodyReader, BodyTooSlow, ClientGone, a
 from serve_app.http.compression import asked_coding, compress
 from serve_app.http.errors import Headers, Rendered, RouteNotFound, internal_error, render
 from serve_app.http.request_id import RequestIds
+from serve_app.jobs.jobs import Jobs
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
@@ -50,7 +52,11 @@ APIS: Final[tuple[Api, ...]] = (
     overview.routes,
 )
 """Everything that is served, besides its description."""
-_ERRORS_BELOW: Final[Mapping[str, Errors]] = {openai.ERRORS_BELOW: openai.render_error, predict.ERRORS_BELOW: render}
+_ERRORS_BELOW: Final[Mapping[str, Errors]] = {
+    openai.ERRORS_BELOW: openai.render_error,
+    predict.ERRORS_BELOW: render,
+    jobs.ERRORS_BELOW: render,
+}
 _Part: TypeAlias = tuple[Answer, Reply]
 _NOT_HTTP: Final = Router()
 """Answers what a server says of its own life, and closes websockets."""
@@ -89,20 +95,28 @@ class HttpApp:
     Attributes:
         bodies: Reads the bodies of requests, and counts them.
         routes: Everything that is served.
+        items: Runs what is in jobs.
     """
 
-    def __init__(self, gateway: Gateway, settings: HttpSettings, apis: Iterable[Api] = APIS) -> None:
+    def __init__(
+        self, gateway: Gateway, settings: HttpSettings, apis: Iterable[Api] = APIS, kept: Jobs | None = None
+    ) -> None:
         self.bodies = gateway.bodies
         self._gateway = gateway
         self._sends_id = settings.send_request_id
         self._listener = settings.listener.encode()
         self._request_id = RequestIds()
+        self.items = ItemRoutes(gateway, self._find, wall_clock)
         routes = [route for api in apis for route in api(gateway)]
+        routes += jobs.routes(gateway, kept, self.items) + batches.routes(gateway, kept, self.items)
         self.routes = RouteTable([*routes, *pages.routes(gateway, self.described)], _ERRORS_BELOW)
 
     def described(self) -> list[Route]:
         """Every route that there is something to do with. HEAD goes wherever GET does."""
         return [route for route in self.routes if route.described]
+
+    def _find(self, path: str) -> Found:
+        return self.routes.find(path)
 
     def errors_of(self, path: str) -> Errors:
         """The shape of errors at a path, whether or not anything is served there."""
@@ -249,6 +263,7 @@ def create_app(
     guard: Guard | None = None,
     log: RequestLog | None = None,
     apis: Iterable[Api] = APIS,
+    kept: Jobs | None = None,
 ) -> HttpApp:
     """Make the ASGI application.
 
@@ -259,7 +274,8 @@ def create_app(
         allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
         guard: Lets requests in by their API keys; ``None``: everybody is let in.
         log: Is told of requests that are refused before they reach the service.
-        apis: What is served, besides its description.
+        apis: What is served, besides its description and jobs.
+        kept: Keeps jobs; ``None``: there are none.
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -274,7 +290,7 @@ def create_app(
         in_place_bytes=settings.in_place_bytes,
     )
     gateway = Gateway(service, bodies, guard, log, open_administration=settings.open_administration)
-    return HttpApp(gateway, settings, apis)
+    return HttpApp(gateway, settings, apis, kept)
 
 
 def _route_path(scope: Scope) -> str:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
-from urllib.parse import quote, urlsplit
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-_URL_VARIABLE: Final = "SERVE_APP_URL"
-_KEY_VARIABLE: Final = "SERVE_APP_API_KEY"
-"""As for the Python client."""
-_URL: Final = "http://127.0.0.1:8000"
-_PATIENCE_S: Final = 30.0
+from serve_app.cli.ask import URL, URL_VARIABLE, ask
 
 Action = Literal["show", "set", "promote", "rollback"]
 
@@ -48,7 +41,7 @@ def traffic(
         typer.Option(help="With set: what always leads to the same version.", show_default=False),
     ] = None,
     to: Annotated[str, typer.Option(help="With promote: the version or alias.")] = "candidate",
-    url: Annotated[str | None, typer.Option(help=f"Address of the server; default: ${_URL_VARIABLE}, {_URL}.")] = None,
+    url: Annotated[str | None, typer.Option(help=f"Address of the server; default: ${URL_VARIABLE}, {URL}.")] = None,
 ) -> None:
     """Show or change which versions of MODEL answer, at a running server. The API key is that of $SERVE_APP_API_KEY."""
     body: dict[str, Any] | None = None
@@ -61,7 +54,7 @@ def traffic(
     path = f"/v2/models/{quote(model, safe='')}/traffic"
     if action in {"promote", "rollback"}:
         path += f"/{action}"
-    _print(_ask(url or os.environ.get(_URL_VARIABLE) or _URL, path, body, change=action != "show"))
+    _print(ask(url, path, None if action == "show" else json.dumps(body or {}).encode()))
 
 
 def _change(weights: Sequence[str], aliases: Sequence[str], shadow: str | None, sticky: str | None) -> dict[str, Any]:
@@ -95,36 +88,6 @@ def _number(text: str, what: str) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"must be a number, got {text!r}", param_hint=what) from None
-
-
-def _ask(url: str, path: str, body: dict[str, Any] | None, *, change: bool) -> dict[str, Any]:
-    if urlsplit(url).scheme not in {"http", "https"}:
-        raise typer.BadParameter(f"must begin with http:// or https://, got {url!r}", param_hint="--url")
-    headers = {"Content-Type": "application/json"}
-    if key := os.environ.get(_KEY_VARIABLE):
-        headers["X-API-Key"] = key
-    content = None if not change else json.dumps(body or {}).encode()
-    request = urllib.request.Request(url.rstrip("/") + path, content, headers)  # noqa: S310 - looked at above
-    try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:  # noqa: S310
-            table: dict[str, Any] = json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise _failed(_message(error)) from None
-    except (OSError, ValueError) as error:
-        raise _failed(f"{url}: {error}") from None
-    return table
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answers {error.code}"
-
-
-def _failed(message: str) -> typer.Exit:
-    typer.echo(message, err=True)
-    return typer.Exit(1)
 
 
 def _print(told: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
 from serve_app.composition.hosting import members_of
+from serve_app.composition.jobs import job_settings
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import file_bytes, find_files, make_processor
 from serve_app.composition.pipelines import pipeline_infos
@@ -115,6 +116,7 @@ def router_settings(
         log_file=None
         if log_file is None
         else LogFile(log_file, int(config.logging.max_bytes), config.logging.files - 1),
+        jobs=job_settings(router.jobs),
     )
 
 

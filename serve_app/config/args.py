@@ -184,8 +184,11 @@ class AppArgs(Section):
         Args:
             environ: Environment variables; by default those of this process.
         """
-        redis = self.router.cache.redis
-        return () if redis is None else redis.problems(environ)
+        cache, jobs = self.router.cache.redis, self.router.jobs
+        problems = () if cache is None else cache.problems(environ)
+        if jobs is not None and jobs.redis is not None:
+            problems += jobs.redis.problems(environ, "args.router.jobs.redis")
+        return problems
 
     def class_settings(self) -> Mapping[Priority, ClassSettings]:
         """Limits of every class, for the scheduler of one router process."""

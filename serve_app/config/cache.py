@@ -99,11 +99,12 @@ class RedisConfig(Section):
             raise validation_error(faults)
         return self
 
-    def settings(self, environ: Mapping[str, str] | None = None) -> RedisSettings:
+    def settings(self, environ: Mapping[str, str] | None = None, place: str = _PLACE) -> RedisSettings:
         """The values for one router process.
 
         Args:
             environ: Environment variables; by default those of this process.
+            place: Where this stands in the configuration, for messages.
 
         Raises:
             ConfigError: The password is not where it should be; names the place.
@@ -112,7 +113,7 @@ class RedisConfig(Section):
         return RedisSettings(
             url=self.url,
             username=self.username,
-            password=self._password(environ),
+            password=self._password(environ, place),
             ca_file=None if self.ca_file is None else str(home(environ) / self.ca_file),
             prefix=self.prefix,
             read_s=self.read_ms / 1000,
@@ -122,17 +123,18 @@ class RedisConfig(Section):
             write_bytes=int(self.write_bytes),
         )
 
-    def problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    def problems(self, environ: Mapping[str, str] | None = None, place: str = _PLACE) -> tuple[str, ...]:
         """Say what is wrong with the files of this machine, one line each. The variable is the routers' own.
 
         Args:
             environ: Environment variables; by default those of this process.
+            place: Where this stands in the configuration.
         """
         environ = os.environ if environ is None else environ
         problems: list[str] = []
         if self.password_file is not None:
             try:
-                self._password(environ)
+                self._password(environ, place)
             except ConfigError as error:
                 problems += error.problems
         if self.ca_file is not None:
@@ -140,16 +142,16 @@ class RedisConfig(Section):
             try:
                 ssl.create_default_context(cafile=path)
             except ssl.SSLError:
-                problems.append(f"{_PLACE}.ca_file: {path}: holds no certificates in PEM")
+                problems.append(f"{place}.ca_file: {path}: holds no certificates in PEM")
             except OSError as error:
-                problems.append(f"{_PLACE}.ca_file: {path}: cannot be read: {error.strerror or error}")
+                problems.append(f"{place}.ca_file: {path}: cannot be read: {error.strerror or error}")
         return tuple(problems)
 
-    def _password(self, environ: Mapping[str, str]) -> str | None:
+    def _password(self, environ: Mapping[str, str], place: str) -> str | None:
         if self.password_variable is not None:
             password = environ.get(self.password_variable)
             if not password:
-                raise ConfigError((f"{_PLACE}.password_variable: {short_repr(self.password_variable)} is not set",))
+                raise ConfigError((f"{place}.password_variable: {short_repr(self.password_variable)} is not set",))
             return password
         if self.password_file is None:
             return None
@@ -157,9 +159,9 @@ class RedisConfig(Section):
         try:
             return path.read_text(encoding="utf-8").strip()
         except UnicodeDecodeError:
-            raise ConfigError((f"{_PLACE}.password_file: {path}: is not text in UTF-8",)) from None
+            raise ConfigError((f"{place}.password_file: {path}: is not text in UTF-8",)) from None
         except OSError as error:
-            raise ConfigError((f"{_PLACE}.password_file: {path}: cannot be read: {error.strerror or error}",)) from None
+            raise ConfigError((f"{place}.password_file: {path}: cannot be read: {error.strerror or error}",)) from None
 
 
 class CacheConfig(Section):

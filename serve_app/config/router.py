@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 from serve_app.config.cache import CacheConfig
+from serve_app.config.jobs import JobsConfig
 from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.problems import Location, validation_error
 from serve_app.config.tls import TlsConfig
@@ -252,6 +253,9 @@ class RouterConfig(Section):
 
     cache: CacheConfig = CacheConfig()
     """What the response caches of all models share. Which models have one is said there."""
+
+    jobs: JobsConfig | None = None
+    """Jobs, requests that are answered later; `{}` is enough. Without it there are none."""
 
     @model_validator(mode="after")
     def _check(self) -> RouterConfig:

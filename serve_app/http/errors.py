@@ -36,9 +36,11 @@ STATUSES: Final[Mapping[str, Status]] = MappingProxyType(
         "unauthenticated": Status(401, "UNAUTHENTICATED"),
         "permission_denied": Status(403, "PERMISSION_DENIED"),
         "model_not_found": Status(404, "NOT_FOUND"),
+        "job_not_found": Status(404, "NOT_FOUND"),
         "not_found": Status(404, "UNIMPLEMENTED"),
         "method_not_allowed": Status(405, "UNIMPLEMENTED"),
         "slow_reader": Status(408, "RESOURCE_EXHAUSTED"),
+        "conflict": Status(409, "ABORTED"),
         "payload_too_large": Status(413, "INVALID_ARGUMENT"),
         "unsupported_media": Status(415, "INVALID_ARGUMENT"),
         "rate_limited": Status(429, "RESOURCE_EXHAUSTED"),
@@ -47,6 +49,7 @@ STATUSES: Final[Mapping[str, Status]] = MappingProxyType(
         "internal": Status(500, "INTERNAL"),
         "unsupported": Status(501, "UNIMPLEMENTED"),
         "model_unavailable": Status(503, "UNAVAILABLE"),
+        "store_unavailable": Status(503, "UNAVAILABLE"),
         "deadline_exceeded": Status(504, "DEADLINE_EXCEEDED"),
     }
 )

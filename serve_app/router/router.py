@@ -25,6 +25,7 @@ from serve_app.payloads import STALE, Bundle, BundleResult, Failure
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.jobs import make_jobs
 from serve_app.router.pipelines.service import PipelineService
 from serve_app.router.pools import ChangeHost, Pools
 from serve_app.router.served import may_join
@@ -35,6 +36,7 @@ from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.connection_metrics import CONNECTIONS
+from serve_app.telemetry.job_metrics import JOBS
 from serve_app.telemetry.key_metrics import KEYS
 from serve_app.telemetry.line_writer import LineWriter
 from serve_app.telemetry.metrics import RouterMetrics, merge_pages
@@ -101,6 +103,7 @@ class Router:
         app: Answers HTTP requests that come by a server in front: an ASGI application.
         grpc: Answers gRPC calls that come by a server in front.
         metrics: What it counts.
+        jobs: What is done later; ``None`` where nothing is.
     """
 
     def __init__(
@@ -189,6 +192,10 @@ class Router:
         if keys is not None:
             self.metrics.registry.register(Readings(KEYS, lambda: keys.guard))
             keys.start()
+        self.jobs = None if settings.jobs is None else make_jobs(settings.jobs, self.inference)
+        if (jobs := self.jobs) is not None:
+            self.service.add_status("jobs", jobs.status)
+            self.metrics.registry.register(Readings(JOBS, lambda: jobs))
         self.app = self._http_app()
         grpc = settings.grpc
         self.grpc = GrpcApp(
@@ -207,11 +214,15 @@ class Router:
         listeners = self._http_listener, self._grpc_listener
         self._ports = DirectPorts([each for each in listeners if each is not None])
         self._loop.call_later(OPEN_ANYWAY_S, self._ports.open)
+        if self.jobs is not None:
+            self.jobs.start(self.app.items.run)
 
     def _http_app(self) -> HttpApp:
         """What answers requests that come by a server in front, which adds the request's id itself."""
         settings = replace(self._settings.http, send_request_id=False, listener="http")
-        return create_app(self.inference, settings, allocate=self._allocate, guard=self._guard, log=self._log)
+        return create_app(
+            self.inference, settings, allocate=self._allocate, guard=self._guard, log=self._log, kept=self.jobs
+        )
 
     def _listen_http(self, port: HttpPort) -> Listener:
         """Take the port. It is opened when the models can take work: other routers may be serving on it."""
@@ -219,7 +230,9 @@ class Router:
             sock = bind(port.host, port.port)
         except OSError as error:
             raise _cannot_listen(port, error) from error
-        app = create_app(self.inference, self._settings.http, self.app.bodies, guard=self._guard, log=self._log)
+        app = create_app(
+            self.inference, self._settings.http, self.app.bodies, guard=self._guard, log=self._log, kept=self.jobs
+        )
         listener = Listener(app, sock, port.limits, self._certificates, app.errors_of)
         self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
         return listener
@@ -551,6 +564,8 @@ class Router:
         """
         loop, until = self._loop, self._loop.time() + limit_s
         self.service.stop_being_ready()
+        if self.jobs is not None:
+            await self.jobs.stop()
         await self._close_ports(limit_s)
         left = 0
         if self._pipelines is not None:  # while the models below still take what their steps ask
@@ -564,7 +579,11 @@ class Router:
             limit_s: After so many seconds, connections are cut.
             grace_s: How long connections without a request stay open, seconds.
         """
+        if self.jobs is not None:
+            await self.jobs.stop()
         await self._close_ports(limit_s, grace_s)
+        if self.jobs is not None:
+            await self.jobs.close()
         await self.service.close()
         if self._settings.keys is not None:
             self._settings.keys.close()

@@ -117,9 +117,14 @@ class Service:
         self._traces = traces
         self.tables = TrafficTables(traffic_store, tell_traffic, self._publish)
         self._shadows = Shadows(self._has_room, self._submit, metrics.shadowed)
+        self._more_status: dict[str, Callable[[], Any]] = {}
         self._in_work = 0
         self._ending = False  # not ready any more, though what comes is still answered
         self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
+
+    def add_status(self, name: str, read: Callable[[], Any]) -> None:
+        """Show something more in `status`, under a name of its own."""
+        self._more_status[name] = read
 
     def add_model(self, model: RoutedModel) -> None:
         """Serve one more model, or one more version of one. The dispatcher must know it."""
@@ -681,6 +686,7 @@ class Service:
             Where there are pools, ``pools`` has what `Scheduler.pools` tells.
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``. ``cache``
             of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
+            ``jobs`` is there where there are jobs; see `serve_app.jobs.jobs.Jobs.status`.
             Each of several versions of a model is shown by itself, and ``traffic`` shows how requests are spread over
             them, by model.
         """
@@ -690,6 +696,7 @@ class Service:
             "ready": self.ready(),
             **({"pools": self._scheduler.pools()} if self._scheduler.has_pools else {}),
             **({"cache": shared} if shared else {}),
+            **{name: read() for name, read in self._more_status.items()},
             **({"traffic": {name: self.traffic(name) for name in self.tables.models}} if self.tables.models else {}),
             "models": {
                 name: {

@@ -13,6 +13,7 @@ from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import CacheSettings, LogSettings, TlsFiles
 from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
+from serve_app.jobs.settings import JobSettings
 from serve_app.payloads import Execution, Joinable
 from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCacheSettings
@@ -164,6 +165,7 @@ class RouterSettings:
         keys: API keys; ``None``: everybody is let in. The router starts and ends it.
         log: Which requests get a line in the log.
         log_file: Where these go; ``None``: there is no log.
+        jobs: How jobs are kept and run; ``None``: there are none.
     """
 
     classes: Mapping[Priority, ClassSettings]
@@ -187,6 +189,7 @@ class RouterSettings:
     keys: KeyFileWatcher | None = None
     log: LogSettings = field(default_factory=LogSettings)
     log_file: LogFile | None = None
+    jobs: JobSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

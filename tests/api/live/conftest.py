@@ -16,6 +16,8 @@ SOUND = DATA / "speech" / "eight_en-gb-scotland_iven4_80wpm_22050_mono.wav"
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A model of every task."""
-    with LocalServer(every_kind_of_model(tmp_path_factory.mktemp("models"))) as running:
+    """A model of every task, and jobs."""
+    folder = tmp_path_factory.mktemp("models")
+    router = {"jobs": {"path": str(folder / "jobs.sqlite")}}
+    with LocalServer({**every_kind_of_model(folder), "router": router}) as running:
         yield running

@@ -1,0 +1,329 @@
+"""``/v1/files`` and ``/v1/batches`` as OpenAI's clients use them: a file of requests in, a file of answers out.
+
+A batch is a job whose items are the lines of a file. What OpenAI's servers find wrong with a file later is refused here
+when the batch is asked for. Output and error files are not kept: they are written from the job's items when they are
+read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
+
+from serve_app.api.gateway import Gateway
+from serve_app.api.items import ItemRoutes
+from serve_app.api.jobs import check_metadata, idempotency_key, json_of, number, off, page
+from serve_app.api.open_inference.wire import invalid
+from serve_app.api.openai import render_error
+from serve_app.api.replies import dump_json, json_response
+from serve_app.api.routes import Handler, Route
+from serve_app.errors import InvalidRequest, JobNotFound, ServeAppError, error_from_code
+from serve_app.http.errors import Headers, status_of
+from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.records import BATCH, Item, Job, NewItem, StoredFile
+from serve_app.jobs.states import ENDED, State
+
+_PATIENCE_S: Final = 60.0
+_WINDOW_S: Final = 24 * 3600.0
+_PAGE: Final = 500
+_PIECE: Final = 256 * 1024
+_PURPOSE: Final = "batch"
+_OUTPUT: Final = "-output"
+_ERRORS: Final = "-errors"
+_MOST_NAME: Final = 256
+_JSON: Final[Mapping[str, str]] = {"content-type": "application/json"}
+_DONE: Final = frozenset({State.COMPLETED.value})
+_NOT_DONE: Final = frozenset({State.ERROR.value, State.CANCELLED.value})
+_STATUS: Final[Mapping[State, str]] = {
+    State.PENDING: "validating",
+    State.PROCESSING: "in_progress",
+    State.COMPLETED: "completed",
+    State.ERROR: "completed",  # with requests that failed; one that is too late is `expired`
+    State.CANCELLED: "cancelled",
+}
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: Literal["POST"] = "POST"
+
+
+class _BatchRequest(msgspec.Struct):
+    input_file_id: str
+    endpoint: str
+    completion_window: Literal["24h"]
+    metadata: dict[str, str] | None = None
+
+
+_LINE: Final = msgspec.json.Decoder(_Line)
+_REQUEST: Final = msgspec.json.Decoder(_BatchRequest)
+
+
+def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route]:
+    """The routes; where there are no jobs they say what to set."""
+    of = _Endpoints(gateway, jobs, items) if jobs is not None else None
+
+    def route(method: str, path: str, name: str) -> Route:
+        handler: Handler = off if of is None else getattr(of, name)
+        return Route(method, path, handler, errors=render_error)
+
+    return [
+        route("POST", "/v1/files", "upload"),
+        route("GET", "/v1/files", "files"),
+        route("GET", "/v1/files/{file}", "file"),
+        route("DELETE", "/v1/files/{file}", "delete"),
+        route("GET", "/v1/files/{file}/content", "content"),
+        route("POST", "/v1/batches", "create"),
+        route("GET", "/v1/batches", "newest"),
+        route("GET", "/v1/batches/{batch}", "show"),
+        route("POST", "/v1/batches/{batch}/cancel", "cancel"),
+    ]
+
+
+class _Endpoints:
+    def __init__(self, gateway: Gateway, jobs: Jobs, items: ItemRoutes) -> None:
+        self._gateway = gateway
+        self._jobs = jobs
+        self._items = items
+
+    # ---------------------------------------------------------------- files
+
+    async def upload(self, request: Request) -> Response:
+        bodies, headers = self._gateway.bodies, dict(request.scope["headers"])
+        body = await bodies.read(request.receive, headers, _PATIENCE_S)
+        try:
+            name, purpose, content = await _parse_form(request.scope["headers"], body)
+        finally:
+            bodies.release(len(body))
+        if purpose != _PURPOSE:
+            raise InvalidRequest("purpose: expected batch; files are for nothing else here")
+        return json_response(_file(await self._jobs.add_file(self._gateway.caller, name, purpose, content)))
+
+    async def files(self, request: Request) -> Response:
+        limit = number(request, "limit", 100, 1, 1000)
+        if request.query_params.get("purpose", _PURPOSE) != _PURPOSE:
+            return json_response(page([], limit))
+        after = request.query_params.get("after", "")
+        found = await self._jobs.files(self._gateway.caller, after, limit + 1)
+        return json_response(page([_file(file) for file in found], limit))
+
+    async def file(self, request: Request) -> Response:
+        name = request.path_params["file"]
+        made = await self._made(name)
+        if made is None:
+            return json_response(_file(await self._jobs.file(name, self._gateway.caller)))
+        job, states = made
+        nbytes = 0
+        async for piece in self._lines(job, states):
+            nbytes += len(piece)
+        created = job.ended or job.created
+        return json_response(
+            _file(StoredFile(name, job.owner, f"{name}.jsonl", "batch_output", nbytes, created, job.kept_until or 0.0))
+        )
+
+    async def delete(self, request: Request) -> Response:
+        name = request.path_params["file"]
+        if await self._made(name) is not None:
+            raise InvalidRequest("file: output and error files go with their batch")
+        await self._jobs.delete_file(name, self._gateway.caller)
+        return json_response({"id": name, "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> Response:
+        name = request.path_params["file"]
+        made = await self._made(name)
+        if made is None:
+            return Response(await self._jobs.content(name, self._gateway.caller), media_type="application/jsonl")
+        return StreamingResponse(self._lines(*made), media_type="application/jsonl")
+
+    async def _made(self, file: str) -> tuple[Job, frozenset[str]] | None:
+        """The batch whose output or errors a file is, and the states of the items in it; ``None``: it was uploaded."""
+        for suffix, states in ((_OUTPUT, _DONE), (_ERRORS, _NOT_DONE)):
+            batch = file.removeprefix("file-").removesuffix(suffix)
+            if file == f"file-{batch}{suffix}" and batch.startswith(f"{BATCH}_"):
+                job = await self._jobs.find(batch, self._gateway.caller, BATCH)
+                if not job.has_ended:
+                    raise JobNotFound(f"batch {batch} has not ended: there is no such file yet")
+                return job, states
+        return None
+
+    async def _lines(self, job: Job, states: frozenset[str]) -> AsyncIterator[bytes]:
+        after = -1
+        while items := await self._jobs.items(job, after, _PAGE, states):
+            after = items[-1].index
+            yield b"".join(dump_json(_line(job, item)) + b"\n" for item in items)
+
+    # -------------------------------------------------------------- batches
+
+    async def create(self, request: Request) -> Response:
+        bodies, headers, owner = self._gateway.bodies, dict(request.scope["headers"]), self._gateway.caller
+        key = idempotency_key(headers)
+        body = await bodies.read(request.receive, headers, _PATIENCE_S)
+        bodies.release(len(body))
+        try:
+            asked = _REQUEST.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise invalid(error) from None
+        check_metadata(asked.metadata or {})
+        self._items.model_of(asked.endpoint)
+        content = await self._jobs.content(asked.input_file_id, owner)
+        items = await bodies.offload(self._parse, content, asked.endpoint)
+        meta = {"endpoint": asked.endpoint, "file": asked.input_file_id, "metadata": asked.metadata}
+        job, _ = await self._jobs.submit(
+            BATCH,
+            owner,
+            items,
+            timeout_s=min(_WINDOW_S, self._jobs.settings.max_timeout_s),
+            meta=dump_json(meta),
+            idempotency_key=key,
+            digest=hashlib.sha256(body).digest() if key else b"",
+        )
+        return json_response(_batch(job))
+
+    def _parse(self, content: bytes, endpoint: str) -> list[NewItem]:
+        """The lines of a file."""
+        items: list[NewItem] = []
+        seen: set[str] = set()
+        named = self._items.model_of(endpoint)
+        for place, text in enumerate(content.splitlines(), start=1):
+            if not text.strip():
+                continue
+            try:
+                line = _LINE.decode(text)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise invalid(error, f"line {place}") from None
+            if line.url != endpoint:
+                raise InvalidRequest(f"line {place}: url is {line.url[:64]!r}, and the batch is for {endpoint}")
+            if not line.custom_id or len(line.custom_id) > _MOST_NAME or line.custom_id in seen:
+                raise InvalidRequest(
+                    f"line {place}: custom_id: expected 1 to {_MOST_NAME} characters, of one line only"
+                )
+            seen.add(line.custom_id)
+            if len(items) >= self._jobs.settings.max_items:
+                most = self._jobs.settings.max_items
+                raise InvalidRequest(f"line {place}: router.jobs.max_items allows {most} requests in one batch")
+            body = bytes(memoryview(line.body))
+            try:
+                model = named or self._items.model_in(endpoint, _JSON, body)
+            except ServeAppError:
+                model = ""  # it fails alone, when it is run
+            items.append(NewItem(model, endpoint, body, _JSON, line.custom_id))
+        if not items:
+            raise InvalidRequest("input_file_id: the file has no lines")
+        return items
+
+    async def newest(self, request: Request) -> Response:
+        limit = number(request, "limit", 20, 1, 100)
+        after = request.query_params.get("after", "")
+        found = await self._jobs.newest(self._gateway.caller, BATCH, after, limit + 1)
+        return json_response(page([_batch(job) for job in found], limit))
+
+    async def show(self, request: Request) -> Response:
+        return json_response(_batch(await self._jobs.find(request.path_params["batch"], self._gateway.caller, BATCH)))
+
+    async def cancel(self, request: Request) -> Response:
+        batch, owner = request.path_params["batch"], self._gateway.caller
+        return json_response(_batch(await self._jobs.cancel(batch, owner, BATCH)))
+
+
+async def _parse_form(headers: Headers, body: bytes) -> tuple[str, str, bytes]:
+    """Name, purpose and content of an uploaded file. Raises `InvalidRequest`."""
+    position = 0
+
+    async def replay() -> Message:
+        nonlocal position
+        piece = body[position : position + _PIECE]
+        position += len(piece)
+        await asyncio.sleep(0)  # others get their turn between pieces: the parser is Python and never waits
+        return {"type": "http.request", "body": piece, "more_body": position < len(body)}
+
+    try:
+        async with Request({"type": "http", "headers": headers}, replay).form(max_files=1, max_fields=8) as form:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile):
+                raise InvalidRequest("file: expected a form field of this name with the file (curl -F file=@...)")
+            return (file.filename or "")[:_MOST_NAME], str(purpose or ""), await file.read()
+    except MultiPartException as error:
+        raise InvalidRequest(f"the multipart form cannot be read: {error.message}") from None
+    except HTTPException as error:
+        raise InvalidRequest(f"the multipart form cannot be read: {error.detail}") from None
+
+
+def _file(file: StoredFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.nbytes,
+        "created_at": int(file.created),
+        "expires_at": int(file.expires),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+
+
+def _batch(job: Job) -> dict[str, Any]:
+    meta = msgspec.json.decode(job.meta)
+    status = "expired" if job.code == "deadline_exceeded" else _STATUS[job.state]
+    ended = None if job.ended is None else int(job.ended)
+    at = {
+        "in_progress_at": None if job.started is None else int(job.started),
+        "finalizing_at": ended if status == "completed" else None,
+        "completed_at": ended if status == "completed" else None,
+        "failed_at": None,
+        "expired_at": ended if status == "expired" else None,
+        "cancelling_at": ended if status == "cancelled" else None,
+        "cancelled_at": ended if status == "cancelled" else None,
+    }
+    return {
+        "id": job.id,
+        "object": "batch",
+        "endpoint": meta["endpoint"],
+        "errors": None,
+        "input_file_id": meta["file"],
+        "completion_window": "24h",
+        "status": status,
+        "output_file_id": f"file-{job.id}{_OUTPUT}" if job.has_ended and job.completed else None,
+        "error_file_id": f"file-{job.id}{_ERRORS}" if job.has_ended and job.completed < job.total else None,
+        "created_at": int(job.created),
+        "expires_at": int(job.expires),
+        **at,
+        "request_counts": {"total": job.total, "completed": job.completed, "failed": job.failed},
+        "metadata": meta["metadata"],
+    }
+
+
+def _line(job: Job, item: Item) -> dict[str, Any]:
+    """A line of an output or error file."""
+    line: dict[str, Any] = {
+        "id": f"batch_req_{job.id.removeprefix(f'{BATCH}_')}_{item.index}",
+        "custom_id": item.custom_id,
+        "response": None,
+        "error": None,
+    }
+    request_id = f"{job.id}-{item.index}"
+    if item.state is State.COMPLETED:
+        line["response"] = {"status_code": item.status, "request_id": request_id, "body": json_of(item)}
+    elif item.code:
+        error = error_from_code(item.code, item.message)
+        body = msgspec.Raw(render_error(error).body)
+        line["response"] = {
+            "status_code": status_of(error).http,
+            "request_id": request_id,
+            "body": msgspec.json.decode(body),
+        }
+    elif item.state in ENDED:
+        how = "cancelled" if item.state is State.CANCELLED else "expired"
+        line["error"] = {"code": f"batch_{how}", "message": f"the batch was {how} before this request was run"}
+    return line

@@ -1,0 +1,131 @@
+"""Items of jobs as requests: each is read and answered by the operation of the route that its URL names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+from urllib.parse import unquote
+
+from serve_app.api.content_type import is_form
+from serve_app.api.gateway import Gateway
+from serve_app.api.replies import optional_headers
+from serve_app.api.routes import Found, HttpCall, HttpOperation
+from serve_app.domain.options import CLIENT, LISTENER, MAX_TIMEOUT_S
+from serve_app.errors import DeadlineExceeded, InvalidRequest
+from serve_app.http.body import BodyReader
+from serve_app.jobs.records import Lease
+from serve_app.jobs.runner import Reply
+
+LISTENER_NAME: Final = b"jobs"
+"""What the log calls where the requests of items come from."""
+CLIENT_NAME: Final = b"jobs"
+"""Whom they count for in a class where there are no API keys."""
+KEPT: Final = frozenset(
+    {
+        "content-type",
+        "inference-header-content-length",
+        "x-priority",
+        "x-model-version",
+        "x-variant",
+        "x-fallback",
+        "cache-control",
+    }
+)
+"""Headers of a request that are kept with it: those that say how it is read and treated."""
+
+
+class ItemRoutes:
+    """Finds what runs an item, and runs it.
+
+    Args:
+        gateway: What every request passes.
+        find: Finds routes by their paths.
+        now: POSIX time.
+    """
+
+    def __init__(self, gateway: Gateway, find: Callable[[str], Found], now: Callable[[], float]) -> None:
+        self._gateway = gateway
+        self._find = find
+        self._now = now
+
+    def model_of(self, url: str) -> str:
+        """The model that a URL names, as it is written in clear; empty where bodies name it.
+
+        Raises:
+            InvalidRequest: Nothing that runs a model is served there.
+            ModelNotFound: There is no such model, or the API key may not use it.
+        """
+        _, params = self._operation(url)
+        if (model := params.get("model")) is None:
+            return ""
+        return self._gateway.service.find(model, params.get("version")).name
+
+    def model_in(self, url: str, headers: Mapping[str, str], body: bytes) -> str:
+        """The model that a body names whose URL names none; empty where only running it tells.
+
+        Raises:
+            ServeAppError: The body cannot be understood, or there is no such model.
+        """
+        operation, params = self._operation(url)
+        given = {name.encode(): value.encode() for name, value in headers.items()}
+        if "model" in params or (operation.takes_forms and is_form(given)):
+            return ""
+        parsed = operation.parse(_StoredCall(given, body, params), None, body)
+        return self._gateway.service.find(*operation.target(parsed)).name
+
+    def _operation(self, url: str) -> tuple[HttpOperation[Any], Mapping[str, str]]:
+        path = unquote(url)
+        if path.startswith("/") and "?" not in url and "#" not in url:
+            routes, params, _ = self._find(path.rstrip("/") or "/")
+            route = routes.get("POST")
+            if route is not None and route.operation is not None:
+                return route.operation, params
+        raise InvalidRequest(
+            f"url: {url[:128]!r} runs no model; expected the path of a request, such as /v2/models/NAME/infer"
+        )
+
+    async def run(self, lease: Lease) -> Reply:
+        """Answer the request of an item, as `serve_app.jobs.runner.Run` says."""
+        operation, params = self._operation(lease.request.url)
+        left_s = min(MAX_TIMEOUT_S, lease.expires - self._now())
+        if left_s < 0.001:
+            raise DeadlineExceeded("the job's deadline passed before the item was run")
+        headers = {name.encode(): value.encode() for name, value in lease.request.headers.items() if name in KEPT}
+        headers.setdefault(b"x-priority", b"low")
+        headers[b"x-timeout-ms"] = b"%.3f" % (left_s * 1e3)
+        headers[b"x-request-id"] = f"{lease.job}-{lease.index}".encode()
+        headers[LISTENER], headers[CLIENT] = LISTENER_NAME, CLIENT_NAME
+        call = _StoredCall(headers, lease.request.body, params)
+        try:
+            answer, reply = await self._gateway.run(operation, call, lease.owner)
+        except Exception as error:
+            self._gateway.refused(error, call.asked_model, headers)
+            raise
+        told = {reply.content_type[0].decode(): reply.content_type[1].decode(), **dict(optional_headers(answer))}
+        told |= {name.decode(): value.decode() for name, value in reply.headers}
+        return Reply(200, reply.body, told)
+
+
+class _StoredCall(HttpCall):
+    """A request whose body is here already."""
+
+    arrived: ClassVar[bool] = True
+    __slots__ = ("_body",)
+
+    def __init__(self, headers: dict[bytes, bytes], body: bytes, params: Mapping[str, str]) -> None:
+        super().__init__(headers, _nothing_comes, params)
+        self._body = body
+
+    def declared_size(self, bodies: BodyReader) -> int | None:  # noqa: ARG002
+        """It is known."""
+        return len(self._body)
+
+    async def read(self, operation: HttpOperation[Any], bodies: BodyReader, limit_s: float) -> bytes:  # noqa: ARG002
+        """It is here; counted as any other."""
+        bodies.hold(len(self._body))
+        self._held = len(self._body)
+        return self._body
+
+
+async def _nothing_comes() -> Any:
+    raise RuntimeError("the body of an item is not read from a client")

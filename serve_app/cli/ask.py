@@ -1,0 +1,74 @@
+"""Asks a running server, as the commands do that show or change it."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import typer
+
+URL_VARIABLE: Final = "SERVE_APP_URL"
+KEY_VARIABLE: Final = "SERVE_APP_API_KEY"
+"""As for the Python client."""
+URL: Final = "http://127.0.0.1:8000"
+PATIENCE_S: Final = 30.0
+
+
+def ask(
+    url: str | None, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Ask for a JSON object; POST where there is content.
+
+    Args:
+        url: Address of the server; ``None`` for that of the environment, or the usual one.
+        path: Of what is asked.
+        content: A body.
+        headers: Besides the API key, and the type of JSON.
+
+    Raises:
+        typer.Exit: It cannot be had; why has been written.
+        typer.BadParameter: The address is none.
+    """
+    with_body = fetch(url, path, content, headers)
+    try:
+        found: dict[str, Any] = json.loads(with_body)
+    except ValueError as error:
+        raise failed(f"{url}: {error}") from None
+    return found
+
+
+def fetch(url: str | None, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None) -> bytes:
+    """As `ask`, for whatever the answer is."""
+    url = url or os.environ.get(URL_VARIABLE) or URL
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise typer.BadParameter(f"must begin with http:// or https://, got {url!r}", param_hint="--url")
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    if key := os.environ.get(KEY_VARIABLE):
+        sent["X-API-Key"] = key
+    request = urllib.request.Request(url.rstrip("/") + path, content, sent)  # noqa: S310 - looked at above
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
+            body: bytes = answer.read()
+    except urllib.error.HTTPError as error:
+        raise failed(_message(error)) from None
+    except (OSError, ValueError) as error:
+        raise failed(f"{url}: {error}") from None
+    return body
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answers {error.code}"
+
+
+def failed(message: str) -> typer.Exit:
+    """Write why something cannot be done; to be raised."""
+    typer.echo(message, err=True)
+    return typer.Exit(1)

@@ -1,0 +1,88 @@
+"""Sends one request to a server of others, on behalf of a client who named it: what may be reached is checked.
+
+A host name can lead anywhere, and to another place the next time. So it is resolved once here, every address that it
+has is checked, and the connection goes to one of those. Redirects are not followed, and little of the answer is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+_MOST_HEAD: Final = 16 * 1024
+"""Bytes of an answer that are read."""
+
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+
+Network = IPv4Network | IPv6Network
+
+
+class AddressRefused(OSError):
+    """The host has an address that may not be asked."""
+
+
+def is_public(address: IPv4Address | IPv6Address, others: Sequence[Network] = ()) -> bool:
+    """Whether an address is one of the public Internet, or of networks that are allowed besides.
+
+    Args:
+        address: It. An IPv6 address that stands for an IPv4 one counts as that.
+        others: Networks.
+    """
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
+        if address in _NAT64:
+            inner = IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner, others)
+    if any(address in network for network in others if network.version == address.version):
+        return True
+    return address.is_global and not address.is_multicast
+
+
+async def post(url: str, headers: Mapping[str, str], body: bytes, networks: Sequence[Network] = ()) -> int:
+    """POST a body; gives the status of the answer. Cancelling it ends the connection; bound its time from outside.
+
+    Args:
+        url: ``http`` or ``https``, checked by the caller.
+        headers: By name.
+        body: All of it.
+        networks: Addresses that are allowed although they are not public.
+
+    Raises:
+        AddressRefused: The host has an address that may not be asked.
+        OSError: It cannot be reached, or does not answer as a server of HTTP.
+    """
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)  # SOCK_STREAM
+    addresses = [str(entry[4][0]) for entry in found]
+    for address in addresses:
+        if not is_public(ip_address(address.partition("%")[0]), networks):
+            raise AddressRefused(f"{host} leads to an address that is not public")
+    context = ssl.create_default_context() if secure else None
+    reader, writer = await asyncio.open_connection(
+        addresses[0], port, ssl=context, server_hostname=host if secure else None, limit=_MOST_HEAD
+    )
+    try:
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        named = parts.netloc.rpartition("@")[2]
+        fields = {"host": named, **headers, "content-length": str(len(body)), "connection": "close"}
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+        if any("\r" in line or "\n" in line for line in lines):
+            raise OSError("a header holds a line break")
+        writer.write("\r\n".join([*lines, "", ""]).encode("ascii") + body)
+        await writer.drain()
+        try:
+            line = (await reader.readuntil(b"\r\n")).split()
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            raise OSError("the answer is not HTTP") from None
+        if len(line) < 2 or not line[0].startswith(b"HTTP/1.") or not line[1].isdigit():
+            raise OSError("the answer is not HTTP")
+        return int(line[1])
+    finally:
+        writer.close()

@@ -1,0 +1,184 @@
+"""Tells the ends of jobs: an event of CloudEvents 1.0, signed as Standard Webhooks says, to hosts that are allowed.
+
+What is to be told is in the store, written with the end itself: it outlives routers. It is told at least once; the
+event's id is the same every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from datetime import UTC, datetime
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+from serve_app.errors import InvalidRequest, StoreUnavailable
+from serve_app.jobs.records import Callback, Job
+from serve_app.jobs.settings import CallbackSettings
+from serve_app.jobs.shown import shown
+from serve_app.jobs.store import Store
+
+logger = logging.getLogger(__name__)
+
+Post: TypeAlias = Callable[[str, dict[str, str], bytes], Awaitable[int]]
+"""Sends a body with headers to a URL, and gives the status of the answer. Raises `OSError`."""
+
+_AT_ONCE: Final = 8
+_LOOK_S: Final = 2.0
+_LONGEST_PAUSE_S: Final = 3600.0
+_GONE: Final = 410
+"""The receiver wants no more of this."""
+_MOST_URL: Final = 2048
+
+
+def check_callback(url: str, settings: CallbackSettings) -> None:
+    """Look at the URL of a callback, before anything is resolved.
+
+    Raises:
+        InvalidRequest: It is none, or of a host that the configuration does not name.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        raise InvalidRequest("callback: expected a URL") from None
+    plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= _MOST_URL
+    if not plain or parts.scheme not in {"http", "https"} or not host or parts.username or parts.password:
+        raise InvalidRequest("callback: expected a URL with http or https, a host, and no user or password")
+    named = f"{host}:{port or (443 if parts.scheme == 'https' else 80)}"
+    if not settings.hosts & {host, named}:
+        raise InvalidRequest(
+            f"callback: {host[:253]} is none of the hosts of router.jobs.callbacks.hosts, which may be told"
+        )
+
+
+def event_of(job: Job) -> bytes:
+    """The event that tells a job's end: CloudEvents 1.0, in the structured mode of its JSON format."""
+    assert job.ended is not None
+    event = {
+        "specversion": "1.0",
+        "id": job.id,
+        "source": "/v1/jobs",
+        "type": f"serve_app.job.{job.state.lower()}",
+        "subject": job.id,
+        "time": datetime.fromtimestamp(job.ended, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "datacontenttype": "application/json",
+        "data": shown(job),
+    }
+    return json.dumps(event).encode()
+
+
+def signed(event: str, sent: int, body: bytes, secret: bytes) -> dict[str, str]:
+    """The headers of Standard Webhooks: the signature is over id, time and body.
+
+    Args:
+        event: Its id.
+        sent: POSIX time of this attempt, whole seconds.
+        body: All of it.
+        secret: That the receiver knows, too; empty: there is no signature.
+    """
+    headers = {"webhook-id": event, "webhook-timestamp": str(sent)}
+    if secret:
+        digest = hmac.digest(secret, f"{event}.{sent}.".encode() + body, hashlib.sha256)
+        headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
+    return headers
+
+
+class Callbacks:
+    """Sends callbacks that are due, a few at once, from `start` to `close`.
+
+    Args:
+        store: Knows them.
+        settings: Of callbacks.
+        post: Sends one.
+        now: POSIX time.
+
+    Attributes:
+        results: How attempts went: ``delivered``, ``failed`` (it is tried again) or ``given_up``.
+    """
+
+    def __init__(self, store: Store, settings: CallbackSettings, post: Post, now: Callable[[], float]) -> None:
+        self._store = store
+        self._settings = settings
+        self._post = post
+        self._now = now
+        self._wake = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self.results: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Send from now on, if anybody may be told."""
+        if self._settings.hosts:
+            self._worker = asyncio.get_running_loop().create_task(self._work(), context=Context())
+
+    def wake(self) -> None:
+        """A job has ended."""
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Stop; what is not told is told by others, or after the next start."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                due = await self._store.due_callbacks(self._now(), _AT_ONCE, 2 * self._settings.timeout_s + 10)
+                await asyncio.gather(*map(self._tell, due))
+            except StoreUnavailable as error:
+                due = []
+                logger.warning("Callbacks wait: %s", error.message)
+            except Exception:
+                due = []
+                logger.exception("Callbacks wait after a failure")
+            if not due:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._wake.wait()
+
+    async def _tell(self, callback: Callback) -> None:
+        job, attempts = callback.job, callback.attempts + 1
+        fault, final = await self._attempt(job)
+        if not fault:
+            result, due = "delivered", 0.0
+        elif final or attempts >= self._settings.attempts:
+            result, due = "given_up", 0.0
+            logger.warning("The callback of job %s is given up after %d attempts: %s", job.id, attempts, fault)
+        else:
+            result = "pending"
+            pause_s = min(_LONGEST_PAUSE_S, self._settings.retry_s * 4.0 ** (attempts - 1))
+            due = self._now() + pause_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+            logger.info("The callback of job %s failed, attempt %d: %s", job.id, attempts, fault)
+        self.results["failed" if result == "pending" else result] += 1
+        await self._store.told(job.id, result, attempts, due)
+
+    async def _attempt(self, job: Job) -> tuple[str, bool]:
+        """Why one attempt failed, empty where it did not; and whether another one is of no use."""
+        try:
+            check_callback(job.callback, self._settings)  # the configuration may be another one by now
+        except InvalidRequest as error:
+            return error.message, True
+        body = event_of(job)
+        headers = {
+            "content-type": "application/cloudevents+json; charset=utf-8",
+            **signed(job.id, int(self._now()), body, self._settings.secret),
+        }
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                status = await self._post(job.callback, headers, body)
+        except TimeoutError:
+            return "no answer in time", False
+        except OSError as error:
+            return f"{type(error).__name__}: {error.strerror or error}", False
+        return ("", False) if 200 <= status < 300 else (f"status {status}", status == _GONE)

@@ -1,0 +1,509 @@
+"""Jobs in a Redis server, or one that speaks its protocol, which routers of several machines share.
+
+The server has to write to disk (``appendonly yes``): a job is taken when the server says that it has. What has to
+happen in one step is a script; see `serve_app.jobs.redis_scripts` for them and for the keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from serve_app.domain.settings import RedisSettings
+from serve_app.errors import Conflict, QueueFull, StoreUnavailable
+from serve_app.jobs import redis_scripts as scripts
+from serve_app.jobs.records import (
+    Bounds,
+    Callback,
+    Census,
+    Exchanged,
+    Item,
+    Job,
+    Lease,
+    NewItem,
+    NewJob,
+    Outcome,
+    StoredFile,
+)
+from serve_app.jobs.states import State, unended
+from serve_app.jobs.store import SessionOver
+
+logger = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_TOGETHER: Final = 500
+"""Items that are written, or looked at, in one go."""
+_UNFINISHED_S: Final = 3600
+"""What of a job was written before its end is forgotten then, where its router stopped in between."""
+_LIMIT_S: Final = 20.0
+"""How long one call may take."""
+_SYNC_MS: Final = 5000
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    """An item as it is kept."""
+
+    model: str
+    url: str
+    body: bytes
+    headers: Mapping[str, str]
+    custom_id: str
+
+
+class _Result(msgspec.Struct, array_like=True):
+    """An outcome as it is kept."""
+
+    ended: float
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+    code: str
+    message: str
+
+
+_PACKED: Final = msgspec.msgpack.Decoder(_Packed)
+_RESULT: Final = msgspec.msgpack.Decoder(_Result)
+_pack: Final = msgspec.msgpack.Encoder().encode
+
+
+def _guarded(
+    method: Callable[Concatenate[RedisStore, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[RedisStore, _P], Coroutine[Any, Any, _T]]:
+    """What goes wrong with the server becomes an error of ours."""
+
+    async def call(self: RedisStore, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                return await method(self, *args, **kwargs)
+        except TimeoutError:
+            what = "no answer in time"
+        except (RedisError, OSError) as error:
+            what = type(error).__name__ + (": out of memory" if "OOM" in str(error) else "")
+        raise StoreUnavailable(f"the store of jobs cannot be used now ({what}); try again", 5.0)
+
+    return call
+
+
+class RedisStore:
+    """Implements `serve_app.jobs.store.Store`.
+
+    Args:
+        settings: Of the server.
+    """
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._prefix = f"{settings.prefix}jobs:"
+        options: dict[str, Any] = {} if settings.ca_file is None else {"ssl_ca_certs": settings.ca_file}
+        # Its types are those of clients that decode texts, too.
+        self._redis: Any = Redis.from_url(
+            settings.url,
+            username=settings.username,
+            password=settings.password,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_connect_timeout=settings.write_s,
+            socket_timeout=None,
+            **options,
+        )
+        self._scripts = {
+            name: self._redis.register_script(getattr(scripts, name))
+            for name in ("CREATE", "CANCEL", "END_SESSION", "EXCHANGE", "SWEEP", "DUE", "TOLD")
+        }
+        self._turns: dict[str, int] = {}
+        self._syncs = False
+
+    @_guarded
+    async def open(self) -> None:
+        """See `Store.open`."""
+        try:
+            found = {**await self._redis.config_get("appendonly"), **await self._redis.config_get("appendfsync")}
+        except ResponseError:  # it does not say
+            return
+        said = {_text(name): _text(value) for name, value in found.items()}
+        if said.get("appendonly") != "yes":
+            logger.warning("Jobs are kept in a Redis server without appendonly: they are lost when it stops")
+        elif said.get("appendfsync") == "no":
+            logger.warning("Jobs are kept in a Redis server with appendfsync no: a power failure may lose some")
+        else:
+            self._syncs = await self._sync() is not None
+
+    async def _sync(self) -> int | None:
+        """Wait until what was written is on the server's disk; ``None`` where it does not know how."""
+        try:
+            synced = await self._redis.execute_command("WAITAOF", 1, 0, _SYNC_MS)
+        except ResponseError:
+            return None
+        return int(synced[0])
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        await asyncio.gather(self._redis.aclose(), return_exceptions=True)
+
+    def _key(self, *parts: str) -> str:
+        return self._prefix + ":".join(parts)
+
+    async def _run(self, script: str, *args: Any) -> Any:
+        return await self._scripts[script](args=[self._prefix, *args])
+
+    # ----------------------------------------------------------------- jobs
+
+    @_guarded
+    async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
+        """See `Store.create`."""
+        await self._check_room(bounds)
+        backlogs: dict[str, list[int]] = {}
+        for place, item in enumerate(items):
+            backlogs.setdefault(item.model, []).append(place)
+        await self._write_items(job.id, items, backlogs)
+        fields = {
+            "id": job.id,
+            "kind": job.kind,
+            "owner": job.owner,
+            "state": State.PENDING.value,
+            "created": repr(job.created),
+            "expires": repr(job.expires),
+            "keep_s": repr(job.keep_s),
+            "total": len(items),
+            "completed": 0,
+            "failed": 0,
+            "headers": json.dumps(dict(job.headers)),
+            "callback": job.callback,
+            "meta": job.meta,
+            "code": "",
+            "told": "",
+            "attempts": 0,
+            "idempotency_key": job.idempotency_key,
+            "models": json.dumps(list(backlogs)),
+        }
+        flat = [part for field in fields.items() for part in field]
+        names = (job.id, job.owner, job.kind, job.idempotency_key, job.digest)
+        result, known = await self._run("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat)
+        if result != b"new":
+            await self._redis.unlink(*self._item_keys(job.id, backlogs))
+        if result == b"other":
+            raise Conflict("Idempotency-Key: it came before with another request; use a new one")
+        if result == b"many":
+            raise QueueFull(f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs): wait for some", 10.0)
+        if self._syncs and not await self._sync():
+            raise StoreUnavailable("the store of jobs does not write to its disk in time; try again", 5.0)
+        found = await self._job(known.decode())
+        assert found is not None
+        return found, result == b"new"
+
+    def _item_keys(self, job: str, backlogs: Mapping[str, object]) -> list[str]:
+        return [
+            self._key("bodies", job),
+            self._key("names", job),
+            *(self._key("backlog", job, each) for each in backlogs),
+        ]
+
+    async def _write_items(self, job: str, items: Sequence[NewItem], backlogs: Mapping[str, Sequence[int]]) -> None:
+        """Write what nobody looks at before the job is there."""
+        for start in range(0, len(items), _TOGETHER):
+            pipeline = self._redis.pipeline(transaction=False)
+            part = items[start : start + _TOGETHER]
+            packed = {
+                str(start + n): _pack(_Packed(item.model, item.url, item.body, item.headers, item.custom_id))
+                for n, item in enumerate(part)
+            }
+            pipeline.hset(self._key("bodies", job), mapping=packed)
+            if names := {str(start + n): item.custom_id for n, item in enumerate(part) if item.custom_id}:
+                pipeline.hset(self._key("names", job), mapping=names)
+            pipeline.expire(self._key("bodies", job), _UNFINISHED_S)
+            pipeline.expire(self._key("names", job), _UNFINISHED_S)
+            await pipeline.execute()
+        for model, places in backlogs.items():
+            for start in range(0, len(places), _TOGETHER):
+                await self._redis.rpush(self._key("backlog", job, model), *map(str, places[start : start + _TOGETHER]))
+            await self._redis.expire(self._key("backlog", job, model), _UNFINISHED_S)
+
+    async def _check_room(self, bounds: Bounds) -> None:
+        if await self._nbytes() > bounds.nbytes:
+            raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)
+
+    async def _nbytes(self) -> int:
+        return int((await self._redis.info("memory"))["used_memory"])
+
+    async def _job(self, job: str) -> Job | None:
+        return _as_job(await self._redis.hgetall(self._key("job", job)))
+
+    @_guarded
+    async def job(self, job: str) -> Job | None:
+        """See `Store.job`."""
+        return await self._job(job)
+
+    @_guarded
+    async def jobs(self, owner: str, kind: str, after: str, limit: int) -> list[Job]:
+        """See `Store.jobs`."""
+        names = await self._page(self._key("jobs", owner, kind), after, limit)
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.hgetall(self._key("job", name))
+        return [job for found in await pipeline.execute() if (job := _as_job(found)) is not None]
+
+    async def _page(self, key: str, after: str, limit: int) -> list[str]:
+        last = await self._redis.zscore(key, after) if after else None
+        highest = "+inf" if last is None else f"({last:.0f}"
+        names = await self._redis.zrevrangebyscore(key, highest, "-inf", start=0, num=limit)
+        return [name.decode() for name in names]
+
+    @_guarded
+    async def cancel(self, job: str, now: float) -> Job | None:
+        """See `Store.cancel`."""
+        return await self._job(job) if await self._run("CANCEL", job, repr(now)) else None
+
+    @_guarded
+    async def items(
+        self, job: str, after: int, limit: int, nbytes: int, states: frozenset[str] = frozenset()
+    ) -> list[Item]:
+        """See `Store.items`."""
+        found = await self._job(job)
+        items: list[Item] = []
+        place = after + 1
+        while found is not None and place < found.total and len(items) < limit:
+            places = [str(n) for n in range(place, min(found.total, place + max(limit, _TOGETHER)))]
+            ended = await self._redis.hmget(self._key("ended", job), places)
+            if (page := await self._some(found, places, ended, limit - len(items), nbytes, states, items)) is None:
+                return items
+            nbytes = page
+            place += len(places)
+        return items
+
+    async def _some(
+        self,
+        job: Job,
+        places: Sequence[str],
+        ended: Sequence[bytes | None],
+        limit: int,
+        nbytes: int,
+        states: frozenset[str],
+        items: list[Item],
+    ) -> int | None:
+        """Add those of a range; gives the bytes that are left, ``None`` where there is room for no more."""
+        shown = [unended(State.PENDING if state is None else State(state.decode()), job.state) for state in ended]
+        wanted = [n for n, state in enumerate(shown) if not states or state in states][:limit]
+        for start in range(0, len(wanted), _TOGETHER // 10):
+            part = wanted[start : start + _TOGETHER // 10]
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.hmget(self._key("results", job.id), [places[n] for n in part])
+            pipeline.hmget(self._key("names", job.id), [places[n] for n in part])
+            for n, packed, name in zip(part, *await pipeline.execute(), strict=True):
+                result = None if packed is None else _RESULT.decode(packed)
+                nbytes -= 0 if result is None else len(result.body)
+                if nbytes < 0 and items:
+                    return None
+                index, called = int(places[n]), (name or b"").decode()
+                if result is None:
+                    state = State.PENDING if shown[n] is State.COMPLETED else shown[n]
+                    items.append(Item(index, state, called))
+                else:
+                    items.append(Item(index, shown[n], called, *msgspec.structs.astuple(result)))
+        return nbytes
+
+    # ------------------------------------------------------------- sessions
+
+    @_guarded
+    async def begin_session(self, now: float, lease_s: float) -> str:
+        """See `Store.begin_session`."""
+        session = secrets.token_hex(12)
+        await self._redis.zadd(self._key("sessions"), {session: now + lease_s})
+        self._turns[session] = 0
+        return session
+
+    async def exchange(
+        self,
+        session: str,
+        outcomes: Sequence[Outcome],
+        room: Mapping[str, int],
+        others: int,
+        nbytes: int,
+        now: float,
+        lease_s: float,
+    ) -> Exchanged:
+        """See `Store.exchange`.
+
+        An answer may be lost on its way. The next exchange has the same number then, and gets the same items.
+        """
+        turn = self._turns.get(session, 0) + 1
+        told = [
+            part
+            for each in outcomes
+            for part in (
+                each.item,
+                each.state.value,
+                _pack(_Result(now, each.status, each.body, each.headers, each.code, each.message)),
+            )
+        ]
+        exchanged = await self._exchanged(
+            session, repr(now), repr(now + lease_s), turn, json.dumps(dict(room)), others, nbytes, *told
+        )
+        if exchanged is None:
+            self._turns.pop(session, None)
+            raise SessionOver
+        self._turns[session] = turn
+        return exchanged
+
+    @_guarded
+    async def _exchanged(self, *args: Any) -> Exchanged | None:
+        result, *found = await self._run("EXCHANGE", *args)
+        if result != b"ok":
+            return None
+        discarded, ended, finished, leases = found
+        return Exchanged(
+            [_as_lease(*lease) for lease in leases],
+            discarded,
+            frozenset(job.decode() for job in ended),
+            tuple(job.decode() for job in finished),
+        )
+
+    @_guarded
+    async def has_waiting(self) -> bool:
+        """See `Store.has_waiting`."""
+        return bool(await self._redis.exists(self._key("models")))
+
+    @_guarded
+    async def end_session(self, session: str) -> None:
+        """See `Store.end_session`."""
+        self._turns.pop(session, None)
+        await self._run("END_SESSION", session)
+
+    @_guarded
+    async def sweep(self, now: float, limit: int) -> int:
+        """See `Store.sweep`."""
+        return int(await self._run("SWEEP", repr(now), limit))
+
+    @_guarded
+    async def census(self) -> Census:
+        """See `Store.census`."""
+        states, backlog = await self._numbers("states"), await self._numbers("counts")
+        pipeline = self._redis.pipeline(transaction=False)
+        for session in await self._redis.zrange(self._key("sessions"), 0, -1):
+            pipeline.hlen(self._key("held", session.decode()))
+        return Census(
+            jobs={state.value: states.get(state.value, 0) for state in State},
+            backlog={model: number for model, number in backlog.items() if number},
+            in_flight=sum(await pipeline.execute()),
+            nbytes=await self._nbytes(),
+        )
+
+    async def _numbers(self, key: str) -> dict[str, int]:
+        found = await self._redis.hgetall(self._key(key))
+        return {name.decode(): int(number) for name, number in found.items()}
+
+    # ------------------------------------------------------------ callbacks
+
+    @_guarded
+    async def due_callbacks(self, now: float, limit: int, lease_s: float) -> list[Callback]:
+        """See `Store.due_callbacks`."""
+        due = []
+        for name in await self._run("DUE", repr(now), limit, repr(now + lease_s)):
+            found = await self._redis.hgetall(self._key("job", name.decode()))
+            if (job := _as_job(found)) is not None:
+                due.append(Callback(job, int(found[b"attempts"])))
+        return due
+
+    @_guarded
+    async def told(self, job: str, told: str, attempts: int, due: float) -> None:
+        """See `Store.told`."""
+        await self._run("TOLD", job, told, attempts, repr(due))
+
+    # ---------------------------------------------------------------- files
+
+    @_guarded
+    async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
+        """See `Store.add_file`."""
+        await self._check_room(bounds)
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.hset(self._key("file", file.id), mapping=msgspec.structs.asdict(file))
+        pipeline.set(self._key("content", file.id), content)
+        pipeline.zadd(self._key("files", file.owner), {file.id: await self._redis.incr(self._key("seq"))})
+        pipeline.zadd(self._key("oldfiles"), {file.id: file.expires})
+        await pipeline.execute()
+        if self._syncs and not await self._sync():
+            raise StoreUnavailable("the store of jobs does not write to its disk in time; try again", 5.0)
+
+    @_guarded
+    async def file(self, file: str) -> StoredFile | None:
+        """See `Store.file`."""
+        return await self._file(file)
+
+    async def _file(self, file: str) -> StoredFile | None:
+        found = await self._redis.hgetall(self._key("file", file))
+        text = {name.decode(): value.decode() for name, value in found.items()}
+        return msgspec.convert(text, StoredFile, strict=False) if text else None
+
+    @_guarded
+    async def files(self, owner: str, after: str, limit: int) -> list[StoredFile]:
+        """See `Store.files`."""
+        found = [await self._file(name) for name in await self._page(self._key("files", owner), after, limit)]
+        return [file for file in found if file is not None]
+
+    @_guarded
+    async def content(self, file: str) -> bytes | None:
+        """See `Store.content`."""
+        return cast("bytes | None", await self._redis.get(self._key("content", file)))
+
+    @_guarded
+    async def delete_file(self, file: str) -> None:
+        """See `Store.delete_file`."""
+        if (found := await self._file(file)) is None:
+            return
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.zrem(self._key("files", found.owner), file)
+        pipeline.zrem(self._key("oldfiles"), file)
+        pipeline.unlink(self._key("file", file), self._key("content", file))
+        await pipeline.execute()
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+def _as_job(found: Mapping[bytes, bytes]) -> Job | None:
+    if not found:
+        return None
+
+    def text(name: str) -> str:
+        return found[name.encode()].decode()
+
+    def time(name: str) -> float | None:
+        return None if name.encode() not in found else float(text(name))
+
+    return Job(
+        id=text("id"),
+        kind=text("kind"),
+        owner=text("owner"),
+        state=State(text("state")),
+        created=float(text("created")),
+        expires=float(text("expires")),
+        started=time("started"),
+        ended=time("ended"),
+        kept_until=time("kept_until"),
+        total=int(text("total")),
+        completed=int(text("completed")),
+        failed=int(text("failed")),
+        callback=text("callback"),
+        meta=found[b"meta"],
+        code=text("code"),
+        told=text("told"),
+    )
+
+
+def _as_lease(item: bytes, owner: bytes, expires: bytes, headers: bytes, losses: bytes, packed: bytes) -> Lease:
+    name = item.decode()
+    job, place, _ = name.split("/", 2)
+    kept = _PACKED.decode(packed)
+    request = NewItem(kept.model, kept.url, kept.body, {**json.loads(headers), **kept.headers}, kept.custom_id)
+    return Lease(name, job, int(place), owner.decode(), float(expires), request, int(losses))

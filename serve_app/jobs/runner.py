@@ -1,0 +1,312 @@
+"""Runs the items of jobs: a bounded number at once, through the same queue as all requests.
+
+One exchange with the store after another: it brings what has ended, keeps the session alive, and gets as many new items
+as there is room for. While one is under way more ends, so that busy routers exchange much at once.
+
+An item that is refused for now (no room, no replica) keeps its place and tries again after a pause: there are never
+more tries under way than places. One that cannot be answered whoever tries ends with its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from serve_app.domain.options import MAX_TIMEOUT_S
+from serve_app.errors import (
+    DeadlineExceeded,
+    ModelUnavailable,
+    PayloadTooLarge,
+    QueueFull,
+    RateLimited,
+    ServeAppError,
+    StoreUnavailable,
+)
+from serve_app.jobs.records import Exchanged, Lease, Outcome
+from serve_app.jobs.settings import JobSettings
+from serve_app.jobs.states import ItemEvent, State, item_after
+from serve_app.jobs.store import SessionOver, Store
+
+logger = logging.getLogger(__name__)
+
+_FOR_NOW: Final = (QueueFull, ModelUnavailable, RateLimited)
+"""Errors that say nothing of the item."""
+_POISONED: Final = "poisoned"
+"""`ServeAppError.outcome` of a request that two replicas failed at, wholly."""
+_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 30.0
+_IDLE_S: Final = 1.0
+"""How often a router without work looks whether others have taken some in."""
+_OTHERS: Final = 16
+"""Items in flight of models that are not served, or not known before their requests are read."""
+LONGEST_TRY_S: Final = MAX_TIMEOUT_S
+"""A request can wait no longer than this; a job can, whose item tries again then."""
+_MOST_LOSSES: Final = 5
+"""An item whose routers stopped so often is not run again: it may be why."""
+
+
+class Reply(Struct, frozen=True):
+    """What an item's request was answered.
+
+    Attributes:
+        status: Of HTTP.
+        body: All of it.
+        headers: Those that say how to read it.
+    """
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Run(Protocol):
+    """Answers the request of an item."""
+
+    async def __call__(self, lease: Lease, /) -> Reply:
+        """Run it; cancelling this cancels the work. Raises `ServeAppError`."""
+
+
+class Room(Protocol):
+    """Knows how many items of each model may be in flight."""
+
+    def __call__(self) -> Mapping[str, int]:
+        """That, by model."""
+
+
+@dataclass(slots=True)
+class RunnerCounts:
+    """What a runner has seen since it started."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    """Items by their state."""
+    retried: int = 0
+    discarded: int = 0
+    """Outcomes that counted for nothing."""
+    sessions_lost: int = 0
+    store_failures: int = 0
+    exchanges: int = 0
+    exchange_s: float = 0.0
+    """How long these took, seconds."""
+
+
+class Runner:
+    """Runs items. It works from `start` to `close`.
+
+    Args:
+        store: Where they are.
+        room: How many of each model may be in flight.
+        settings: Of jobs.
+        now: POSIX time.
+        changed: Is called with the ids of jobs that ended here.
+
+    Attributes:
+        counts: What it has seen.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        room: Room,
+        settings: JobSettings,
+        now: Callable[[], float],
+        changed: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        self._store = store
+        self._run: Run
+        self._room = room
+        self._settings = settings
+        self._now = now
+        self._changed = changed
+        self._session: str | None = None
+        self._running: dict[str, tuple[asyncio.Task[None], Lease]] = {}
+        self._ended: list[tuple[Outcome, Lease]] = []
+        self._wake = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+        self.counts = RunnerCounts()
+
+    def start(self, run: Run) -> None:
+        """Run items from now on; ``run`` answers one."""
+        self._run = run
+        self._worker = asyncio.get_running_loop().create_task(self._work(), context=Context())
+
+    def wake(self) -> None:
+        """There may be new items."""
+        self._wake.set()
+
+    @property
+    def in_flight(self) -> Counter[str]:
+        """Items that it has, by model."""
+        held = Counter(lease.request.model for _, lease in self._running.values())
+        held.update(lease.request.model for _, lease in self._ended)
+        return held
+
+    def drop(self, job: str) -> None:
+        """Stop what is run of a job that has ended."""
+        for task, lease in list(self._running.values()):
+            if lease.job == job:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Stop: what is not done waits again, and others run it."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+            self._worker = None
+        await self._stop_tasks()
+        if self._session is not None:
+            with contextlib.suppress(StoreUnavailable, SessionOver):  # then it is over when its lease is
+                await self._exchange({}, 0)
+                await self._store.end_session(self._session)
+            self._session = None
+
+    async def _stop_tasks(self) -> None:
+        tasks = [task for task, _ in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _work(self) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            self._wake.clear()
+            try:
+                started = await self._turn()
+            except StoreUnavailable as error:
+                self.counts.store_failures += 1
+                logger.warning("Jobs wait: %s", error.message)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S / 6)
+                continue
+            except Exception:
+                logger.exception("Jobs wait after a failure")
+                await asyncio.sleep(_LONGEST_PAUSE_S / 6)
+                continue
+            pause_s = _PAUSE_S
+            if not started:
+                await self._rest()
+
+    async def _rest(self) -> None:
+        """Wait until there is something to exchange: news, items that other routers took in, or a lease to renew."""
+        renewed = monotonic() + self._settings.lease_s / 3
+        while not self._wake.is_set() and (left_s := renewed - monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_IDLE_S, left_s)):
+                    await self._wake.wait()
+            if not self._running and not self._wake.is_set():
+                with contextlib.suppress(StoreUnavailable):
+                    if await self._store.has_waiting():
+                        return
+
+    async def _turn(self) -> int:
+        """One exchange; gives how many items were started."""
+        if self._session is None:
+            self._session = await self._store.begin_session(self._now(), self._settings.lease_s)
+        # What has ended leaves its place with this exchange: it is not counted.
+        held = Counter(lease.request.model for _, lease in self._running.values())
+        room = {model: limit - held[model] for model, limit in self._room().items()}
+        others = _OTHERS - sum(number for model, number in held.items() if model not in room)
+        held_bytes = sum(lease.request.nbytes for _, lease in self._running.values())
+        try:
+            exchanged = await self._exchange(room, others, self._settings.max_bytes_in_flight - held_bytes)
+        except SessionOver:
+            logger.warning("Items of jobs are others' now: this router was not heard of for too long")
+            self.counts.sessions_lost += 1
+            self._session = None
+            await self._stop_tasks()
+            self.counts.discarded += len(self._ended)
+            self._ended.clear()
+            return 1
+        for job in exchanged.ended:
+            self.drop(job)
+        for lease in exchanged.leases:
+            task = asyncio.get_running_loop().create_task(self._carry(lease), context=Context())
+            self._running[lease.item] = task, lease
+            task.add_done_callback(partial(self._left, lease))
+        return len(exchanged.leases)
+
+    async def _exchange(self, room: Mapping[str, int], others: int, nbytes: int = 0) -> Exchanged:
+        assert self._session is not None
+        ended, began = self._ended[:], monotonic()
+        exchanged = await self._store.exchange(
+            self._session,
+            [outcome for outcome, _ in ended],
+            room,
+            others,
+            nbytes,
+            self._now(),
+            self._settings.lease_s,
+        )
+        self.counts.exchanges += 1
+        self.counts.exchange_s += monotonic() - began
+        del self._ended[: len(ended)]
+        self.counts.discarded += exchanged.discarded
+        for outcome, _ in ended:
+            self.counts.ended[outcome.state] += 1
+        if exchanged.finished:
+            self._changed(exchanged.finished)
+        return exchanged
+
+    async def _carry(self, lease: Lease) -> None:
+        """Run one item to its end."""
+        outcome = await self._outcome(lease)
+        del self._running[lease.item]
+        self._ended.append((outcome, lease))
+        self._wake.set()
+
+    def _left(self, lease: Lease, task: asyncio.Task[None]) -> None:
+        """A task that was cancelled, perhaps before it began, leaves its place."""
+        if (running := self._running.get(lease.item)) is not None and running[0] is task:
+            del self._running[lease.item]
+
+    async def _outcome(self, lease: Lease) -> Outcome:
+        if lease.losses >= _MOST_LOSSES:
+            error = ModelUnavailable(f"the server stopped {lease.losses} times while it ran this item; it is given up")
+            return _failed(lease, error)
+        pause_s, suspected = _PAUSE_S, False
+        while True:
+            began = self._now()
+            try:
+                reply = await self._run(lease)
+            except _FOR_NOW as error:
+                self.counts.retried += 1
+                asked_s = error.retry_after_s or 0.0
+                pause_s = min(_LONGEST_PAUSE_S, max(pause_s, asked_s))
+                if self._now() + pause_s > lease.expires:
+                    return _failed(lease, DeadlineExceeded("the job's deadline passed while the item waited"))
+                # Apart from each other: all of a model's items are refused at the same time.
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except ServeAppError as error:
+                if error.outcome == _POISONED and not suspected:
+                    # Two replicas died while they had it. They may have died of something else: it has one more try.
+                    suspected = True
+                    await asyncio.sleep(pause_s)
+                    continue
+                if not isinstance(error, DeadlineExceeded) or self._now() - began < LONGEST_TRY_S:
+                    return _failed(lease, error)
+            except Exception:
+                logger.exception("An item of job %s failed", lease.job)
+                return _failed(lease, ServeAppError(f"internal error; quote job {lease.job}, item {lease.index}"))
+            else:
+                if len(reply.body) > self._settings.max_result:
+                    most = self._settings.max_result
+                    large = f"the answer has {len(reply.body)} bytes; router.jobs.max_result allows {most}"
+                    return _failed(lease, PayloadTooLarge(large))
+                done = item_after(State.PROCESSING, ItemEvent.SUCCEEDED)
+                return Outcome(lease.item, done, reply.status, reply.body, reply.headers)
+
+
+def _failed(lease: Lease, error: ServeAppError) -> Outcome:
+    failed = item_after(State.PROCESSING, ItemEvent.FAILED)
+    return Outcome(lease.item, failed, 0, code=error.code, message=error.message)

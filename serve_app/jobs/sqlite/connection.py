@@ -1,0 +1,125 @@
+"""A connection to the file, and the thread that it lives in."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Concatenate, Final, ParamSpec, TypeVar
+
+from serve_app.errors import StoreUnavailable
+from serve_app.jobs.sqlite.schema import TABLES, VERSION
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_WAIT_S: Final = 20.0
+"""How long a transaction waits for another router's."""
+
+
+class Connection:
+    """One connection, and the thread that it lives in. It is made anew when the file is another one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "jobs-store")
+        self._database: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+
+    async def call(
+        self, work: Callable[Concatenate[sqlite3.Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Do something in the thread.
+
+        A thread cannot be stopped, and what was begun is done: who is cancelled does not learn whether it counts.
+
+        Raises:
+            StoreUnavailable: The database cannot do it.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(self._call, work, *args, **kwargs))
+
+    def _call(self, work: Callable[Concatenate[sqlite3.Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return work(self._connected(), *args, **kwargs)
+        except (sqlite3.Error, OSError) as error:
+            raise _unavailable(error) from error
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection to the file that has the path now. A file that is gone would take writes that nobody finds."""
+        if self._database is not None and self._file == _identity(self._path):
+            return self._database
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch(
+            mode=0o600, exist_ok=True
+        )  # it holds what clients sent; SQLite's other files get the same mode
+        database = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
+        try:
+            _prepare(database)
+        except BaseException:
+            database.close()
+            raise
+        self._database, self._file = database, _identity(self._path)
+        return database
+
+    async def close(self) -> None:
+        """End the thread when it has done what it was asked."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown()
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _unavailable(error: Exception) -> StoreUnavailable:
+    what = str(error) if isinstance(error, sqlite3.Error) else (getattr(error, "strerror", None) or "")
+    return StoreUnavailable(f"the store of jobs cannot be used now ({what or type(error).__name__}); try again", 5.0)
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    """Set a connection up, and make the tables where there are none."""
+    database.execute(f"PRAGMA busy_timeout = {round(_WAIT_S * 1000)}")
+    database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("PRAGMA journal_size_limit = 67108864")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, VERSION):
+        raise sqlite3.OperationalError("its file is of another version of serve-app")
+    if version == 0:
+        transaction(database, _make_tables)
+
+
+def _make_tables(database: sqlite3.Connection) -> None:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version == 0:  # nobody else has, meanwhile
+        for statement in TABLES.split(";"):
+            database.execute(statement)
+        database.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def transaction(database: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    """All that some work does, or nothing of it."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        result = work(database)
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+    return result

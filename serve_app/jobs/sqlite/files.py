@@ -1,0 +1,51 @@
+"""Statements about uploaded files."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from serve_app.jobs.records import Bounds, StoredFile
+from serve_app.jobs.sqlite.rows import check_room, only
+
+_FILE: Final = "id, owner, name, purpose, nbytes, created, expires"
+
+
+def add_file(database: sqlite3.Connection, file: StoredFile, content: bytes, bounds: Bounds) -> None:
+    """See `Store.add_file`."""
+    check_room(database, bounds)
+    seq = database.execute(
+        "INSERT INTO files (id, owner, name, purpose, nbytes, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (file.id, file.owner, file.name, file.purpose, file.nbytes, file.created, file.expires),
+    ).lastrowid
+    database.execute("INSERT INTO contents VALUES (?, ?)", (seq, content))
+
+
+def find_file(database: sqlite3.Connection, file: str) -> StoredFile | None:
+    """See `Store.file`."""
+    row = database.execute(f"SELECT {_FILE} FROM files WHERE id = ?", (file,)).fetchone()  # noqa: S608
+    return None if row is None else StoredFile(*row)
+
+
+def list_files(database: sqlite3.Connection, owner: str, after: str, limit: int) -> list[StoredFile]:
+    """See `Store.files`."""
+    rows = database.execute(
+        f"SELECT {_FILE} FROM files WHERE owner = ?"  # noqa: S608
+        " AND seq < coalesce((SELECT seq FROM files WHERE id = ?), 9223372036854775807) ORDER BY seq DESC LIMIT ?",
+        (owner, after, limit),
+    )
+    return [StoredFile(*row) for row in rows]
+
+
+def find_content(database: sqlite3.Connection, file: str) -> bytes | None:
+    """See `Store.content`."""
+    found: bytes | None = only(
+        database.execute("SELECT content FROM contents JOIN files ON seq = file WHERE id = ?", (file,)).fetchone()
+    )
+    return found
+
+
+def delete_file(database: sqlite3.Connection, file: str) -> None:
+    """See `Store.delete_file`."""
+    database.execute("DELETE FROM contents WHERE file = (SELECT seq FROM files WHERE id = ?)", (file,))
+    database.execute("DELETE FROM files WHERE id = ?", (file,))

@@ -1,0 +1,56 @@
+"""What all statements share."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from serve_app.errors import QueueFull
+from serve_app.jobs.records import Bounds
+
+_ROWS: Final = 500
+"""Rows of one statement that inserts many."""
+
+
+def only(row: tuple[Any, ...] | None) -> Any:
+    """The one value of a row; ``None`` where there is no row."""
+    return None if row is None else row[0]
+
+
+def dumped(headers: Mapping[str, str]) -> str | None:
+    """Headers as they are kept."""
+    return json.dumps(dict(headers)) if headers else None
+
+
+def loaded(headers: str | None) -> dict[str, str]:
+    """Headers that were kept."""
+    found: dict[str, str] = json.loads(headers) if headers else {}
+    return found
+
+
+def insert(database: sqlite3.Connection, into: str, width: int, rows: Sequence[Sequence[Any]]) -> None:
+    """Insert many rows by few statements."""
+    one = f"({', '.join('?' * width)})"
+    for start in range(0, len(rows), _ROWS):
+        part = rows[start : start + _ROWS]
+        database.execute(
+            f"INSERT INTO {into} VALUES {', '.join([one] * len(part))}",  # noqa: S608 - names of tables
+            [value for row in part for value in row],
+        )
+
+
+def used_bytes(database: sqlite3.Connection) -> int:
+    """Bytes of the file without those that are free."""
+    pages, free, size = (
+        only(database.execute(f"PRAGMA {name}").fetchone()) for name in ("page_count", "freelist_count", "page_size")
+    )
+    nbytes: int = (pages - free) * size
+    return nbytes
+
+
+def check_room(database: sqlite3.Connection, bounds: Bounds) -> None:
+    """Raise `QueueFull` where the store has more bytes than it may."""
+    if used_bytes(database) > bounds.nbytes:
+        raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)

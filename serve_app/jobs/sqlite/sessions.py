@@ -1,0 +1,190 @@
+"""Statements about what sessions have: leases, outcomes, ends."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+
+from serve_app.jobs.records import Exchanged, Lease, NewItem, Outcome
+from serve_app.jobs.sqlite.jobs import end_job
+from serve_app.jobs.sqlite.rows import dumped, insert, loaded, only
+from serve_app.jobs.sqlite.schema import NUMBER, STATES
+from serve_app.jobs.states import JobEvent, State, job_after
+from serve_app.jobs.store import SessionOver
+
+
+def begin_session(database: sqlite3.Connection, until: float) -> str:
+    """See `Store.begin_session`."""
+    return str(database.execute("INSERT INTO sessions (until) VALUES (?)", (until,)).lastrowid)
+
+
+def exchange(
+    database: sqlite3.Connection,
+    session: int,
+    outcomes: Sequence[Outcome],
+    room: Mapping[str, int],
+    others: int,
+    nbytes: int,
+    now: float,
+    until: float,
+) -> Exchanged:
+    """See `Store.exchange`."""
+    if database.execute("UPDATE sessions SET until = ? WHERE id = ?", (until, session)).rowcount == 0:
+        raise SessionOver
+    counted, finished = _finish(database, session, outcomes, now) if outcomes else (0, [])
+    gone = only(
+        database.execute(
+            "SELECT json_group_array(DISTINCT jobs.id) FROM items JOIN jobs ON seq = job"
+            " WHERE session = ? AND jobs.state > 1",
+            (session,),
+        ).fetchone()
+    )
+    ended = frozenset(json.loads(gone))
+    if ended:
+        database.execute(
+            "UPDATE items SET session = NULL WHERE session = ? AND (SELECT state FROM jobs WHERE seq = job) > 1",
+            (session,),
+        )
+    leases = _lease(database, session, room, others, nbytes, now)
+    return Exchanged(leases, len(outcomes) - counted, ended, tuple(finished))
+
+
+def _finish(
+    database: sqlite3.Connection, session: int, outcomes: Sequence[Outcome], now: float
+) -> tuple[int, list[str]]:
+    """Take outcomes; gives how many count, and the jobs that end by them."""
+    held: dict[int, int] = dict(
+        json.loads(
+            only(
+                database.execute(
+                    "SELECT json_group_array(json_array(items.id, job)) FROM items JOIN jobs ON seq = job"
+                    " WHERE items.id IN (SELECT value FROM json_each(?))"
+                    " AND session = ? AND items.state = 1 AND jobs.state < 2",
+                    (json.dumps([int(outcome.item) for outcome in outcomes]), session),
+                ).fetchone()
+            )
+        )
+    )
+    rows: dict[int, Outcome] = {}
+    for outcome in outcomes:
+        if int(outcome.item) in held:
+            rows.setdefault(int(outcome.item), outcome)
+    if not rows:
+        return 0, []
+    insert(
+        database,
+        "results (item, ended, status, headers, body, code, message)",
+        7,
+        [
+            (item, now, each.status, dumped(each.headers), each.body, each.code, each.message)
+            for item, each in rows.items()
+        ],
+    )
+    progress: dict[int, list[int]] = {}
+    for item, outcome in rows.items():
+        progress.setdefault(held[item], [0, 0])[outcome.state is State.ERROR] += 1
+    for state in (State.COMPLETED, State.ERROR):
+        those = json.dumps([item for item, outcome in rows.items() if outcome.state is state])
+        if those != "[]":
+            database.execute(
+                "UPDATE items SET state = ?, session = NULL WHERE id IN (SELECT value FROM json_each(?))",
+                (NUMBER[state], those),
+            )
+    database.execute("DELETE FROM bodies WHERE item IN (SELECT value FROM json_each(?))", (json.dumps(list(rows)),))
+    finished: list[str] = []
+    for seq, (completed, failed) in progress.items():
+        job, state, total, all_completed, all_failed = database.execute(
+            "UPDATE jobs SET completed = completed + ?, failed = failed + ? WHERE seq = ?"
+            " RETURNING id, state, total, completed, failed",
+            (completed, failed, seq),
+        ).fetchall()[0]
+        if all_completed + all_failed == total:
+            end_job(database, seq, state, JobEvent.FAILED if all_failed else JobEvent.DONE, now, "")
+            finished.append(job)
+    return len(rows), finished
+
+
+def _lease(
+    database: sqlite3.Connection, session: int, room: Mapping[str, int], others: int, nbytes: int, now: float
+) -> list[Lease]:
+    waiting: list[str] = json.loads(
+        only(database.execute("SELECT json_group_array(DISTINCT model) FROM backlogs").fetchone())
+    )
+    leases: list[Lease] = []
+    for model in waiting:
+        left = room.get(model, others - sum(lease.request.model not in room for lease in leases))
+        while left > 0:
+            # Owners take turns; of an owner's jobs the one whose turn was longest ago.
+            turns = database.execute(
+                "SELECT job, min(turn) AS last FROM backlogs WHERE model = ? GROUP BY owner ORDER BY last LIMIT ?",
+                (model, left),
+            ).fetchall()
+            if not turns:
+                break
+            each = max(1, left // len(turns))
+            for seq, _ in turns:
+                taken = _take(database, session, seq, model, min(each, left), nbytes, now, first=not leases)
+                leases += taken
+                left -= len(taken)
+                nbytes -= sum(len(lease.request.body) for lease in taken)
+                if not taken:  # what comes next has no room by bytes
+                    return leases
+    return leases
+
+
+def _take(
+    database: sqlite3.Connection, session: int, seq: int, model: str, most: int, nbytes: int, now: float, *, first: bool
+) -> list[Lease]:
+    """Items of one job for one model: none where the next one has more bytes than there is room for."""
+    job, owner, expires, state, shared = database.execute(
+        "SELECT id, owner, expires, state, headers FROM jobs WHERE seq = ?", (seq,)
+    ).fetchone()
+    common = loaded(shared)
+    leases: list[Lease] = []
+    rows = database.execute(
+        "SELECT items.id, n, losses, url, headers, custom_id, body FROM items JOIN bodies ON item = items.id"
+        " WHERE job = ? AND model = ? AND state = 0 ORDER BY n LIMIT ?",
+        (seq, model, most),
+    )
+    for item, n, losses, url, headers, custom_id, body in rows:
+        nbytes -= len(body)
+        if nbytes < 0 and (leases or not first):
+            break
+        request = NewItem(model, url, body, {**common, **loaded(headers)}, custom_id)
+        leases.append(Lease(str(item), job, n, owner, expires, request, losses))
+    rows.close()
+    if not leases:
+        return []
+    database.execute(
+        "UPDATE items SET state = 1, session = ? WHERE id IN (SELECT value FROM json_each(?))",
+        (session, json.dumps([int(lease.item) for lease in leases])),
+    )
+    database.execute(
+        "UPDATE backlogs SET pending = pending - ?, turn = ? WHERE job = ? AND model = ?",
+        (len(leases), now, seq, model),
+    )
+    database.execute("DELETE FROM backlogs WHERE job = ? AND model = ? AND pending <= 0", (seq, model))
+    if STATES[state] is State.PENDING:
+        started = job_after(STATES[state], JobEvent.STARTED)
+        database.execute("UPDATE jobs SET state = ?, started = ? WHERE seq = ?", (NUMBER[started], now, seq))
+    return leases
+
+
+def has_waiting(database: sqlite3.Connection) -> bool:
+    """See `Store.has_waiting`."""
+    return database.execute("SELECT 1 FROM backlogs LIMIT 1").fetchone() is not None
+
+
+def end_session(database: sqlite3.Connection, session: int, lost: int) -> None:
+    """A session ends; ``lost`` is 1 where it did not say so itself."""
+    database.execute(
+        "INSERT INTO backlogs (job, model, owner, pending, turn) SELECT job, model, owner, count(*), 0 FROM items"
+        " JOIN jobs ON seq = job WHERE session = ? AND jobs.state < 2 GROUP BY job, model"
+        " ON CONFLICT DO UPDATE SET pending = pending + excluded.pending",
+        (session,),
+    )
+    database.execute(
+        "UPDATE items SET state = 0, session = NULL, losses = losses + ? WHERE session = ?", (lost, session)
+    )
+    database.execute("DELETE FROM sessions WHERE id = ?", (session,))

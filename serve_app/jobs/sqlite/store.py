@@ -1,0 +1,165 @@
+"""Jobs in a file of SQLite, which the routers of one machine share.
+
+Writes are transactions of one connection, in one thread, and are on disk when they return (WAL, ``synchronous=FULL``);
+reads have a connection of their own, and wait for no write. A statement does its work for many items at once: between
+two of them the thread has to get the interpreter back from an event loop that is busy.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from serve_app.jobs.records import Bounds, Callback, Census, Exchanged, Item, Job, NewItem, NewJob, Outcome, StoredFile
+from serve_app.jobs.sqlite.connection import Connection, transaction
+from serve_app.jobs.sqlite.files import add_file, delete_file, find_content, find_file, list_files
+from serve_app.jobs.sqlite.jobs import (
+    cancel_job,
+    create_job,
+    due_callbacks,
+    find_job,
+    is_due,
+    list_items,
+    list_jobs,
+    note_told,
+)
+from serve_app.jobs.sqlite.rows import used_bytes
+from serve_app.jobs.sqlite.sessions import begin_session, end_session, exchange, has_waiting
+from serve_app.jobs.sqlite.upkeep import give_back, sweep, take_census
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class SqliteStore:
+    """Implements `serve_app.jobs.store.Store`.
+
+    Args:
+        path: The file; it is made, with its folder, where there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._writer: Connection | None = None
+        self._reader: Connection | None = None
+
+    async def open(self) -> None:
+        """See `Store.open`."""
+        self._writer, self._reader = Connection(self._path), Connection(self._path)
+        await self._writer.call(used_bytes)
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                await connection.close()
+
+    async def _write(
+        self, work: Callable[Concatenate[sqlite3.Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        assert self._writer is not None
+        return await self._writer.call(transaction, lambda database: work(database, *args, **kwargs))
+
+    async def _read(
+        self, work: Callable[Concatenate[sqlite3.Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        assert self._reader is not None
+        return await self._reader.call(work, *args, **kwargs)
+
+    # ----------------------------------------------------------------- jobs
+
+    async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
+        """See `Store.create`."""
+        return await self._write(create_job, job, items, bounds)
+
+    async def job(self, job: str) -> Job | None:
+        """See `Store.job`."""
+        return await self._read(find_job, job)
+
+    async def jobs(self, owner: str, kind: str, after: str, limit: int) -> list[Job]:
+        """See `Store.jobs`."""
+        return await self._read(list_jobs, owner, kind, after, limit)
+
+    async def cancel(self, job: str, now: float) -> Job | None:
+        """See `Store.cancel`."""
+        return await self._write(cancel_job, job, now)
+
+    async def items(
+        self, job: str, after: int, limit: int, nbytes: int, states: frozenset[str] = frozenset()
+    ) -> list[Item]:
+        """See `Store.items`."""
+        return await self._read(list_items, job, after, limit, nbytes, states)
+
+    # ------------------------------------------------------------- sessions
+
+    async def begin_session(self, now: float, lease_s: float) -> str:
+        """See `Store.begin_session`."""
+        return await self._write(begin_session, now + lease_s)
+
+    async def exchange(
+        self,
+        session: str,
+        outcomes: Sequence[Outcome],
+        room: Mapping[str, int],
+        others: int,
+        nbytes: int,
+        now: float,
+        lease_s: float,
+    ) -> Exchanged:
+        """See `Store.exchange`."""
+        return await self._write(exchange, int(session), outcomes, room, others, nbytes, now, now + lease_s)
+
+    async def has_waiting(self) -> bool:
+        """See `Store.has_waiting`."""
+        return await self._read(has_waiting)
+
+    async def end_session(self, session: str) -> None:
+        """See `Store.end_session`."""
+        await self._write(end_session, int(session), 0)
+
+    async def sweep(self, now: float, limit: int) -> int:
+        """See `Store.sweep`."""
+        swept = await self._write(sweep, now, limit)
+        if swept < limit:
+            assert self._writer is not None
+            await self._writer.call(give_back)
+        return swept
+
+    async def census(self) -> Census:
+        """See `Store.census`."""
+        return await self._read(take_census)
+
+    # ------------------------------------------------------------ callbacks
+
+    async def due_callbacks(self, now: float, limit: int, lease_s: float) -> list[Callback]:
+        """See `Store.due_callbacks`."""
+        return await self._write(due_callbacks, now, limit, lease_s) if await self._read(is_due, now) else []
+
+    async def told(self, job: str, told: str, attempts: int, due: float) -> None:
+        """See `Store.told`."""
+        await self._write(note_told, job, told, attempts, due)
+
+    # ---------------------------------------------------------------- files
+
+    async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
+        """See `Store.add_file`."""
+        await self._write(add_file, file, content, bounds)
+
+    async def file(self, file: str) -> StoredFile | None:
+        """See `Store.file`."""
+        return await self._read(find_file, file)
+
+    async def files(self, owner: str, after: str, limit: int) -> list[StoredFile]:
+        """See `Store.files`."""
+        return await self._read(list_files, owner, after, limit)
+
+    async def content(self, file: str) -> bytes | None:
+        """See `Store.content`."""
+        return await self._read(find_content, file)
+
+    async def delete_file(self, file: str) -> None:
+        """See `Store.delete_file`."""
+        await self._write(delete_file, file)

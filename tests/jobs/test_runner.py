@@ -1,0 +1,229 @@
+"""Runs items of a real store; what runs them is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from jobs.stores import BOUNDS, MakeStore, all_items, made, new_items, new_job, opened
+
+from serve_app.access.guard import wall_clock
+from serve_app.errors import InferenceFailed, InvalidRequest, ModelUnavailable, QueueFull
+from serve_app.jobs.records import Job, Lease
+from serve_app.jobs.runner import Reply, Runner
+from serve_app.jobs.settings import JobSettings
+from serve_app.jobs.states import State
+from serve_app.jobs.store import Store
+
+SETTINGS = JobSettings(lease_s=1000.0, max_result=100)
+Answer = Callable[[Lease], Coroutine[Any, Any, Reply]]
+
+
+class Running:
+    """A runner over a store, and what it says has ended."""
+
+    def __init__(self, store: Store, room: int) -> None:
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+        self.store = store
+        self.runner = Runner(store, lambda: {"digits": room}, SETTINGS, wall_clock, self._on_ended)
+
+    def _on_ended(self, jobs: tuple[str, ...]) -> None:
+        for job in jobs:
+            self.ended.put_nowait(job)
+
+    async def submit(self, number: int) -> Job:
+        """A job of so many items that has ten hours."""
+        job = await made(self.store, new_job(created=wall_clock(), expires=wall_clock() + 36_000), new_items(number))
+        self.runner.wake()
+        return job
+
+    async def end_of(self, job: Job) -> Job:
+        """It, when it has ended."""
+        assert await self.ended.get() == job.id
+        found = await self.store.job(job.id)
+        assert found is not None
+        return found
+
+
+@asynccontextmanager
+async def running(make: MakeStore, answer: Answer, room: int = 4) -> AsyncIterator[Running]:
+    """A runner that works."""
+    async with opened(make) as store:
+        found = Running(store, room)
+        found.runner.start(answer)
+        try:
+            yield found
+        finally:
+            await found.runner.close()
+
+
+async def _yes(lease: Lease) -> Reply:
+    return Reply(200, lease.request.body, {"content-type": "x/y"})
+
+
+async def test_every_item_is_answered(make_store: MakeStore) -> None:
+    """With its own answer."""
+    async with running(make_store, _yes) as jobs:
+        job = await jobs.submit(20)
+        assert (await jobs.end_of(job)).state is State.COMPLETED
+        assert [item.body[0] for item in await all_items(jobs.store, job.id)] == list(range(20))
+        assert jobs.runner.counts.ended == {"COMPLETED": 20}
+        assert not jobs.runner.in_flight
+
+
+async def test_no_more_are_in_flight_than_there_is_room(make_store: MakeStore) -> None:
+    """However many wait."""
+    now, most = 0, 0
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+        return await _yes(lease)
+
+    async with running(make_store, answer, room=3) as jobs:
+        await jobs.end_of(await jobs.submit(30))
+    assert most == 3
+
+
+async def test_what_is_refused_for_now_is_tried_again(make_store: MakeStore) -> None:
+    """A full queue and a model without a replica say nothing of an item."""
+    refusals = [QueueFull("full", 0.001), ModelUnavailable("none", 0.001)]
+
+    async def answer(lease: Lease) -> Reply:
+        if refusals:
+            raise refusals.pop()
+        return await _yes(lease)
+
+    async with running(make_store, answer) as jobs:
+        assert (await jobs.end_of(await jobs.submit(3))).completed == 3
+        assert jobs.runner.counts.retried == 2
+
+
+@pytest.mark.parametrize(("times", "state"), [(1, State.COMPLETED), (2, State.ERROR)])
+async def test_an_item_at_which_replicas_died_has_one_more_try(make_store: MakeStore, times: int, state: State) -> None:
+    """They may have died of something else; if it happens again, they did not."""
+    left = times
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal left
+        if left:
+            left -= 1
+            error = InferenceFailed("two replicas failed")
+            error.outcome = "poisoned"
+            raise error
+        return await _yes(lease)
+
+    async with running(make_store, answer) as jobs:
+        assert (await jobs.end_of(await jobs.submit(1))).state is state
+
+
+async def test_an_item_that_cannot_be_answered_fails_alone(make_store: MakeStore) -> None:
+    """Its error is kept; a bug's message stays in the log, and an answer that is too large is refused."""
+
+    async def answer(lease: Lease) -> Reply:
+        match lease.index:
+            case 0:
+                raise InvalidRequest("it is wrong")
+            case 1:
+                raise RuntimeError("secret")
+            case 2:
+                return Reply(200, b"x" * 101, {})
+            case _:
+                return await _yes(lease)
+
+    async with running(make_store, answer) as jobs:
+        job = await jobs.submit(4)
+        assert (await jobs.end_of(job)).state is State.ERROR
+        items = await all_items(jobs.store, job.id)
+        assert [(item.state, item.code) for item in items] == [
+            (State.ERROR, "invalid_request"),
+            (State.ERROR, "internal"),
+            (State.ERROR, "payload_too_large"),
+            (State.COMPLETED, ""),
+        ]
+        assert [items[0].message, "secret" in items[1].message] == ["it is wrong", False]
+
+
+async def test_work_for_a_cancelled_job_stops(make_store: MakeStore) -> None:
+    """Also where another router cancelled it."""
+    began, stopped = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: Lease) -> Reply:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        raise AssertionError
+
+    async with running(make_store, answer) as jobs:
+        job = await jobs.submit(1)
+        await began.wait()
+        await jobs.store.cancel(job.id, wall_clock())
+        jobs.runner.wake()
+        await stopped.wait()
+        found = await jobs.store.job(job.id)
+        assert found is not None
+        assert found.state is State.CANCELLED
+
+
+async def test_a_runner_that_stops_leaves_its_items_to_others(make_store: MakeStore) -> None:
+    """They wait again at once, not only when a lease is over."""
+    began = asyncio.Event()
+
+    async def never(_: Lease) -> Reply:
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with running(make_store, never) as first:
+        job = await first.submit(2)
+        await began.wait()
+    async with running(make_store, _yes) as second:
+        assert (await second.end_of(job)).completed == 2
+
+
+async def test_a_runner_that_was_taken_for_dead_begins_anew(make_store: MakeStore) -> None:
+    """What it had is run again, and ends once."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(lease: Lease) -> Reply:
+        began.set()
+        await go_on.wait()
+        return await _yes(lease)
+
+    async with running(make_store, answer) as jobs, opened(make_store) as other:
+        job = await jobs.submit(2)
+        await began.wait()
+        await other.sweep(wall_clock() + 2000, 10)  # long after its lease, and before the job's deadline
+        go_on.set()
+        assert (await jobs.end_of(job)).completed == 2
+        assert jobs.runner.counts.sessions_lost == 1
+
+
+async def test_an_item_whose_routers_die_is_given_up(make_store: MakeStore) -> None:
+    """Five of them: it may be the reason."""
+    async with opened(make_store) as store:
+        job = await made(store, new_job(created=0.0, expires=1e12), new_items(1))
+        for number in range(5):
+            session = await store.begin_session(float(number), 0.1)
+            assert len((await store.exchange(session, [], {"digits": 1}, 0, 10, number, 0.1)).leases) == 1
+            await store.sweep(number + 0.5, 10)
+    async with running(make_store, _yes) as jobs:
+        assert (await jobs.end_of(job)).failed == 1
+        (item,) = await all_items(jobs.store, job.id)
+        assert (item.code, "given up" in item.message) == ("model_unavailable", True)
+
+
+@pytest.mark.parametrize("items", [1, 3])
+async def test_items_that_came_by_another_router_are_found(make_store: MakeStore, items: int) -> None:
+    """Nothing tells a router of them; it looks."""
+    async with running(make_store, _yes) as jobs, opened(make_store) as other:
+        job, _ = await other.create(new_job(created=0.0, expires=1e12), new_items(items), BOUNDS)
+        assert (await jobs.end_of(job)).completed == items

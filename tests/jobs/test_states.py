@@ -1,0 +1,31 @@
+"""The tables of states."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from serve_app.jobs.states import ENDED, ITEM, JOB, IllegalTransition, ItemEvent, JobEvent, State, item_after, job_after
+
+
+def test_ends_are_ends() -> None:
+    """Nothing leaves a state that is an end, and every other state of a table can be left."""
+    assert {state for state, _ in JOB} == set(State) - ENDED
+    assert {state for state, _ in ITEM} == set(State) - ENDED
+
+
+def test_whatever_is_in_no_table_raises() -> None:
+    """Events in states without an entry are illegal; all others lead where the table says."""
+    for state, event in itertools.product(State, JobEvent):
+        if (state, event) in JOB:
+            assert job_after(state, event) == JOB[state, event]
+        else:
+            with pytest.raises(IllegalTransition, match=f"a job that is {state} cannot be {event}"):
+                job_after(state, event)
+    for state, item_event in itertools.product(State, ItemEvent):
+        if (state, item_event) in ITEM:
+            assert item_after(state, item_event) == ITEM[state, item_event]
+        else:
+            with pytest.raises(IllegalTransition, match=f"an item that is {state} cannot be {item_event}"):
+                item_after(state, item_event)

@@ -1,0 +1,311 @@
+"""What every store of jobs promises."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+from jobs.stores import (
+    BOUNDS,
+    LEASE_S,
+    PLENTY,
+    MakeStore,
+    all_items,
+    answered,
+    exchanged,
+    failed,
+    made,
+    new_items,
+    new_job,
+    opened,
+    stores_of,
+)
+
+from serve_app.errors import Conflict, QueueFull, StoreUnavailable
+from serve_app.jobs.records import BATCH, JOB, Bounds, Exchanged, NewItem, StoredFile
+from serve_app.jobs.states import State
+from serve_app.jobs.store import SessionOver, Store
+
+
+async def test_a_job_is_kept(make_store: MakeStore) -> None:
+    """What was taken is there for the next process, with its items in order."""
+    async with opened(make_store) as store:
+        job = await made(store, new_job(callback="https://a"), new_items(7))
+    async with opened(make_store) as store:
+        assert await store.job(job.id) == job
+        assert (job.state, job.total, job.completed, job.failed, job.callback) == (State.PENDING, 7, 0, 0, "https://a")
+        assert [(item.index, item.state, item.custom_id) for item in await all_items(store, job.id)] == [
+            (n, State.PENDING, f"item {n}") for n in range(7)
+        ]
+        assert await store.job("job_none") is None
+
+
+async def test_an_item_runs_once(store: Store) -> None:
+    """An item is leased to one session, ends once, and its job with the last one."""
+    job = await made(store, new_job(), new_items(3))
+    one, two = await store.begin_session(0.0, LEASE_S), await store.begin_session(0.0, LEASE_S)
+    first = await exchanged(store, one, room=2)
+    second = await exchanged(store, two, room=5)
+    assert [lease.index for lease in first.leases] == [0, 1]
+    assert [lease.index for lease in second.leases] == [2]
+    lease = first.leases[1]
+    assert (lease.job, lease.owner, lease.expires, lease.losses) == (job.id, "ann", 1000.0, 0)
+    assert lease.request == NewItem(
+        "digits",
+        "/v2/models/digits/infer",
+        b"\1\1\1",
+        {"x-priority": "normal", "content-type": "x/y"},
+        "item 1",
+    )
+    started = await store.job(job.id)
+    assert started is not None
+    assert (started.state, started.started) == (State.PROCESSING, 1.0)
+    done = await exchanged(store, one, [answered(lease.item), answered(first.leases[0].item, b"first")], now=2.0)
+    assert done == Exchanged([], 0, frozenset(), ())
+    again = await exchanged(store, one, [answered(lease.item, b"again")], now=2.0)
+    assert again.discarded == 1
+    last = await exchanged(store, two, [failed(second.leases[0].item)], now=3.0)
+    assert last.finished == (job.id,)
+    ended = await store.job(job.id)
+    assert ended is not None
+    assert (ended.state, ended.completed, ended.failed, ended.ended, ended.kept_until) == (
+        *(State.ERROR, 2, 1, 3.0, 103.0),
+    )
+    items = await all_items(store, job.id)
+    assert [(item.state, item.body, item.code, item.ended) for item in items] == [
+        (State.COMPLETED, b"first", "", 2.0),
+        (State.COMPLETED, b"yes", "", 2.0),
+        (State.ERROR, b"", "invalid_request", 3.0),
+    ]
+    assert items[0].headers == {"content-type": "text/plain"}
+    assert [item.index for item in await all_items(store, job.id, frozenset({"ERROR"}))] == [2]
+
+
+async def test_items_of_a_session_that_is_over_are_others(store: Store) -> None:
+    """A session that was not heard of loses its items, and what it still brings counts for nothing."""
+    job = await made(store, new_job(), new_items(2))
+    slow, quick = await store.begin_session(0.0, LEASE_S), await store.begin_session(0.0, LEASE_S)
+    (lease, _) = (await exchanged(store, slow, room=2, now=1.0)).leases
+    await exchanged(store, quick, now=9.0)
+    await store.sweep(9.0, 100)
+    assert (await exchanged(store, quick, room=2, now=9.0)).leases == []
+    await store.sweep(11.5, 100)
+    taken = (await exchanged(store, quick, room=2, now=11.5)).leases
+    assert [(each.index, each.losses) for each in taken] == [(0, 1), (1, 1)]
+    with pytest.raises(SessionOver):
+        await exchanged(store, slow, [answered(lease.item, b"late")], now=12.0)
+    done = await exchanged(store, quick, [answered(each.item) for each in taken], now=12.0)
+    assert (done.discarded, done.finished) == (0, (job.id,))
+    assert [item.body for item in await all_items(store, job.id)] == [b"yes", b"yes"]
+
+
+async def test_a_session_that_ends_gives_its_items_back(store: Store) -> None:
+    """Items of a router that stops wait again, and nobody counts that against them."""
+    await made(store, new_job(), new_items(2))
+    one, two = await store.begin_session(0.0, LEASE_S), await store.begin_session(0.0, LEASE_S)
+    assert len((await exchanged(store, one, room=2)).leases) == 2
+    await store.end_session(one)
+    assert [(each.index, each.losses) for each in (await exchanged(store, two, room=9)).leases] == [(0, 0), (1, 0)]
+    with pytest.raises(SessionOver):
+        await exchanged(store, one)
+
+
+async def test_a_cancelled_job_ends_at_once(store: Store) -> None:
+    """What waits is not run, what runs is told to stop, and what it brings counts for nothing."""
+    job = await made(store, new_job(callback="https://a"), new_items(4))
+    session = await store.begin_session(0.0, LEASE_S)
+    leases = (await exchanged(store, session, room=2)).leases
+    await exchanged(store, session, [answered(leases[0].item)])
+    cancelled = await store.cancel(job.id, 2.0)
+    assert cancelled is not None
+    assert (cancelled.state, cancelled.completed, cancelled.ended, cancelled.told) == (
+        *(State.CANCELLED, 1, 2.0, "pending"),
+    )
+    assert await store.cancel(job.id, 3.0) == cancelled
+    late = await exchanged(store, session, [answered(leases[1].item)], room=9)
+    assert late == Exchanged([], 1, frozenset({job.id}), ())
+    assert (await exchanged(store, session, room=9)).ended == frozenset()
+    assert [item.state for item in await all_items(store, job.id)] == [
+        State.COMPLETED,
+        *[State.CANCELLED] * 3,
+    ]
+    assert await store.cancel("job_none", 1.0) is None
+
+
+async def test_a_job_that_is_too_late_ends(store: Store) -> None:
+    """Past its deadline a job is an error, with what was done until then."""
+    job = await made(store, new_job(expires=50.0), new_items(2))
+    session = await store.begin_session(0.0, 100.0)
+    (lease,) = (await store.exchange(session, [], {"digits": 1}, 0, PLENTY, 1.0, 100.0)).leases
+    assert await store.sweep(49.0, 100) == 0
+    assert await store.sweep(51.0, 100) == 1
+    ended = await store.job(job.id)
+    assert ended is not None
+    assert (ended.state, ended.code, ended.ended) == (State.ERROR, "deadline_exceeded", 51.0)
+    late = await store.exchange(session, [answered(lease.item)], {"digits": 9}, 0, PLENTY, 52.0, 100.0)
+    assert (late.leases, late.discarded, late.ended) == ([], 1, frozenset({job.id}))
+    assert [item.state for item in await all_items(store, job.id)] == [State.ERROR] * 2
+
+
+async def test_an_idempotency_key_makes_one_job(store: Store) -> None:
+    """The same request gives the same job, another one is refused, and keys of two owners are apart."""
+    job = await made(store, new_job(key="k", digest=b"1"), new_items(1))
+    assert await store.create(new_job(key="k", digest=b"1"), new_items(1), BOUNDS) == (job, False)
+    with pytest.raises(Conflict, match="Idempotency-Key"):
+        await store.create(new_job(key="k", digest=b"2"), new_items(2), BOUNDS)
+    assert (await store.create(new_job(owner="bob", key="k", digest=b"2"), new_items(1), BOUNDS))[1]
+
+
+async def test_bounds_refuse(store: Store) -> None:
+    """An owner with too many jobs, and a store that is full, take no more."""
+    job = await made(store, new_job(), new_items(1))
+    with pytest.raises(QueueFull, match="max_jobs"):
+        await store.create(new_job(), new_items(1), Bounds(1, PLENTY))
+    assert (await store.create(new_job(owner="bob"), new_items(1), Bounds(1, PLENTY)))[1]
+    await store.cancel(job.id, 1.0)
+    assert (await store.create(new_job(), new_items(1), Bounds(1, PLENTY)))[1]
+    with pytest.raises(QueueFull, match="full"):
+        await store.create(new_job(), new_items(1), Bounds(100, 1))
+    with pytest.raises(QueueFull, match="full"):
+        await store.add_file(StoredFile("file-1", "ann", "a", "batch", 1, 0.0, 9.0), b"a", Bounds(100, 1))
+
+
+async def test_owners_and_their_jobs_take_turns(store: Store) -> None:
+    """A job behind a large one, of the same owner or another, does not wait for its end."""
+    large = await made(store, new_job(), new_items(100))
+    small = await made(store, new_job(), new_items(100))
+    others = await made(store, new_job(owner="bob"), new_items(100))
+    session = await store.begin_session(0.0, LEASE_S)
+    seen: list[str] = []
+    for now in (1.0, 2.0, 3.0, 4.0):
+        seen += [lease.job for lease in (await exchanged(store, session, room=10, now=now)).leases]
+    assert {job: seen.count(job) for job in (large.id, small.id, others.id)} == {
+        large.id: 10,
+        small.id: 10,
+        others.id: 20,
+    }
+
+
+async def test_room_is_by_model_and_by_bytes(store: Store) -> None:
+    """A session gets no more than it has room for; one item is always enough room."""
+    await made(store, new_job(), [*new_items(3, "digits", 100), *new_items(3, "words", 100), *new_items(3, "")])
+    session = await store.begin_session(0.0, LEASE_S)
+    got = await store.exchange(session, [], {"digits": 1, "words": 2}, 1, PLENTY, 1.0, LEASE_S)
+    assert sorted(lease.request.model for lease in got.leases) == ["", "digits", "words", "words"]
+    assert len((await exchanged(store, session, room=9, nbytes=10)).leases) == 1
+    assert len((await exchanged(store, session, room=9, nbytes=100)).leases) == 1
+
+
+async def test_pages_hold_as_many_bytes_as_asked(store: Store) -> None:
+    """A page ends before its answers are too many, but never without an item."""
+    job = await made(store, new_job(), new_items(4))
+    session = await store.begin_session(0.0, LEASE_S)
+    leases = (await exchanged(store, session, room=4)).leases
+    await exchanged(store, session, [answered(lease.item, b"x" * 100) for lease in leases])
+    assert [len(await store.items(job.id, -1, 9, nbytes)) for nbytes in (1, 100, 250, 400)] == [1, 1, 2, 4]
+
+
+async def test_jobs_are_listed_by_pages(store: Store) -> None:
+    """The newest first, of one owner and one kind."""
+    mine = [await made(store, new_job(created=n), new_items(1)) for n in range(5)]
+    await made(store, new_job(owner="bob"), new_items(1))
+    batch = await made(store, new_job(kind=BATCH), new_items(1))
+    first = await store.jobs("ann", JOB, "", 3)
+    assert first == mine[:1:-1]
+    assert await store.jobs("ann", JOB, first[-1].id, 3) == mine[1::-1]
+    assert await store.jobs("ann", BATCH, "", 3) == [batch]
+
+
+async def test_what_is_old_goes_in_small_steps(store: Store) -> None:
+    """A step takes a bounded number of rows, and what is not old stays."""
+    old = [await made(store, new_job(keep_s=10.0), new_items(25)) for _ in range(4)]
+    young = await made(store, new_job(keep_s=10_000.0), new_items(5))
+    for job in (*old, young):
+        await store.cancel(job.id, 1.0)
+    live = await made(store, new_job(), new_items(1))
+    steps: list[int] = []
+    while steps[-1:] != [0]:
+        steps.append(await store.sweep(100.0, 10))
+    assert max(steps) <= 10 + 1  # a job's own row may come on top
+    assert sum(steps) == 4 * 26
+    assert [job.id for job in await store.jobs("ann", JOB, "", 10)] == [live.id, young.id]
+    assert [await store.items(job.id, -1, 9, PLENTY) for job in old] == [[]] * 4
+    assert len(await all_items(store, young.id)) == 5
+    assert (await store.census()).backlog == {"digits": 1}
+
+
+async def test_a_census_counts(store: Store) -> None:
+    """Jobs by state, what waits by model, what is under way."""
+    job = await made(store, new_job(), [*new_items(5), *new_items(2, "words")])
+    await made(store, new_job(), new_items(1))
+    session = await store.begin_session(0.0, LEASE_S)
+    await exchanged(store, session, room=2)
+    await exchanged(store, session, room=1, model="words")
+    census = await store.census()
+    assert census.backlog == {"digits": 4, "words": 1}
+    assert census.in_flight == 3
+    assert {state: number for state, number in census.jobs.items() if number} in (
+        {"PROCESSING": 1, "PENDING": 1},
+        {"PROCESSING": 2},
+    )
+    await store.cancel(job.id, 2.0)
+    assert (await store.census()).jobs["CANCELLED"] == 1
+
+
+async def test_ends_are_told(store: Store) -> None:
+    """The end of a job with a callback is due until somebody says what became of it; one asks at a time."""
+    job = await made(store, new_job(callback="https://a"), new_items(1))
+    await made(store, new_job(), new_items(1))
+    assert await store.due_callbacks(1.0, 9, 30.0) == []
+    await store.cancel(job.id, 2.0)
+    (due,) = await store.due_callbacks(2.0, 9, 30.0)
+    assert (due.job.id, due.attempts, due.job.told) == (job.id, 0, "pending")
+    assert await store.due_callbacks(3.0, 9, 30.0) == []
+    await store.told(job.id, "pending", 1, 40.0)
+    assert await store.due_callbacks(39.0, 9, 30.0) == []
+    assert [each.attempts for each in await store.due_callbacks(40.0, 9, 30.0)] == [1]
+    await store.told(job.id, "delivered", 2, 0.0)
+    assert await store.due_callbacks(99.0, 9, 30.0) == []
+    told = await store.job(job.id)
+    assert told is not None
+    assert told.told == "delivered"
+
+
+async def test_files_are_kept_until_they_expire(store: Store) -> None:
+    """A file is read as it came, listed for its owner, and goes when it is deleted or old."""
+    files = [StoredFile(f"file-{n}", "ann", f"{n}.jsonl", "batch", 4, float(n), 10.0 + n) for n in range(3)]
+    for file in files:
+        await store.add_file(file, f"no {file.name}".encode(), BOUNDS)
+    await store.add_file(StoredFile("file-9", "bob", "b", "batch", 1, 0.0, 99.0), b"b", BOUNDS)
+    assert await store.file("file-1") == files[1]
+    assert await store.content("file-1") == b"no 1.jsonl"
+    assert await store.files("ann", "", 2) == [files[2], files[1]]
+    assert await store.files("ann", "file-1", 2) == [files[0]]
+    await store.delete_file("file-1")
+    assert (await store.file("file-1"), await store.content("file-1")) == (None, None)
+    assert await store.sweep(11.0, 10) == 1
+    assert await store.files("ann", "", 9) == [files[2]]
+
+
+async def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
+    """It holds what clients have sent."""
+    async with opened(stores_of("sqlite", str(tmp_path))) as store:
+        await made(store, new_job(), new_items(1))
+        assert {os.stat(file).st_mode & 0o777 for file in os.scandir(tmp_path)} == {0o600}  # noqa: PTH116
+
+
+async def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """Nothing of what finds no room is kept, what was kept stays, and the error says why."""
+    async with opened(stores_of("sqlite", str(tmp_path))) as store:
+        job = await made(store, new_job(), new_items(2))
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))  # as a full disk does, it refuses writes
+        try:
+            with pytest.raises(StoreUnavailable, match="cannot be used now"):
+                await store.create(new_job(), new_items(50, nbytes=2**17), BOUNDS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert await store.jobs("ann", JOB, "", 9) == [job]
+        assert (await store.create(new_job(), new_items(50, nbytes=2**17), BOUNDS))[1]
