@@ -44,11 +44,11 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 status = left.pop(0) if left else 204
+                received.put(Received(self.path, headers, body))
                 self.send_response(status)
                 if 300 <= status < 400:
                     self.send_header("location", "/elsewhere")
                 self.end_headers()
-                received.put(Received(self.path, headers, body))
 
             def log_message(self, *_: object) -> None:
                 pass

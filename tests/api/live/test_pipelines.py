@@ -179,8 +179,8 @@ def test_files_are_bytes_to_v2(pipelines: LocalServer) -> None:
         ("passages", {"texts": ["a", 5]}, "texts[1]: expected a text"),
         ("twice", {"x": [1, 2]}, "x: expected FP32 values in lists, 2 deep"),
         ("twice", {"x": [[1, 2, 3]]}, "x: expected the shape [-1, 2], got [1, 3]"),
-        ("twice", {"x": [[1, 2], [3]]}, "x.data: nested lists have unequal lengths"),
-        ("twice", {"x": [[1, 1e99]]}, "x.data: a number is too large for FP32"),
+        ("twice", {"x": [[1, 2], [3]]}, "x: nested lists have unequal lengths"),
+        ("twice", {"x": [[1, 1e99]]}, "x: a number is too large for FP32"),
         ("twice", {"x": []}, "x: expected the shape [-1, 2], got [0, 0]"),
     ],
 )
