@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 UNREAD_BYTES: Final = 8 * 2**20
-"""While the client of a stream has more than so many bytes of answers to read, no more requests are read from it."""
+"""While the client of a stream has more than so many bytes to read, no more parts are made for it. No more requests are
+read from it either, for which answers count as well that may not be sent yet."""
 
 
 class Place:
@@ -44,16 +45,18 @@ class AnswerLine:
     has one part waiting at most, so that nothing is made for a client that does not read.
 
     Attributes:
-        mostly_read: Set unless more than `UNREAD_BYTES` wait to be read.
+        mostly_read: Set unless more than `UNREAD_BYTES` wait to be read, or for their turn.
     """
 
     def __init__(self) -> None:
         self.mostly_read = asyncio.Event()
         self.mostly_read.set()
+        self._ready_read = asyncio.Event()  # the same of what may be read now
+        self._ready_read.set()
         self._in_order: deque[Place] = deque()
         self._open = 0  # places that have not ended
         self._closing = False
-        self._unread = 0
+        self._unread = self._ready_bytes = 0
         # What is to be sent, with whom to tell, or whether it ends its request; ``None`` is the end.
         self._ready: asyncio.Queue[tuple[bytes, asyncio.Future[None] | None] | None] = asyncio.Queue()
 
@@ -73,9 +76,9 @@ class AnswerLine:
         """Send a part, and wait until the one before the next may be made."""
         sent = asyncio.get_running_loop().create_future()
         self._count(message)
-        self._ready.put_nowait((message, sent))
+        self._make_ready(message, sent)
         await sent
-        await self.mostly_read.wait()
+        await self._ready_read.wait()
 
     def end(self, place: Place, *, in_order: bool) -> None:
         """Send what a place ends with, when it is its turn."""
@@ -102,6 +105,9 @@ class AnswerLine:
             self._unread -= len(message)
             if self._unread <= UNREAD_BYTES:
                 self.mostly_read.set()
+            self._ready_bytes -= len(message)
+            if self._ready_bytes <= UNREAD_BYTES:
+                self._ready_read.set()
 
     def _flush(self) -> None:
         while self._in_order and self._in_order[0].ended:
@@ -109,10 +115,16 @@ class AnswerLine:
 
     def _finish(self, place: Place) -> None:
         message, place.message = place.message, b""  # whoever has the place has no more to do with it
-        self._ready.put_nowait((message, None))
+        self._make_ready(message, None)
         self._open -= 1
         if self._closing and not self._open:
             self._ready.put_nowait(None)
+
+    def _make_ready(self, message: bytes, sent: asyncio.Future[None] | None) -> None:
+        self._ready_bytes += len(message)
+        if self._ready_bytes > UNREAD_BYTES:
+            self._ready_read.clear()
+        self._ready.put_nowait((message, sent))
 
     def _count(self, message: bytes) -> None:
         self._unread += len(message)
