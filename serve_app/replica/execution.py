@@ -53,7 +53,8 @@ class Executor:
     Attributes:
         streams: Whether answers come in parts: then entries run one by one, and their parts leave by `Staged.outlets`.
         verification: Chooses what is run again; ``None``: nothing is. Set once, before the first run.
-        progressed_at: When a run last began or ended, on the monotonic clock.
+        progressed_at: When a run last began or ended, or a part left, on the monotonic clock; infinite while a part
+            waits for its reader.
     """
 
     def __init__(
@@ -185,7 +186,10 @@ class Executor:
                         run.executions.append(Execution(staged.counts[index], 0, now - began))
                     if self._refuse_non_finite:
                         _check_finite(outputs)
-                    if (ended := outlet.put(outputs)) is not None:
+                    self.progressed_at = inf  # the session is well: it waits for the reader, and not for long
+                    ended = outlet.put(outputs)
+                    self._progress()
+                    if ended is not None:
                         break
         except ServeAppError as error:
             run.fail(0, error)

@@ -153,10 +153,14 @@ class Runner:
             logger.debug("%s: event loop closed; its turn is not taken", self._name)
 
     def stalled_s(self) -> float:
-        """For how long nothing has come of what was granted, seconds; 0.0 when the session is free."""
+        """For how long nothing has come of what was granted, seconds.
+
+        Returns:
+            0.0 when the session is free, or waits for the reader of a part.
+        """
         if not self._busy:
             return 0.0
-        return time.monotonic() - max(self._granted_at, self._executor.progressed_at)
+        return max(0.0, time.monotonic() - max(self._granted_at, self._executor.progressed_at))
 
     async def run(self, staged: Staged) -> None:
         """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""

@@ -224,6 +224,20 @@ async def test_a_slow_reader_ends_its_answer(worker: Worker) -> None:
     assert reader.numbers == [0, 1, 2, 3]
 
 
+async def test_a_session_that_waits_for_a_reader_does_not_stall(worker: Worker) -> None:
+    """A slow client has no replica replaced, whatever the limits are."""
+    reader = Reader(reads=False)
+    sent = bundle(reader, -1)
+    running = asyncio.ensure_future(worker.run(sent))
+    await reader.first.wait()
+    while worker.stalled_s():  # noqa: ASYNC110 - in another thread: nobody tells
+        await asyncio.sleep(0)
+    assert isinstance(sent.recalled, set)
+    sent.recalled.add(0)
+    worker.recall(sent)
+    assert outcome(await running) == "returned"
+
+
 async def test_without_a_way_parts_come_with_the_result(worker: Worker) -> None:
     """All of them."""
     (found,) = (await worker.run(bundle(None, 7))).results
