@@ -194,7 +194,7 @@ class ModelConfig(Section):
     """
 
     stream_timeout_s: Seconds = 300.0
-    """For how long a whole answer may take, of a model that answers in parts, where the request does not say.
+    """For how long a whole answer may take, of a model that answers in parts. A request may ask for less, not for more.
 
     The request's deadline is for the first part.
     """

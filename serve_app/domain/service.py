@@ -73,7 +73,7 @@ class ModelInfo(NamedTuple):
             its name. Where a model is to be named to the service, this is what names the version.
         revision: Which state of the model's files it is of: a digest; empty where nobody has told.
         streams: Whether an answer comes in parts, of any number.
-        stream_timeout_s: Where it does, for how long a whole answer may take where the request names no time, seconds.
+        stream_timeout_s: Where it does, for how long a whole answer may take, seconds; a request may name less.
         pipeline: What it does, where it is a pipeline and no model.
     """
 
@@ -158,7 +158,7 @@ class RequestOptions(Struct, frozen=True):
             ``timeout_s`` is without it.
         revision: The state of the model that the payload was made for; empty: whichever is served.
         stream_timeout_s: Of an answer in parts, how long the whole may take, seconds from now, while ``timeout_s`` is
-            for the first part; ``None`` for the model's own.
+            for the first part; ``None`` for the model's own, which is also the most.
     """
 
     priority: Priority | None = None

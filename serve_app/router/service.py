@@ -421,7 +421,9 @@ class Service:
         """As `stream`, of a model that answers in parts; ``whole``: in one, in time."""
         info = served.info
         priority, rows, bucket, timeout_s, default_of = self._priced(served, model, payload, options)
-        seconds = info.stream_timeout_s if options.stream_timeout_s is None else options.stream_timeout_s
+        seconds = info.stream_timeout_s  # it keeps a replica, and what was loaded before a reload, for no longer
+        if options.stream_timeout_s is not None:
+            seconds = min(seconds, options.stream_timeout_s)
         if whole:
             seconds = min(seconds, timeout_s)
         queue = PartQueue(self._streams, self._stream_limits._replace(seconds=seconds), whole=whole)
