@@ -26,6 +26,7 @@ from serve_app.errors import (
     InvalidRequest,
     ModelUnavailable,
     ServeAppError,
+    SlowReader,
     error_from_code,
 )
 from serve_app.payloads import (
@@ -625,7 +626,9 @@ class Dispatcher:
             return
         for outputs in streamed.collected:
             self._put(entry, parts, outputs, now, revision)
-        self._end(entry, "ok")
+            if parts.given_up:  # together they are too many
+                break
+        self._end(entry, SlowReader.code if parts.given_up else "ok")
         parts.end()
 
     def _on_result(self, dispatch: Dispatch, result: BundleResult, revision: str) -> None:

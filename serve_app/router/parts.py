@@ -69,6 +69,7 @@ class PartQueue:
         count: Parts that have come.
         queue_s: For how long the request was queued before the first, seconds.
         nbytes: Bytes that wait.
+        given_up: Whether its reader was too slow, so that it has ended with `SlowReader`.
         taken: Is told how many more parts were read, to have more sent.
         on_given_up: Is told that the reader is too slow; ends the work.
     """
@@ -80,6 +81,7 @@ class PartQueue:
         self.count = 0
         self.queue_s = 0.0
         self.nbytes = 0
+        self.given_up = False
         self.taken: Callable[[int], None] = _nobody
         self.on_given_up: Callable[[ServeAppError], None] = _nobody
         self._waiting: deque[tuple[Answer, int]] = deque()
@@ -117,6 +119,7 @@ class PartQueue:
     def give_up(self, error: ServeAppError) -> None:
         """Its reader is too slow: drop what waits, and end with this error."""
         self._clear()
+        self.given_up = True
         if self._ended:
             self._error = error
         self.on_given_up(error)
