@@ -135,11 +135,16 @@ class BundlesInFlight:
             heapify(self.due)
         return bundle
 
-    def recall(self, entry: Entry) -> None:
-        """The answer of a running entry is no longer needed: if it waits at a replica's gate, it need not run."""
+    def recall(self, entry: Entry, *, but: int = 0) -> None:
+        """The answer of a running entry is no longer needed: if it waits at a replica's gate, it need not run.
+
+        Args:
+            entry: As it says.
+            but: Id of a bundle of which it is needed.
+        """
         for bundle_id in entry.bundles:
             bundle = self._bundles.get(bundle_id)
-            if bundle is not None and bundle.replica.name is not None:
+            if bundle is not None and bundle_id != but and bundle.replica.name is not None:
                 bundle.recalled = True
                 self.recalls.setdefault(bundle_id, []).append(entry)
 

@@ -276,7 +276,10 @@ class RouterCore(Generic[SentT]):
 
     def part(self, dispatch: Dispatch, position: int, now: float) -> bool:
         """A part of an entry's answer has come. Returns whether it is waited for; see `Scheduler.on_part`."""
-        return self.scheduler.on_part(dispatch.bundle_id, dispatch.entries[position], now)
+        entry = dispatch.entries[position]
+        if len(entry.bundles) > 1 and not entry.begun:
+            self._pump_soon()  # which recalls it from the others
+        return self.scheduler.on_part(dispatch.bundle_id, entry, now)
 
     def answered(
         self,

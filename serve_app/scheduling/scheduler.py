@@ -428,7 +428,11 @@ class Scheduler:
                     vain += entry.rows
                 if entry.state is _RUNNING:
                     self._late.append(entry)
-            elif len(entry.bundles) > 1 and (entry in returned or entry in dropped) and entry.begun != bundle_id:
+            elif (
+                len(entry.bundles) > 1
+                and entry.begun != bundle_id
+                and (entry.begun or entry in returned or entry in dropped)
+            ):
                 self._leave(entry, bundle_id, now)
             elif returned and entry in returned and entry.begun != bundle_id:
                 if bundle.replica.name is not None:  # a wake-up bundle was not counted
@@ -453,6 +457,8 @@ class Scheduler:
     def on_part(self, bundle_id: int, entry: Entry, now: float) -> bool:
         """A part of an entry's answer has come. With the first it is in time, and may take until its ``answer_by``.
 
+        From other replicas that have it the next `decide` recalls it then: one of them may have begun it as well.
+
         Args:
             bundle_id: As dispatched.
             entry: One of its entries.
@@ -469,6 +475,7 @@ class Scheduler:
             for each in entry.bundles:
                 if (bundle := self._bundles.get(each)) is not None:
                     bundle.postponed()
+            self._bundles.recall(entry, but=bundle_id)
         return entry.begun == bundle_id
 
     def on_outcome(self, bundle_id: int, variant: str, outcome: BundleOutcome, now: float) -> None:

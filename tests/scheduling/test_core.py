@@ -375,6 +375,24 @@ def test_an_answer_that_has_begun_does_not_come_back() -> None:
     assert entry.state is EntryState.DONE
 
 
+def test_an_answer_that_has_begun_is_asked_back_from_other_replicas() -> None:
+    """At once, and once: one that runs it as well goes on to the end of an answer that nobody takes."""
+    core, driver = _core("a", "b")
+    _sent(core, driver)
+    _sent(core, driver)
+    entry = make_entry(deadline=2.0, answer_by=100.0)
+    assert core.arrive(entry, 0.001) is None
+    core.pump(0.001)
+    first, second = driver.sent[2:]
+    pumps = driver.pumps
+    assert core.part(second, 0, 0.5)
+    assert not core.part(first, 0, 0.5)
+    assert core.part(second, 0, 0.6)
+    assert driver.pumps == pumps + 1
+    core.pump(0.6)
+    assert driver.recalled == [entry.id]
+
+
 def test_a_client_that_leaves_has_its_answer_asked_back() -> None:
     """After a part as before."""
     core, driver = _core("a")

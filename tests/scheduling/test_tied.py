@@ -298,6 +298,26 @@ def test_the_model_of_tied_entries_is_removed(end: str) -> None:
     assert (entry.state, scheduler.totals()["bytes"]) == (EntryState.DONE, 0)
 
 
+# ------------------------------------------------------------------ answers in parts
+
+
+@pytest.mark.parametrize("end", ["returned", "dropped", "done"])
+def test_the_replica_that_brings_the_first_part_gives_the_answer(end: str) -> None:
+    """It is recalled from the others, and what one of them says of it all the same counts for nothing."""
+    scheduler, _ = _busy("a", "b", "c")
+    (entry,) = accept(scheduler, make_entry(deadline=60.0, answer_by=90.0), now=_LATER_S)
+    first, second, third = scheduler.decide(_LATER_S).dispatches
+    assert scheduler.on_part(second.bundle_id, entry, 0.1)
+
+    assert scheduler.decide(0.1).recalls == {first.bundle_id: [entry], third.bundle_id: [entry]}
+    assert not scheduler.decide(0.1).recalls
+    came_back = {end: [entry]} if end != "done" else {}
+    assert scheduler.on_done(first.bundle_id, [] if came_back else _RUN, 0.2, **came_back) == []
+    assert scheduler.on_failed(third.bundle_id, 0.2, replica_lost=True) == Requeue([], [], [])
+    assert scheduler.on_part(second.bundle_id, entry, 80.0)
+    assert scheduler.on_done(second.bundle_id, _RUN, 80.1) == [entry]
+
+
 # ------------------------------------------------------------------ hedge
 
 
