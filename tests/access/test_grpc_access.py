@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -240,17 +242,22 @@ async def test_a_service_that_nobody_entered_does_nothing(service: NumpyService,
     from serve_app.errors import Unauthenticated
 
     guarded = GuardedService(service, guard)
-    with pytest.raises(Unauthenticated):
-        guarded.find("double")
-    with pytest.raises(Unauthenticated):
-        _ = guarded.models
-    with pytest.raises(Unauthenticated):
-        guarded.precheck("double", None, 1)
-    with pytest.raises(Unauthenticated):
-        await guarded.submit("double", {}, RequestOptions())
-    with pytest.raises(Unauthenticated):
-        guarded.status()
-    assert guarded.live()
+
+    async def ask() -> None:
+        with pytest.raises(Unauthenticated):
+            guarded.find("double")
+        with pytest.raises(Unauthenticated):
+            _ = guarded.models
+        with pytest.raises(Unauthenticated):
+            guarded.precheck("double", None, 1)
+        with pytest.raises(Unauthenticated):
+            await guarded.submit("double", {}, RequestOptions())
+        with pytest.raises(Unauthenticated):
+            guarded.status()
+        assert guarded.live()
+
+    # A new context: in that of the tests others have entered.
+    await asyncio.create_task(ask(), context=contextvars.Context())
 
 
 async def test_the_key_is_the_tenant(rpc: Client, service: NumpyService) -> None:
