@@ -68,6 +68,9 @@ class Listener:
         limits: What is allowed.
         certificates: For TLS; ``None`` for plain HTTP.
         errors_of: The shape of errors at a path, for requests that are refused before the application sees them.
+
+    Attributes:
+        port: The port, also when it is closed.
     """
 
     def __init__(
@@ -86,15 +89,11 @@ class Listener:
             else functools.partial(SecureTransport, self._shared, certificates, memoryview(bytearray(_ROOM)))
         )
         self._socket = sock
+        self.port = int(sock.getsockname()[1])
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
         self._closed = False
-
-    @property
-    def port(self) -> int:
-        """The port."""
-        return int(self._socket.getsockname()[1])
 
     @property
     def connections(self) -> int:

@@ -51,6 +51,21 @@ async def test_certificates_that_are_being_replaced(
     await ports.close(0.0)
 
 
+async def test_ports_that_are_closed_before_they_are_open(bodies: BodyReader) -> None:
+    """As those of a router that is stopped in its first turns."""
+    service = NumpyService()
+    http, rpc = (
+        Listener(create_app(service), bind("127.0.0.1", 0)),
+        GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0),
+    )
+    ports = DirectPorts([http, rpc])
+    ports.open()
+    opening = asyncio.ensure_future(ports.opened())
+    await ports.close(0.0)
+    await opening
+    assert ports.fault == ""
+
+
 async def test_both_ports_have_the_same_certificates(tmp_path: Path, bodies: BodyReader) -> None:
     """New files count on both, whichever is asked first."""
     authority, other = Authority(tmp_path / "one"), Authority(tmp_path / "other")
