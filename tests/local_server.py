@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import msgspec
 import onnx_models
 import tokenizers
 from runtime_harness import batch_same_turn
@@ -273,7 +274,7 @@ class LocalServer:
         running = self.hosts.get(replica) or self.replicas.get(replica)
         if running is None:
             raise ReplicaLost(f"{replica} is gone", reached=False)
-        return await running.run(bundle)
+        return await running.run(msgspec.structs.replace(bundle, parts=None))  # which does not travel
 
     async def _change_host(
         self, _pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str, urgent: bool

@@ -311,8 +311,9 @@ def test_the_replica_that_brings_the_first_part_gives_the_answer(end: str) -> No
 
     assert scheduler.decide(0.1).recalls == {first.bundle_id: [entry], third.bundle_id: [entry]}
     assert not scheduler.decide(0.1).recalls
-    came_back = {end: [entry]} if end != "done" else {}
-    assert scheduler.on_done(first.bundle_id, [] if came_back else _RUN, 0.2, **came_back) == []
+    returned, dropped = ([entry] if end == each else [] for each in ("returned", "dropped"))
+    run = _RUN if end == "done" else []
+    assert scheduler.on_done(first.bundle_id, run, 0.2, returned=returned, dropped=dropped) == []
     assert scheduler.on_failed(third.bundle_id, 0.2, replica_lost=True) == Requeue([], [], [])
     assert scheduler.on_part(second.bundle_id, entry, 80.0)
     assert scheduler.on_done(second.bundle_id, _RUN, 80.1) == [entry]
