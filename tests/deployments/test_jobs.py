@@ -15,7 +15,7 @@ from serve_process import ServeProcess
 pytestmark = pytest.mark.cluster
 
 WAIT_S = 240.0
-ITEMS = 3000
+ITEMS = 20_000
 KILLS = 2
 
 
@@ -53,7 +53,7 @@ def test_a_router_that_dies_loses_no_item(tmp_path: Path) -> None:
         job = answer.json()["id"]
         killed_at: list[int] = []
         for kill in range(1, KILLS + 1):
-            while (done := _job(client, job, 0.5)["items"]["completed"]) < kill * ITEMS // (KILLS + 2):
+            while (done := _job(client, job, 0.0)["items"]["completed"]) < kill * ITEMS // (KILLS + 2):
                 pass
             routers = server.replica_processes("router")
             for process in routers:
