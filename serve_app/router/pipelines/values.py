@@ -72,7 +72,7 @@ def _decoded(part: bytes, given: PipelineInput, where: str) -> Any:
         value = orjson.loads(part)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{where}: is not JSON: {error}") from None
-    if _is_deep(value):
+    if part.count(b"[") + part.count(b"{") > _MOST_DEPTH and _is_deep(value):
         raise InvalidRequest(f"{where}: JSON is nested too deeply; the most is {_MOST_DEPTH}")
     return value
 
