@@ -59,9 +59,12 @@ def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
 
 def nbytes_of(tensors: Tensors) -> int:
     """Bytes of tensors, those of texts included."""
-    return sum(
-        [sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes for array in tensors.values()]
-    )
+    return sum([array_nbytes(array) for array in tensors.values()])
+
+
+def array_nbytes(array: npt.NDArray[Any]) -> int:
+    """The same of one."""
+    return sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
 
 
 def _address(array: npt.NDArray[Any]) -> int:

@@ -6,7 +6,9 @@ To the service they are tensors, as in a V2 request: BYTES for pictures, sounds,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,7 +17,7 @@ import orjson
 from starlette.datastructures import UploadFile
 
 from serve_app.api.media import from_base64, opened_form
-from serve_app.api.open_inference.tensors import JsonData, element_type
+from serve_app.api.open_inference.tensors import JsonData, count_of
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json
 from serve_app.domain.pipeline import Pipeline, PipelineInput
@@ -23,8 +25,6 @@ from serve_app.domain.service import ModelInfo
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Tensors
 
-_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
 _ROW_BY_ROW: Final = 64 * 1024
 """Bytes of numbers above which others get their turn between rows."""
@@ -35,6 +35,17 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _FILE: Final = msgspec.json.Decoder(_File | str)
+
+
+class _Start(msgspec.Struct, array_like=True):
+    """A list of which the first element is kept, and nothing made of the others."""
+
+    first: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_START: Final = msgspec.json.Decoder(_Start)
+_PIECE_BYTES: Final = 64 * 1024
+"""Texts are left out of so much at once: that bounds what is made of them meanwhile."""
 
 
 class Parts(NamedTuple):
@@ -51,14 +62,37 @@ def parse_parts(info: ModelInfo, content: bytes) -> Parts:
     """Take a JSON body apart. Raises `InvalidRequest` where it cannot be understood, or names other inputs."""
     plan = _plan(info)
     try:
-        values = _OBJECT.decode(content)
-    except msgspec.ValidationError:
+        found = msgspec.structs.astuple(_object(tuple(plan.inputs)).decode(content))
+    except msgspec.ValidationError as error:
+        if content.lstrip().startswith(b"{"):  # an object, then: the values in it may be anything
+            raise _unknown(plan, str(error).partition("`")[2].rpartition("`")[0]) from None
         names = ", ".join(f'"{name}": ...' for name in plan.inputs)
         raise InvalidRequest(f"the body: expected a JSON object {{{names}}}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(error) from None
+    values = {name: value for name, value in zip(plan.inputs, found, strict=True) if value is not msgspec.UNSET}
     _check_names(plan, values)
     return Parts(values)
+
+
+@lru_cache(maxsize=256)
+def _object(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+    """Decodes an object with these members, each of which may be missing, and ends at any other."""
+    renamed = {f"field_{at}": name for at, name in enumerate(names)}
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Inputs", _optional(renamed), rename=renamed, forbid_unknown_fields=True)
+    )
+
+
+@lru_cache(maxsize=64)
+def _list_of(most: int) -> msgspec.json.Decoder[Any]:
+    """Decodes a list of at most so many elements, and ends at the first beyond."""
+    fields = _optional([f"field_{at}" for at in range(most)])
+    return msgspec.json.Decoder(msgspec.defstruct("List", fields, array_like=True, forbid_unknown_fields=True))
+
+
+def _optional(fields: Iterable[str]) -> list[tuple[str, Any, Any]]:
+    return [(field, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for field in fields]
 
 
 async def parse_parts_form(info: ModelInfo, headers: Mapping[bytes, bytes], content: bytes) -> Parts:
@@ -83,11 +117,18 @@ def _plan(info: ModelInfo) -> Pipeline:
 
 
 def _check_names(plan: Pipeline, given: Mapping[str, Any]) -> None:
-    takes = f"pipeline {plan.name!r} takes {', '.join(plan.inputs)}"
     if unknown := [name for name in given if name not in plan.inputs]:
-        raise InvalidRequest(f"{unknown[0][:64]!r} is no input; {takes}")
+        raise _unknown(plan, unknown[0])
     if missing := [name for name in plan.inputs if name not in given]:
-        raise InvalidRequest(f"{', '.join(missing)} missing; {takes}")
+        raise InvalidRequest(f"{', '.join(missing)} missing; {_takes(plan)}")
+
+
+def _unknown(plan: Pipeline, name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name[:64]!r} is no input; {_takes(plan)}")
+
+
+def _takes(plan: Pipeline) -> str:
+    return f"pipeline {plan.name!r} takes {', '.join(plan.inputs)}"
 
 
 def tensors_of(info: ModelInfo, parts: Parts) -> Tensors:
@@ -115,13 +156,13 @@ def _tensor(given: PipelineInput, value: msgspec.Raw | list[bytes], plan: Pipeli
 
 
 def _list(given: PipelineInput, raw: msgspec.Raw, plan: Pipeline) -> list[msgspec.Raw]:
+    if not bytes(raw).lstrip().startswith(b"["):
+        raise InvalidRequest(f"{given.name}: expected a list")
     try:
-        values = _LIST.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest(f"{given.name}: expected a list") from None
-    if len(values) > plan.max_parts:
-        raise InvalidRequest(f"{given.name}: {len(values)} parts; the most is {plan.max_parts} (max_parts)")
-    return values
+        values = msgspec.structs.astuple(_list_of(plan.max_parts).decode(raw))
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"{given.name}: more than {plan.max_parts} parts (max_parts)") from None
+    return [value for value in values if value is not msgspec.UNSET]
 
 
 def _bytes(given: PipelineInput, raw: msgspec.Raw, where: str) -> bytes:
@@ -143,22 +184,47 @@ def _bytes(given: PipelineInput, raw: msgspec.Raw, where: str) -> bytes:
 def _numbers(given: PipelineInput, raw: msgspec.Raw, info: ModelInfo) -> Any:
     """A tensor of nested lists. Its shape is found first: nothing is allocated for one that the data does not have."""
     rank = len(given.shape)
-    nested: Any = element_type(given.datatype)
-    for _ in range(rank):
-        nested = list[nested]
+    text = bytes(raw).strip()
+    plain = _without_texts(text) if given.datatype == "BYTES" else text
     try:
-        values: Any = msgspec.json.decode(raw, type=nested)
+        shape = _shape_of(plain, rank)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest(f"{given.name}: expected {given.datatype} values in lists, {rank} deep") from None
-    shape: list[int] = []
-    for _ in range(rank):
-        shape.append(len(values))
-        values = values[0] if values else []
-    if any(want >= 0 and want != size for want, size in zip(given.shape[1:], shape[1:], strict=True)):
-        raise InvalidRequest(f"{given.name}: expected the shape {list(given.shape)}, got {shape}")
     if shape[0] > info.max_request_rows:
         raise InvalidRequest(f"{given.name}: {shape[0]} rows; the most in one request is {info.max_request_rows}")
-    return JsonData(given.datatype, rank).decode(raw, tuple(shape), math.prod(shape), given.name)
+    if any(want >= 0 and want != size for want, size in zip(given.shape[1:], shape[1:], strict=True)):
+        raise InvalidRequest(f"{given.name}: expected the shape {list(given.shape)}, got {shape}")
+    count = math.prod(shape)
+    if (count_of(plain, "FP32") != count) if count else (plain.count(b",") >= plain.count(b"[")):
+        raise InvalidRequest(f"{given.name}: nested lists have unequal lengths")
+    return JsonData(given.datatype, rank).decode(text, tuple(shape), count, given.name)
+
+
+def _shape_of(text: bytes, rank: int) -> list[int]:
+    """The shape of nested lists of numbers by their brackets, if all are as long as the first of their depth.
+
+    Nothing is made of them but a copy of the first of each depth. Raises `msgspec.MsgspecError`: they are not so deep.
+    """
+    firsts = [text]
+    while len(firsts) < rank and (first := _START.decode(firsts[-1]).first) is not msgspec.UNSET:
+        firsts.append(bytes(first))
+    _START.decode(firsts[-1])  # is a list
+    lists = [first.count(b"[") for first in firsts]
+    shape = [(outer - 1) // inner for outer, inner in pairwise(lists)]
+    shape.append(count_of(firsts[-1], "FP32"))
+    return shape + [0] * (rank - len(shape))
+
+
+def _without_texts(content: bytes) -> bytes:
+    """JSON with a 0 in place of each text: what is left has brackets and commas between values alone."""
+    content = content.replace(rb"\\", b"").replace(rb"\"", b"")
+    pieces, inside = [], 0
+    for at in range(0, len(content), _PIECE_BYTES):
+        parts = content[at : at + _PIECE_BYTES].split(b'"')
+        between = parts[inside::2]
+        inside = (inside + len(parts) - 1) % 2
+        pieces.append(b"0".join([*between, b""] if inside and between else between))
+    return b"".join(pieces)
 
 
 def write_parts(tensors: Tensors) -> bytes:

@@ -7,7 +7,6 @@ of your own makes, fits everything here and is looked at when it is there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from serve_app.config import AppArgs
@@ -202,13 +201,8 @@ class _Plan:
         return _UNKNOWN
 
     def _model(self, step: ModelStep) -> tuple[Step, Form]:
-        results: list[Form] = []
-        for info in self._candidates(step):
-            made, result = self._of_model(step, info)
-            results.append(result)
-        if not results:  # a model that is not on this machine
-            return step, _UNKNOWN
-        return made, _common(results)
+        results = [self._of_model(step, info) for info in self._candidates(step)]
+        return step, _common(results) if results else _UNKNOWN  # a model that is not on this machine
 
     def _candidates(self, step: ModelStep) -> list[ModelInfo]:
         """The versions of a step's model that may run it, as far as they are known."""
@@ -233,33 +227,29 @@ class _Plan:
             )
         return chosen
 
-    def _of_model(self, step: ModelStep, info: ModelInfo) -> tuple[ModelStep, Form]:
+    def _of_model(self, step: ModelStep, info: ModelInfo) -> Form:
         if info.streams:
             raise _Fault(f"model: {info.name} answers in parts, which no step can; name another")
         if step.inputs:
             self._check_tensors(step, info)
-            return step, _outputs_form(info)
+            return _outputs_form(info)
         reference = step.over or step.input
         assert reference is not None
         form = self.form(reference)
         if step.over is not None:
             form = _part_of(form, reference)
         kind = kind_of(info.task)
-        tensor = ""
         if kind == TENSORS:
             if len(info.signature.inputs) != 1:
                 names = ", ".join(spec.name for spec in info.signature.inputs)
                 raise _Fault(f"input: {info.name} takes {names}; say what each of them gets in inputs")
-            tensor = info.signature.inputs[0].name
             _check_tensor(str(reference), form, info.signature.inputs[0], info)
         elif not _meets(form, kind):
             raise _Fault(
                 f"{'map' if step.over else 'input'}: {info.name} takes {_WANTED[kind]}, and {reference} is {form}"
             )
         result = _result_of(info, step, several=kind == "text" and form.kind == "list")
-        if step.over is not None:
-            result = Form("list", result)
-        return replace(step, kind=kind, tensor=tensor), result
+        return result if step.over is None else Form("list", result)
 
     def _check_tensors(self, step: ModelStep, info: ModelInfo) -> None:
         known = {spec.name: spec for spec in (*info.signature.inputs, *info.signature.optional)}
@@ -434,7 +424,8 @@ def _info(plan: _Plan, config: AppArgs) -> ModelInfo:
         form = _single(plan.form(reference))
         tensor = None
         if form.kind == "tensor" and form.datatype != "BYTES":
-            tensor = TensorSpec(name, form.datatype, form.shape or (-1, -1), ranked=form.shape is not None)
+            shape = (-1, -1) if form.shape is None else form.shape
+            tensor = TensorSpec(name, form.datatype, shape, ranked=form.shape is not None)
         outputs[name] = Output(reference, tensor)
     inputs = {name: given.value(name) for name, given in pipeline.inputs.items()}
     classes = config.class_settings()

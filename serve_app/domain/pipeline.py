@@ -12,7 +12,6 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from serve_app.domain.tasks import Kind
 from serve_app.payloads import TensorSpec
 
 PIPELINE: Final = "pipeline"
@@ -78,9 +77,7 @@ class ModelStep:
         name: Of the step.
         model: Of the model.
         version: A number or an alias; ``None``: whichever answers requests that name none.
-        kind: What the model takes, where ``input`` is all that it gets.
-        input: What it gets.
-        tensor: The one input of a model of tensors, to which ``input`` goes.
+        input: What it gets; of a model of tensors, the one that it takes.
         inputs: By tensor, what it gets; in place of ``input``.
         over: A list: the model runs once for each of its parts, and the result is the list of these results.
         parameters: Task parameters, the same for every request.
@@ -89,9 +86,7 @@ class ModelStep:
     name: str
     model: str
     version: str | None = None
-    kind: Kind = "tensors"
     input: Reference | None = None
-    tensor: str = ""
     inputs: Mapping[str, Reference] = field(default_factory=lambda: MappingProxyType({}))
     over: Reference | None = None
     parameters: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

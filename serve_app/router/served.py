@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from serve_app import payloads
 from serve_app.backends.batch import most_rows
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest
@@ -112,7 +113,7 @@ def cost_of(info: ModelInfo, processor: Processor | None, payload: Payload) -> t
 def nbytes_of(payload: Payload) -> int:
     """Bytes of a payload that came by the handle, not in a body."""
     if isinstance(payload, dict):
-        return sum(array.nbytes for array in payload.values())
+        return payloads.nbytes_of(payload)
     if isinstance(payload, Media):
         return len(payload.content)
     return sum(map(len, payload.texts))

@@ -73,26 +73,32 @@ class Course:
         self._certain = frozenset(certain)
         self._waits: dict[tuple[str, Priority], float] = {}
 
-    def budget(self, own_s: Mapping[str, float], priority: Priority) -> Budget:
+    def budget(
+        self, own_s: Mapping[str, float], priority: Priority, certain_s: Mapping[str, float] | None = None
+    ) -> Budget:
         """What the steps of a request may take.
 
         Args:
             own_s: What steps cost on an idle server, seconds; steps that are missing cost nothing.
             priority: Its class.
+            certain_s: What they cost at least, where that is not ``own_s``.
         """
+        certain_s = own_s if certain_s is None else certain_s
         own: dict[str, float] = {}
         expected: dict[str, float] = {}
         rest: dict[str, float] = {}
         behind: dict[str, float] = {}
+        least: dict[str, float] = {}
         least_s = 0.0
         for step in self._backwards:
             own[step] = own_s.get(step, 0.0)
             expected[step] = own[step] + self._waits.get((step, priority), 0.0)
             following = self._followers[step]
             rest[step] = expected[step] + max([rest[each] for each in following], default=0.0)
-            behind[step] = max([own[each] + behind[each] for each in following if each in self._certain], default=0.0)
+            behind[step] = max([least[each] + behind[each] for each in following if each in self._certain], default=0.0)
+            least[step] = certain_s.get(step, 0.0)
             if step in self._certain:
-                least_s = max(least_s, own[step] + behind[step])
+                least_s = max(least_s, least[step] + behind[step])
         return Budget(expected, rest, own, behind, least_s)
 
     def measured(self, step: str, priority: Priority, own_s: float, took_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_models
 import pytest
 from local_server import make_tokenizer
@@ -15,6 +16,7 @@ from serve_app.composition.pipelines import pipeline_infos
 from serve_app.domain.pipeline import ModelStep, Reference
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
+from serve_app.router.pipelines.values import payload_of
 
 INPUTS = {
     "picture": {"type": "image"},
@@ -163,8 +165,29 @@ def test_what_fits_becomes_a_plan(models: list[dict[str, Any]]) -> None:
     plan = info.pipeline
     assert plan is not None
     assert list(plan.steps) == ["middle", "last"]
-    assert plan.steps["last"] == ModelStep("last", "one", "newest", "tensors", Reference("middle"), "x")
+    assert plan.steps["last"] == ModelStep("last", "one", "newest", Reference("middle"))
     assert [(spec.name, spec.datatype, spec.shape) for spec in info.signature.outputs] == [("out", "FP32", (-1, -1))]
+
+
+def test_each_version_of_a_model_gets_its_own_input(models: list[dict[str, Any]]) -> None:
+    """Whatever the other one calls it."""
+    pipeline = {
+        "name": "chain",
+        "inputs": {"numbers": INPUTS["numbers"]},
+        "steps": [{"name": "a", "model": "one", "input": "numbers"}],
+        "outputs": {"out": "a"},
+    }
+    config = with_versions(read_args({"models": models, "pipelines": [pipeline]}))
+    infos = dict(describe_models(config))
+    first, second = (info for info in infos.values() if info.name == "one")
+    (spec,) = second.signature.inputs
+    second = second._replace(signature=second.signature._replace(inputs=(spec._replace(name="other"),)))
+    infos[second.key] = second
+    (chain,) = pipeline_infos(config, infos)
+    assert chain.pipeline is not None
+    (step,) = chain.pipeline.models()
+    value = np.zeros((1, 4), np.float32)
+    assert [list(payload_of(step, each, value)) for each in (first, second)] == [["x"], ["other"]]
 
 
 def test_pictures_texts_and_json_are_bytes_to_v2(models: list[dict[str, Any]]) -> None:

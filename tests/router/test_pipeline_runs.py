@@ -182,7 +182,7 @@ class Arithmetic:
 
 X = PipelineInput("x", "tensor", datatype="FP32", shape=FLOATS)
 SUM = ModelStep("sum", "add", inputs={"a": Reference("x"), "b": Reference("x")})
-NEGATIVE = ModelStep("less", "negative", input=Reference("sum", ("y",)), tensor="x")
+NEGATIVE = ModelStep("less", "negative", input=Reference("sum", ("y",)))
 
 
 def plan(*steps: Step, inputs: Sequence[PipelineInput] = (X,), **outputs: str) -> Pipeline:
@@ -291,7 +291,7 @@ async def test_the_first_failure_cancels_what_runs_beside_it() -> None:
     service = Arithmetic()
     service.hold["add"] = asyncio.Event()
     service.errors["negative"] = (InferenceFailed, "broken", None)
-    beside = ModelStep("beside", "negative", input=Reference("x"), tensor="x")
+    beside = ModelStep("beside", "negative", input=Reference("x"))
     with pytest.raises(InferenceFailed, match="step 'beside'"):
         await asked(plan(SUM, beside, one="sum", two="beside"), service)
     assert (service.running, service.cancelled) == (0, 1)
@@ -315,7 +315,7 @@ async def test_branches_run_at_the_same_time() -> None:
     """Both have begun before either has ended."""
     service = Arithmetic()
     service.hold = {"add": asyncio.Event(), "negative": asyncio.Event()}
-    other = ModelStep("other", "negative", input=Reference("x"), tensor="x")
+    other = ModelStep("other", "negative", input=Reference("x"))
     task = asyncio.ensure_future(asked(plan(SUM, other, one="sum", two="other"), service))
     assert {await service.begun.get(), await service.begun.get()} == {"add", "negative"}
     for event in service.hold.values():
@@ -325,7 +325,7 @@ async def test_branches_run_at_the_same_time() -> None:
 
 async def test_a_map_runs_for_each_part() -> None:
     """Of a tensor, its rows; more than there may be are refused."""
-    every = ModelStep("every", "negative", over=Reference("x"), tensor="x")
+    every = ModelStep("every", "negative", over=Reference("x"))
     whole = ConcatStep("whole", (Reference("every"),))
     pipeline = plan(every, whole, out="whole")
 
@@ -333,6 +333,95 @@ async def test_a_map_runs_for_each_part() -> None:
     assert value["out"].tolist() == [b"[[-1.0,-2.0],[-1.0,-2.0],[-1.0,-2.0]]"]
     with pytest.raises(ServeAppError, match="step 'every': x: 5 parts; pipeline 'chain' takes at most 4"):
         await asked(pipeline, rows=5)
+
+
+async def test_what_other_requests_map_over_does_not_make_this_one_late() -> None:
+    """What it costs at least is told by its own parts; and by one, where a step makes them."""
+    every = ModelStep("every", "negative", over=Reference("x"))
+    again = ModelStep("again", "negative", over=Reference("sum"))
+    for pipeline, least_s in ((plan(SUM, again, out="again"), 2), (plan(every, out="every"), 1)):
+        registry = CollectorRegistry()
+        over = PipelineService(Arithmetic(), [info(pipeline)], lambda _, rows, __: rows, registry, None, None)
+        many, one = ({"x": np.ones((rows, 2), np.float32)} for rows in (4, 1))
+        for _ in range(30):
+            await over.submit("chain", many, RequestOptions())
+        await over.submit("chain", one, RequestOptions(timeout_s=least_s + 0.5))
+        with pytest.raises(DeadlineExceeded, match="the steps take about"):
+            await over.submit("chain", one, RequestOptions(timeout_s=least_s - 0.5))
+    with pytest.raises(DeadlineExceeded, match="the steps take about 4 s alone"):  # those of the last, the map of x
+        await over.submit("chain", many, RequestOptions(timeout_s=3.5))
+
+
+class _LargeThenNever(Arithmetic):
+    """Its first answer is large, and the others never come."""
+
+    async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """See `InferenceService`."""
+        if self.asked:
+            self.hold[model] = asyncio.Event()
+        await super().submit(model, payload, options)
+        return Answer({"y": np.zeros((1024, 2), np.float32)}, Priority.NORMAL, 0.25, 1.0)
+
+
+async def test_the_parts_of_a_map_are_counted_as_they_come() -> None:
+    """The others are not waited for."""
+    service = _LargeThenNever()
+    every = ModelStep("every", "negative", over=Reference("x"))
+    async with asyncio.timeout(60.0):
+        with pytest.raises(InferenceFailed, match="the results of its steps hold more than 4096 bytes"):
+            await asked(plan(every, out="every"), service, rows=4)
+    assert (service.running, service.cancelled) == (0, 3)
+
+
+class _Refusing(Arithmetic):
+    """Refuses requests early, for a model that is full or for a server that ends."""
+
+    def __init__(self, *, counted: bool) -> None:
+        super().__init__()
+        self._counted = counted
+
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
+        """See `InferenceService`."""
+        error = QueueFull(f"{model} is full", 1.0)
+        error.counted = self._counted
+        raise error
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_request_that_is_refused_early_counts_for_the_pipeline(*, counted: bool) -> None:
+    """As for the model; what is not counted yet is left to whoever answers."""
+    over = served(_Refusing(counted=counted), plan(SUM, NEGATIVE, out="less.y"))
+    with pytest.raises(QueueFull) as caught:
+        over.precheck("chain", None, 100)
+    assert caught.value.counted is counted
+    assert over.statistics("chain")["inference_stats"]["fail"]["count"] == int(counted)
+
+
+class _Broken(Arithmetic):
+    """Has a bug."""
+
+    async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """See `InferenceService`."""
+        raise ZeroDivisionError(model, payload, options)
+
+
+async def test_a_bug_is_counted_and_traced_once_and_told_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
+    """As that of any route, its traceback is for the log alone."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    traces = RequestTraces(None, provider.get_tracer("test"))
+    infos = [info(plan(SUM, out="sum"))]
+    over = PipelineService(_Broken(), infos, lambda *_: 0.0, CollectorRegistry(), traces, None)
+    with pytest.raises(ServeAppError) as caught:
+        await over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions(request_id="r"))
+    assert (caught.value.message, caught.value.code) == ("internal error (request id r)", "internal")
+    assert (caught.value.counted, caught.value.logged) == (True, True)
+    assert [span.name for span in exporter.get_finished_spans()] == ["infer chain"]
+    assert over.statistics("chain")["inference_stats"]["fail"]["count"] == 1
+    assert "ZeroDivisionError" in caplog.text
 
 
 async def test_results_that_are_too_large_are_refused() -> None:
@@ -344,9 +433,7 @@ async def test_results_that_are_too_large_are_refused() -> None:
 
 def _chain(length: int) -> list[ModelStep]:
     names = ["less", *(f"n{at}" for at in range(length))]
-    return [
-        ModelStep(name, "negative", input=Reference(before, ("y",)), tensor="x") for before, name in pairwise(names)
-    ]
+    return [ModelStep(name, "negative", input=Reference(before, ("y",))) for before, name in pairwise(names)]
 
 
 async def test_a_pipeline_is_drained_before_its_models_are() -> None:
@@ -414,7 +501,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
             steps.append(ModelStep(name, "add", inputs={"a": one, "b": other}))
             tensors.append(Reference(name, ("y",)))
         elif kind == "negative":
-            steps.append(ModelStep(name, "negative", input=one, tensor="x"))
+            steps.append(ModelStep(name, "negative", input=one))
             tensors.append(Reference(name))  # its one tensor stands for it
         elif kind == "equal":
             steps.append(EqualStep(name, (one, other)))

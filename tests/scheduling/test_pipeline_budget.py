@@ -62,6 +62,14 @@ def test_what_may_not_run_is_no_reason_to_refuse() -> None:
     assert budget.timeout_s("a", 8.0) == pytest.approx(2.0 + LENIENCE * 6.0)
 
 
+def test_what_steps_cost_at_least_may_be_less_than_what_is_expected() -> None:
+    """Shares are of what is expected; only the least is kept for what follows, and refused for."""
+    budget = TWO.budget({"a": 1.0, "b": 3.0}, NORMAL, {"a": 1.0, "b": 0.5})
+    assert budget.least_s == 1.5
+    assert budget.timeout_s("a", 8.0) == pytest.approx(2.0 + LENIENCE * 5.5)
+    assert budget.timeout_s("a", 2.0) == pytest.approx(1.0 + LENIENCE * 0.5)
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[dict[str, tuple[str, ...]], dict[str, float], dict[str, float]]:
     """Followers, in any order; own costs; waits."""

@@ -6,7 +6,7 @@ A step that a switch may choose starts when it is chosen. The first failure canc
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -158,10 +158,8 @@ class Run:
         given = await self._all([*step.needs()])
         try:
             result = await self._result(step, given)
-            if isinstance(step, ModelStep | ConcatStep):
-                self._nbytes += values.nbytes_of(result)
-            if self._nbytes > self._plan.max_result_bytes:
-                raise values.too_large(self._plan)
+            if isinstance(step, ConcatStep):
+                self._hold(result)
         except ServeAppError as error:
             raise _of_step(step.name, error) from error
         return result
@@ -209,14 +207,9 @@ class Run:
         self.parts[step.name] = len(parts)
         payloads = [values.payload_of(step, info, part) for part in parts]
         branches = Branches()
-        tasks = [
-            branches.start(self._submit(step, info, payload, part))
-            for payload, part in zip(payloads, parts, strict=True)
-        ]
-        try:
-            return await branches.join(_results(tasks))
-        finally:  # as of the whole request
-            del tasks
+        pairs = zip(payloads, parts, strict=True)
+        tasks = deque(branches.start(self._submit(step, info, payload, part)) for payload, part in pairs)
+        return await branches.join(_results(tasks))
 
     async def _submit(self, step: ModelStep, info: ModelInfo, payload: Payload, asked: Any) -> Any:
         left_s = self._deadline - monotonic()
@@ -234,7 +227,15 @@ class Run:
         )
         answer = await self._service.submit(info.key or info.name, payload, options)
         self._note(answer)
-        return values.result_of(asked, answer.value)
+        result = values.result_of(asked, answer.value)
+        self._hold(result)
+        return result
+
+    def _hold(self, result: Any) -> None:
+        """Count what a step, or one part of a map, has given."""
+        self._nbytes += values.nbytes_of(result)
+        if self._nbytes > self._plan.max_result_bytes:
+            raise values.too_large(self._plan)
 
     def _note(self, answer: Answer) -> None:
         before = self.times
@@ -268,8 +269,14 @@ def gone(step: str) -> ModelUnavailable:
     return ModelUnavailable(f"step {step!r}: its model, or the version that it names, is not served now")
 
 
-async def _results(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
-    return [await task for task in tasks]
+async def _results(tasks: deque[asyncio.Task[Any]]) -> list[Any]:
+    found = []
+    try:
+        while tasks:
+            found.append(await tasks.popleft())
+    finally:  # as of the whole request; no name is left for a task, either
+        tasks.clear()
+    return found
 
 
 def served_in(options: RequestOptions) -> Priority:

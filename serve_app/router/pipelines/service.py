@@ -31,11 +31,11 @@ from serve_app.errors import (
     ServeAppError,
     Unsupported,
 )
-from serve_app.http.errors import code_of
+from serve_app.http.errors import code_of, internal_error
 from serve_app.payloads import Payload
 from serve_app.router.lateness import default_timeout_s, read_too_long
 from serve_app.router.pipelines.run import CANCELLED, Run, gone, model_of_step, served_in
-from serve_app.router.pipelines.values import read_inputs
+from serve_app.router.pipelines.values import count_parts, pick, read_inputs
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.pipeline import Budget, Course
 from serve_app.scheduling.queueing.lateness import shown_s
@@ -135,6 +135,10 @@ class PipelineService:
                 self._service.precheck(info.key or info.name, priority, nbytes, tenant, weight)
             except ModelNotFound:
                 raise gone(step.name) from None
+            except ServeAppError as error:
+                if error.counted:  # for the step's model alone
+                    self._metrics.failed(model, priority or Priority.NORMAL, code_of(error), 0.0)
+                raise
 
     def refused(self, model: str, code: str) -> None:
         """As the service's."""
@@ -173,10 +177,10 @@ class PipelineService:
             run, timeout_s, value = await self._run(served, payload, options, priority, began)
         except ServeAppError as error:
             outcome = code_of(error)
-            error.counted = True
-            if trace is not None:
-                trace.failed(error)
+            _told(error, trace)
             raise
+        except Exception as error:
+            raise _told(internal_error(error, options.request_id, f"pipeline {name}"), trace) from error
         except asyncio.CancelledError:
             outcome = CANCELLED
             if trace is not None:
@@ -213,7 +217,8 @@ class PipelineService:
             raise InvalidRequest(f"pipeline {served.info.name!r} takes its inputs by name")
         inputs = read_inputs(served.plan, payload)
         own_s = self._own_s(served, options)
-        budget = served.course.budget(own_s, priority)
+        least_s = self._least_s(served, options, inputs) if served.parts else own_s
+        budget = served.course.budget(own_s, priority, least_s)
         timeout_s = self._timeout_s(served.info, budget, priority, options)
         run = Run(
             served.plan,
@@ -233,10 +238,22 @@ class PipelineService:
         return run, timeout_s, value
 
     def _own_s(self, served: _Served, options: RequestOptions) -> dict[str, float]:
-        """What the steps cost on an idle server, as far as is known before they have their inputs, seconds."""
+        """What the steps are expected to cost on an idle server, seconds: maps as those of other requests."""
+        return self._costs(served, options, {name: round(parts) for name, parts in served.parts.items()})
+
+    def _least_s(self, served: _Served, options: RequestOptions, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """What they cost at least: maps as many parts as the request came with, and one where a step makes them."""
+        parts = {
+            step.name: count_parts(pick(inputs[step.over.name], step.over), served.plan)
+            for step in served.plan.models()
+            if step.over is not None and step.over.name in inputs
+        }
+        return self._costs(served, options, parts)
+
+    def _costs(self, served: _Served, options: RequestOptions, parts: Mapping[str, int]) -> dict[str, float]:
         costs = {}
         for step in served.plan.models():
-            rows = 1 if step.over is None else max(1, round(served.parts[step.name]))
+            rows = max(1, parts.get(step.name, 1))
             try:
                 info = model_of_step(self._service, step, options)
             except ServeAppError:  # told when the step is reached
@@ -382,6 +399,14 @@ class PipelineService:
                 async with asyncio.timeout(limit_s):
                     await self._finished.wait()
         return self._in_work
+
+
+def _told(error: ServeAppError, trace: RequestTrace | None) -> ServeAppError:
+    """The error of a request whose trace has ended with it, and that the metrics are about to count."""
+    error.counted = True
+    if trace is not None:
+        trace.failed(error)
+    return error
 
 
 class _Served:

@@ -13,15 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from serve_app import payloads
 from serve_app.api.replies import dump_json
 from serve_app.domain.pipeline import ModelStep, Output, Pipeline, PipelineInput, Reference
 from serve_app.domain.service import ModelInfo
-from serve_app.domain.tasks import JSON_TYPE
+from serve_app.domain.tasks import JSON_TYPE, kind_of
 from serve_app.errors import InferenceFailed, InvalidRequest, PayloadTooLarge
-from serve_app.payloads import DTYPES, Embeddings, Media, Payload, Tensors, TensorSpec, Texts
+from serve_app.payloads import DTYPES, Embeddings, Media, Payload, Tensors, TensorSpec, Texts, array_nbytes
 
 _MOST_JSON_BYTES: Final = 2**20
-"""Of one input: making objects of more would keep every other request waiting."""
+"""Of all inputs of a request: making objects of more would keep every other request waiting."""
+_MOST_DEPTH: Final = 128
+"""Lists and objects within each other in JSON of a client: about half of what the JSON of answers can have."""
 
 
 def read_inputs(plan: Pipeline, tensors: Tensors) -> dict[str, Any]:
@@ -30,6 +33,9 @@ def read_inputs(plan: Pipeline, tensors: Tensors) -> dict[str, Any]:
     Raises:
         InvalidRequest: One is missing, or is not what the pipeline takes.
     """
+    json = [tensors[name] for name, given in plan.inputs.items() if given.kind == "json" and name in tensors]
+    if (nbytes := sum(map(array_nbytes, json))) > _MOST_JSON_BYTES:
+        raise PayloadTooLarge(f"{nbytes} bytes of JSON in the inputs; the most is {_MOST_JSON_BYTES}")
     return {name: _read(given, tensors, plan) for name, given in plan.inputs.items()}
 
 
@@ -62,12 +68,23 @@ def _decoded(part: bytes, given: PipelineInput, where: str) -> Any:
         if not part:
             raise InvalidRequest(f"{where}: the file is empty")
         return part
-    if len(part) > _MOST_JSON_BYTES:
-        raise PayloadTooLarge(f"{where}: {len(part)} bytes of JSON; the most is {_MOST_JSON_BYTES}")
     try:
-        return orjson.loads(part)
+        value = orjson.loads(part)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{where}: is not JSON: {error}") from None
+    if part.count(b"[") + part.count(b"{") > _MOST_DEPTH and _is_deep(value):
+        raise InvalidRequest(f"{where}: JSON is nested too deeply; the most is {_MOST_DEPTH}")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def check_parts(count: int, plan: Pipeline, what: str) -> None:
@@ -122,9 +139,16 @@ def case_of(value: Any) -> str | None:
 
 
 def equal(values: Sequence[Any]) -> bool:
-    """Whether all are the same. Tensors are if their shapes and all their values are."""
+    """Whether all are the same. Tensors are if their shapes and all their values are.
+
+    Raises:
+        InferenceFailed: They are nested too deeply.
+    """
     first, *others = (single(value) for value in values)
-    return all(_same(first, other) for other in others)
+    try:
+        return all(_same(first, other) for other in others)
+    except RecursionError:
+        raise InferenceFailed("the values are nested too deeply to be compared") from None
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -168,10 +192,17 @@ def parts_of(value: Any, plan: Pipeline, what: Reference) -> list[Any]:
         InvalidRequest: It is neither, or has too many.
     """
     value = single(value)
-    if not isinstance(value, list | np.ndarray):
+    if not isinstance(value, list | np.ndarray) or (isinstance(value, np.ndarray) and not value.ndim):
         raise InvalidRequest(f"{what}: expected a list, got {_named(value)}")
     check_parts(len(value), plan, str(what))
     return value if isinstance(value, list) else [value[at : at + 1] for at in range(len(value))]
+
+
+def count_parts(value: Any, plan: Pipeline) -> int:
+    """How many parts `parts_of` a value gives; of what it refuses, 0."""
+    value = single(value)
+    count = len(value) if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim) else 0
+    return count if count <= plan.max_parts else 0
 
 
 def payload_of(step: ModelStep, info: ModelInfo, value: Any) -> Payload:
@@ -179,10 +210,14 @@ def payload_of(step: ModelStep, info: ModelInfo, value: Any) -> Payload:
 
     Raises:
         InvalidRequest: It is not what the model takes.
+        InferenceFailed: It has no JSON form, and the model takes JSON.
     """
-    match step.kind:
+    match kind_of(info.task):
         case "tensors":
-            return tensors_for(info, {step.tensor: value})
+            needed = [spec.name for spec in info.signature.inputs]
+            if len(needed) != 1:  # the model was loaded anew
+                raise InvalidRequest(f"model {info.name!r} takes {', '.join(needed)}, and its step has one value")
+            return tensors_for(info, {needed[0]: value})
         case "text":
             texts = [value] if isinstance(value, str) else value
             if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
@@ -191,7 +226,7 @@ def payload_of(step: ModelStep, info: ModelInfo, value: Any) -> Payload:
                 raise InvalidRequest(f"{len(texts)} texts; the most in one request is {info.max_request_rows}")
             return Texts(texts, dict(step.parameters))
         case "json":
-            return Media(dump_json(value), JSON_TYPE, dict(step.parameters))
+            return Media(_json(value), JSON_TYPE, dict(step.parameters))
         case _:
             if not isinstance(value, bytes):
                 raise InvalidRequest(f"expected a file, got {_named(value)}")
@@ -240,8 +275,7 @@ def _tensor(value: Any, spec: TensorSpec, *, rows: bool) -> npt.NDArray[Any]:
         inner = sizes[1:] if rows else sizes
         fits = array.ndim == len(spec.shape) and all(want < 0 or want == size for want, size in inner)
     if not fits:
-        taken = f"{spec.datatype} {list(spec.shape) if spec.ranked else ''}".rstrip()
-        raise InvalidRequest(f"{spec.name}: expected {taken}, got {array.dtype} {list(array.shape)}")
+        raise InvalidRequest(f"{spec.name}: expected {_shown(spec)}, got {array.dtype} {list(array.shape)}")
     return array
 
 
@@ -258,14 +292,22 @@ def result_of(asked: Any, value: Any) -> Any:
 
 
 def nbytes_of(value: Any) -> int:
-    """About how much a value holds, bytes."""
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(len(name) + nbytes_of(each) for name, each in value.items())
-    return sum(map(nbytes_of, value)) if isinstance(value, list | tuple) else 8
+    """About how much a value holds, bytes. It may be nested as deeply as it likes."""
+    nbytes, left = 0, [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, np.ndarray):
+            nbytes += array_nbytes(each)
+        elif isinstance(each, str | bytes):
+            nbytes += len(each)
+        elif isinstance(each, Mapping):
+            nbytes += sum(map(len, each))
+            left += each.values()
+        elif isinstance(each, list | tuple):
+            left += each
+        else:
+            nbytes += 8
+    return nbytes
 
 
 def write_outputs(plan: Pipeline, get: Callable[[Reference], Any]) -> Tensors:
@@ -278,13 +320,18 @@ def write_outputs(plan: Pipeline, get: Callable[[Reference], Any]) -> Tensors:
 
 
 def _written(name: str, output: Output, value: Any, plan: Pipeline) -> npt.NDArray[Any]:
-    if output.tensor is not None and isinstance(tensor := single(value), np.ndarray):
+    if (spec := output.tensor) is not None:
+        tensor = single(value)
+        if not isinstance(tensor, np.ndarray):
+            raise InferenceFailed(f"output {name!r}: expected a tensor, got {_named(value)}")
+        if tensor.dtype != DTYPES[spec.datatype] or (spec.ranked and tensor.ndim != len(spec.shape)):
+            raise InferenceFailed(  # its model was loaded anew
+                f"output {name!r}: expected {_shown(spec)}, got {tensor.dtype} {list(tensor.shape)}"
+            )
         return tensor
-    if output.tensor is not None:
-        raise InferenceFailed(f"output {name!r}: expected a tensor, got {_named(value)}")
     try:
-        text = dump_json(_readable(value))
-    except TypeError as error:
+        text = _json(value)
+    except InferenceFailed as error:
         raise InferenceFailed(f"output {name!r}: {error}") from None
     if len(text) > plan.max_result_bytes:
         raise too_large(plan)
@@ -300,6 +347,19 @@ def too_large(plan: Pipeline) -> InferenceFailed:
     )
 
 
+def _json(value: Any) -> bytes:
+    try:
+        return dump_json(value)
+    except TypeError:
+        pass  # it holds texts of tensors, most likely
+    try:
+        return dump_json(_readable(value))
+    except TypeError as error:
+        raise InferenceFailed(str(error)) from None
+    except RecursionError:
+        raise InferenceFailed("it is nested too deeply for JSON") from None
+
+
 def _readable(value: Any) -> Any:
     """Tensors of texts as texts: JSON has no bytes."""
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
@@ -309,6 +369,10 @@ def _readable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _readable(each) for name, each in value.items()}
     return [_readable(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _shown(spec: TensorSpec) -> str:
+    return f"{spec.datatype} {list(spec.shape) if spec.ranked else ''}".rstrip()
 
 
 def _named(value: Any) -> str:
@@ -321,5 +385,5 @@ def _named(value: Any) -> str:
 def payload_bytes(payload: Payload) -> int:
     """Bytes that a payload holds."""
     if isinstance(payload, dict):
-        return sum(array.nbytes for array in payload.values())
+        return payloads.nbytes_of(payload)
     return len(payload.content) if isinstance(payload, Media) else sum(map(len, payload.texts))

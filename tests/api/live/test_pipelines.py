@@ -175,7 +175,7 @@ def test_files_are_bytes_to_v2(pipelines: LocalServer) -> None:
         ("same-digit", {"picture": "aGVsbG8=", "sound": "UklGRg=="}, "step '"),
         ("passages", {"texts": "one"}, "texts: expected a list"),
         ("passages", {"texts": []}, "texts: expected at least one"),
-        ("passages", {"texts": ["a"] * 5}, "texts: 5 parts; the most is 4 (max_parts)"),
+        ("passages", {"texts": ["a"] * 5}, "texts: more than 4 parts (max_parts)"),
         ("passages", {"texts": ["a", 5]}, "texts[1]: expected a text"),
         ("twice", {"x": [1, 2]}, "x: expected FP32 values in lists, 2 deep"),
         ("twice", {"x": [[1, 2, 3]]}, "x: expected the shape [-1, 2], got [1, 3]"),
