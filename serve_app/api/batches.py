@@ -218,7 +218,7 @@ class _Endpoints:
                 model = named or self._items.model_in(endpoint, _JSON, body)
             except ServeAppError:
                 model = ""  # it fails alone, when it is run
-            items.append(NewItem(model, endpoint, body, _JSON, line.custom_id))
+            items.append(NewItem(model, endpoint.rstrip("/"), body, _JSON, line.custom_id))
         if not items:
             raise InvalidRequest("input_file_id: the file has no lines")
         return items

@@ -242,10 +242,12 @@ class _Endpoints:
             ServeAppError: There is no such model, or nothing runs one at that URL.
         """
         if url:
-            named = self._items.model_of(url)
+            named, path = self._items.model_of(url), url.rstrip("/")
             if model and named and model != named:
                 raise InvalidRequest(f"model: it is {model[:64]!r}, and the url is for {named[:64]!r}")
-            return named or model, url
+            if model and not named:
+                return self._gateway.service.find(model).name, path
+            return named, path
         if not model:
             raise InvalidRequest("model: expected a name, here or for the whole job; or url, the path of a request")
         info = self._gateway.service.find(model)

@@ -192,6 +192,8 @@ def test_a_job_is_cancelled(client: httpx.Client) -> None:
         ({"model": "none", "body": {}}, 404, "there is no 'none' here"),
         ({"model": "sum_diff", "items": [{"body": SUM}, {"model": "none", "body": {}}]}, 404, "items[1]."),
         ({"model": "sum_diff", "items": [{"body": SUM}] * 21}, 413, "router.jobs.max_items allows 20"),
+        ({"model": "none", "url": "/v1/embeddings", "body": {}}, 404, "there is no 'none' here"),
+        ({"url": "/v1/embeddings" + "/" * 1100, "body": {}}, 400, "url: it has 1114 characters"),
         ({"url": "/metrics", "body": {}}, 400, "runs no model"),
         ({"url": "/v1/jobs", "body": {}}, 400, "runs no model"),
         ({"url": "/v2/models/digits/infer", "model": "words", "body": {}}, 400, "the url is for 'digits'"),
