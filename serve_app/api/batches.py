@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal
 
@@ -67,6 +68,8 @@ class _BatchRequest(msgspec.Struct):
     metadata: dict[str, str] | None = None
 
 
+_TEXT: Final = re.compile(rb"\S[^\r\n]*")
+"""A line that is not empty, from its first character."""
 _LINE: Final = msgspec.json.Decoder(_Line)
 _REQUEST: Final = msgspec.json.Decoder(_BatchRequest)
 
@@ -196,11 +199,11 @@ class _Endpoints:
         items: list[NewItem] = []
         seen: set[str] = set()
         named = self._items.model_of(endpoint)
-        for place, text in enumerate(content.splitlines(), start=1):
-            if not text.strip():
-                continue
+        place, at = 1, 0
+        for found in _TEXT.finditer(content):  # one after the other: a list of all lines could be very long
+            place, at = place + content.count(b"\n", at, found.start()), found.start()
             try:
-                line = _LINE.decode(text)
+                line = _LINE.decode(found[0])
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise invalid(error, f"line {place}") from None
             if line.url != endpoint:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from itertools import repeat
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,7 +21,15 @@ from serve_app.api.items import KEPT, ItemRoutes
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import Handler, Route
-from serve_app.errors import Conflict, InvalidRequest, JobNotFound, ServeAppError, Unsupported, error_from_code
+from serve_app.errors import (
+    Conflict,
+    InvalidRequest,
+    JobNotFound,
+    PayloadTooLarge,
+    ServeAppError,
+    Unsupported,
+    error_from_code,
+)
 from serve_app.http.errors import status_of
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.records import JOB, Item, NewItem
@@ -41,14 +51,28 @@ _JSON: Final = "application/json"
 _OFF: Final = "this server keeps no jobs: set router.jobs in its configuration"
 
 
-class _Item(msgspec.Struct, forbid_unknown_fields=True):
+_left: Final[ContextVar[Iterator[object] | None]] = ContextVar("_left", default=None)
+"""One object for each item that a request may still have while it is parsed: where they end, the parser stops."""
+
+
+class _Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     body_base64: str = ""
     content_type: str = ""
-    headers: dict[str, str] = {}
+    headers: dict[str, str] | None = None
     model: str = ""
     url: str = ""
     custom_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Count it. The list is bounded here, before it has taken memory for all that came."""
+        left = _left.get()
+        if left is not None and next(left, None) is None:
+            raise _TooMany
+
+
+class _TooMany(Exception):
+    """A request has more items than it may have."""
 
 
 class _JobRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -178,10 +202,16 @@ class _Endpoints:
 
     def _parse(self, body: bytes) -> tuple[_JobRequest, list[NewItem]]:
         """A job of JSON."""
+        most = self._jobs.settings.max_items
+        counting = _left.set(repeat(True, most))
         try:
             asked = _REQUEST.decode(body)
+        except _TooMany:
+            raise PayloadTooLarge(f"items: router.jobs.max_items allows {most} in one job") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(error) from None
+        finally:
+            _left.reset(counting)
         alone = asked.items is None
         given = asked.items or []
         if alone:
@@ -256,7 +286,7 @@ class _Endpoints:
 
 
 def _new_item(item: _Item, common: Mapping[str, str], model: str, url: str) -> NewItem:
-    headers = {name.lower(): value for name, value in {**common, **item.headers}.items()}
+    headers = {name.lower(): value for name, value in {**common, **(item.headers or {})}.items()}
     if unknown := sorted(headers.keys() - KEPT):
         raise InvalidRequest(f"headers: {unknown[0][:64]!r} says nothing here; expected {', '.join(sorted(KEPT))}")
     for name, value in headers.items():

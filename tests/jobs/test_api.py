@@ -192,6 +192,7 @@ def test_a_job_is_cancelled(client: httpx.Client) -> None:
         ({"model": "none", "body": {}}, 404, "there is no 'none' here"),
         ({"model": "sum_diff", "items": [{"body": SUM}, {"model": "none", "body": {}}]}, 404, "items[1]."),
         ({"model": "sum_diff", "items": [{"body": SUM}] * 21}, 413, "router.jobs.max_items allows 20"),
+        ({"model": "sum_diff", "items": [{}] * 21}, 413, "router.jobs.max_items allows 20"),
         ({"model": "none", "url": "/v1/embeddings", "body": {}}, 404, "there is no 'none' here"),
         ({"url": "/v1/embeddings" + "/" * 1100, "body": {}}, 400, "url: it has 1114 characters"),
         ({"url": "/metrics", "body": {}}, 400, "runs no model"),
@@ -328,6 +329,7 @@ def test_a_batch_is_cancelled(api: openai.OpenAI) -> None:
     [
         (b"{}", "/v1/embeddings", "line 1"),
         (_lines({}) + b"\nno", "/v1/embeddings", "line 2"),
+        (b"\n \r\n\n" + _lines({}) + b" \r\n\r\nno", "/v1/embeddings", "line 6"),
         (_lines({}, url="/v1/other"), "/v1/embeddings", "line 1: url"),
         (_lines({}) + b"\n" + _lines({}), "/v1/embeddings", "custom_id"),
         (_lines(*[{}] * 21), "/v1/embeddings", "max_items"),
