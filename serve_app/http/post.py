@@ -7,6 +7,7 @@ has is checked, and the connection goes to one of those. Redirects are not follo
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 _MOST_HEAD: Final = 16 * 1024
 """Bytes of an answer that are read."""
 
+_STATUS: Final = re.compile(rb"[1-5][0-9]{2}")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 Network = IPv4Network | IPv6Network
@@ -55,6 +57,7 @@ async def post(url: str, headers: Mapping[str, str], body: bytes, networks: Sequ
     Raises:
         AddressRefused: The host has an address that may not be asked.
         OSError: It cannot be reached, or does not answer as a server of HTTP.
+        ValueError: The URL is none, or its host cannot be a name of the DNS.
     """
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
@@ -81,7 +84,7 @@ async def post(url: str, headers: Mapping[str, str], body: bytes, networks: Sequ
             line = (await reader.readuntil(b"\r\n")).split()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             raise OSError("the answer is not HTTP") from None
-        if len(line) < 2 or not line[0].startswith(b"HTTP/1.") or not line[1].isdigit():
+        if len(line) < 2 or not line[0].startswith(b"HTTP/1.") or not _STATUS.fullmatch(line[1]):
             raise OSError("the answer is not HTTP")
         return int(line[1])
     finally:

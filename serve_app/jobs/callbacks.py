@@ -30,7 +30,7 @@ from serve_app.jobs.store import Store
 logger = logging.getLogger(__name__)
 
 Post: TypeAlias = Callable[[str, dict[str, str], bytes], Awaitable[int]]
-"""Sends a body with headers to a URL, and gives the status of the answer. Raises `OSError`."""
+"""Sends a body with headers to a URL, and gives the status of the answer. Raises `OSError` and `ValueError`."""
 
 _AT_ONCE: Final = 8
 _LOOK_S: Final = 2.0
@@ -181,4 +181,6 @@ class Callbacks:
             return "no answer in time", False
         except OSError as error:
             return f"{type(error).__name__}: {error.strerror or error}", False
+        except ValueError as error:
+            return f"{type(error).__name__}: {error}", False
         return ("", False) if 200 <= status < 300 else (f"status {status}", status == _GONE)

@@ -56,12 +56,13 @@ async def test_a_host_that_leads_inside_is_not_asked() -> None:
         assert (received.path, received.headers["x"], received.body) == ("/a?b", "y", b"body")
 
 
-async def test_an_answer_that_is_no_http_is_a_failure() -> None:
-    """However long it is."""
+@pytest.mark.parametrize("answer", [b"x" * 100_000, b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n", b"HTTP/1.1 20 OK\r\n"])
+async def test_an_answer_that_is_no_http_is_a_failure(answer: bytes) -> None:
+    """However long it is, and its status."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"x" * 100_000)
+        writer.write(answer)
         writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
