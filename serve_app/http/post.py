@@ -19,6 +19,8 @@ _MOST_HEAD: Final = 16 * 1024
 
 _STATUS: Final = re.compile(rb"[1-5][0-9]{2}")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_NOT_PUBLIC: Final = tuple(map(IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "fec0::/10")))
+"""Beside those that Python knows: stand for IPv4 addresses, or for hosts of a site, as its own network has it."""
 
 Network = IPv4Network | IPv6Network
 
@@ -42,6 +44,8 @@ def is_public(address: IPv4Address | IPv6Address, others: Sequence[Network] = ()
             return is_public(inner, others)
     if any(address in network for network in others if network.version == address.version):
         return True
+    if isinstance(address, IPv6Address) and any(address in network for network in _NOT_PUBLIC):
+        return False
     return address.is_global and not address.is_multicast
 
 

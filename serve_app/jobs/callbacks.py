@@ -54,11 +54,10 @@ def check_callback(url: str, settings: CallbackSettings) -> None:
     plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= _MOST_URL
     if not plain or parts.scheme not in {"http", "https"} or not host or parts.username or parts.password:
         raise InvalidRequest("callback: expected a URL with http or https, a host, and no user or password")
-    named = f"{host}:{port or (443 if parts.scheme == 'https' else 80)}"
-    if not settings.hosts & {host, named}:
-        raise InvalidRequest(
-            f"callback: {host[:253]} is none of the hosts of router.jobs.callbacks.hosts, which may be told"
-        )
+    usual = 443 if parts.scheme == "https" else 80
+    port = usual if port is None else port
+    if f"{host}:{port}" not in settings.hosts and (port != usual or host not in settings.hosts):
+        raise InvalidRequest(f"callback: {host[:253]}:{port} is none of router.jobs.callbacks.hosts, which may be told")
 
 
 def event_of(job: Job) -> bytes:

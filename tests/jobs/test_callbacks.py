@@ -30,6 +30,7 @@ LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
             "224.0.0.1",
         ),
         *("::1", "::", "fe80::1", "fd00::1", "ff02::1", "::ffff:127.0.0.1", "2002:7f00:1::", "64:ff9b::a00:1"),
+        *("64:ff9b:1::a00:1", "fec0::1", "::10.1.2.3", "::ffff:0:10.1.2.3"),
     ],
 )
 def test_addresses_that_are_not_public(address: str) -> None:
@@ -76,6 +77,7 @@ async def test_an_answer_that_is_no_http_is_a_failure(answer: bytes) -> None:
     "url",
     [
         *("https://other/", "ftp://a/", "https://a:8080/", "https://a.evil/", "https://evil/?a", "https://x@a/", "a"),
+        *("http://b:443/", "https://b:80/", "https://b:8080/", "http://b:22/", "https://b:0/"),
         *("https://a/\r\nx: y", "https://a/ b", "https://a/" + "x" * 3000, "https://[::1", "https://a:99999/"),
     ],
 )
@@ -85,7 +87,7 @@ def test_urls_that_are_not_allowed(url: str) -> None:
         check_callback(url, CallbackSettings(hosts=frozenset({"a:443", "b"})))
 
 
-@pytest.mark.parametrize("url", ["https://a/", "https://A:443/x?y", "http://b:8080/", "https://b/"])
+@pytest.mark.parametrize("url", ["https://a/", "https://A:443/x?y", "http://c:8080/", "https://b/", "http://b/"])
 def test_urls_that_are_allowed(url: str) -> None:
-    """A host without a port is allowed on all."""
-    check_callback(url, CallbackSettings(hosts=frozenset({"a:443", "b"})))
+    """A host without a port is allowed on those that its schemes have."""
+    check_callback(url, CallbackSettings(hosts=frozenset({"a:443", "b", "c:8080"})))
