@@ -13,7 +13,7 @@ from serve_app.jobs.callbacks import Callbacks
 from serve_app.jobs.settings import CallbackSettings
 from serve_app.jobs.store import Store
 
-SETTINGS = CallbackSettings(hosts=frozenset({"good", "hung"}), attempts=1)
+SETTINGS = CallbackSettings(hosts=frozenset({"good", "hung"}), attempts=1, timeout_s=3600.0)
 Send = Callable[[str, dict[str, str], bytes], Awaitable[int]]
 
 
@@ -60,3 +60,57 @@ async def test_a_host_that_is_no_name_is_given_up(make_store: MakeStore) -> None
         async with sending(store, send) as callbacks:
             assert await told(store, name) == "given_up"
             assert callbacks.results == {"given_up": 1}
+
+
+async def test_a_host_that_hangs_leaves_others_their_turn(make_store: MakeStore) -> None:
+    """However many jobs it is to be told of; and nothing is sent any more when all is closed."""
+    open_ends: set[str] = set()
+
+    async def send(url: str, headers: dict[str, str], body: bytes) -> int:
+        if "good" in url:
+            return 204
+        open_ends.add(headers["webhook-id"])
+        try:
+            await asyncio.Event().wait()
+        finally:
+            open_ends.remove(headers["webhook-id"])
+        return 204
+
+    async with opened(make_store) as store:
+        await ended(store, "hung", 40)
+        (name,) = await ended(store, "good")
+        async with sending(store, send):
+            assert await told(store, name) == "delivered"
+            assert 0 < len(open_ends) < 40
+        assert not open_ends
+
+
+async def test_a_failure_lets_no_other_attempt_go(make_store: MakeStore) -> None:
+    """What fails in a way that nobody knows is logged; the rest goes on, and ends when all is closed."""
+    failing: set[str] = set()
+    hanging: set[str] = set()
+    failed = asyncio.Event()
+
+    async def send(url: str, headers: dict[str, str], body: bytes) -> int:
+        name = headers["webhook-id"]
+        if name in failing:
+            failed.set()
+            raise RuntimeError("unknown")
+        if "hung" in url:
+            hanging.add(name)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                hanging.remove(name)
+        await failed.wait()
+        return 204
+
+    async with opened(make_store) as store:
+        failing.update(await ended(store, "good"))
+        await ended(store, "hung")
+        (name,) = await ended(store, "good")
+        async with sending(store, send) as callbacks:
+            assert await told(store, name) == "delivered"
+            assert callbacks.results == {"delivered": 1}
+            assert hanging
+        assert not hanging
