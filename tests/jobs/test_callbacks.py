@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from ipaddress import ip_address, ip_network
 
 import pytest
@@ -55,6 +57,34 @@ async def test_a_host_that_leads_inside_is_not_asked() -> None:
         assert await post(f"http://localhost:{receiver.port}/a?b", {"x": "y"}, b"body", LOOPBACK) == 204
         received = receiver.received.get_nowait()
         assert (received.path, received.headers["x"], received.body) == ("/a?b", "y", b"body")
+
+
+async def test_another_address_is_asked_where_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may have several."""
+
+    def resolve(*_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        return [(2, 1, 6, "", ("127.0.0.2", 0)), (2, 1, 6, "", ("127.0.0.1", 0))]
+
+    with Receiver() as receiver:
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        assert await post(f"http://hooks.example:{receiver.port}/", {}, b"", LOOPBACK) == 204
+
+
+async def test_authorities_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with every callback, in the event loop."""
+    read: list[ssl.SSLContext] = []
+    create = ssl.create_default_context
+
+    def counted() -> ssl.SSLContext:
+        read.append(create())
+        return read[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    with Receiver() as receiver:
+        for _ in range(2):
+            with pytest.raises(OSError, match="SSL"):
+                await post(f"https://127.0.0.1:{receiver.port}/", {}, b"", LOOPBACK)
+    assert len(read) <= 1
 
 
 @pytest.mark.parametrize("answer", [b"x" * 100_000, b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n", b"HTTP/1.1 20 OK\r\n"])
