@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -30,6 +30,7 @@ from serve_app.errors import (
     Unsupported,
     error_from_code,
 )
+from serve_app.http.body import BodyReader
 from serve_app.http.errors import status_of
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.records import JOB, Item, NewItem
@@ -39,6 +40,9 @@ from serve_app.payloads import TENSORS
 
 ERRORS_BELOW: Final = "/v1/jobs"
 """Here errors have the usual shape, in the middle of OpenAI's paths."""
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 
 _PATIENCE_S: Final = 60.0
 _MOST_WAIT_S: Final = 60.0
@@ -109,6 +113,15 @@ def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route
     ]
 
 
+async def aside(
+    bodies: BodyReader, nbytes: int, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
+) -> _Result:
+    """Run what reads so many bytes: in a thread where these are many."""
+    if bodies.is_large(nbytes):
+        return await bodies.offload(function, *args, **kwargs)
+    return function(*args, **kwargs)
+
+
 async def off(_: Request) -> Response:
     """Answers where there are no jobs."""
     raise Unsupported(_OFF)
@@ -124,29 +137,23 @@ class _Endpoints:
         bodies, headers = self._gateway.bodies, dict(request.scope["headers"])
         key = idempotency_key(headers)
         body = await bodies.read(request.receive, headers, _PATIENCE_S)
-        try:
-            query = request.query_params
-            if "url" in query or "model" in query:
-                asked, items = self._raw(query, headers, body)
-            elif len(body) > bodies.offload_above:
-                asked, items = await bodies.offload(self._parse, body)
-            else:
-                asked, items = self._parse(body)
-            digest = hashlib.sha256(request.scope.get("query_string", b"") + b"\0" + body).digest() if key else b""
+        nbytes = len(body)
+        try:  # what waits for the store is still counted
+            asked, items, digest = await aside(bodies, nbytes, self._understood, request, headers, body)
+            del body
+            job, new = await self._jobs.submit(
+                JOB,
+                self._gateway.caller,
+                items,
+                timeout_s=asked.timeout_s,
+                headers={"x-priority": asked.priority} if asked.priority else {},
+                callback=asked.callback,
+                meta=dump_json({"metadata": asked.metadata}),
+                idempotency_key=key,
+                digest=digest if key else b"",
+            )
         finally:
-            bodies.release(len(body))
-        common = {"x-priority": asked.priority} if asked.priority else {}
-        job, new = await self._jobs.submit(
-            JOB,
-            self._gateway.caller,
-            items,
-            timeout_s=asked.timeout_s,
-            headers=common,
-            callback=asked.callback,
-            meta=dump_json({"metadata": asked.metadata}),
-            idempotency_key=key,
-            digest=digest,
-        )
+            bodies.release(nbytes)
         answer = json_response(shown(job), {"location": f"/v1/jobs/{job.id}"})
         answer.status_code = 202 if new else 200
         return answer
@@ -199,6 +206,20 @@ class _Endpoints:
         raise _error(item)
 
     # ---------------------------------------------------------------- bodies
+
+    def _understood(
+        self, request: Request, headers: Mapping[bytes, bytes], body: bytes
+    ) -> tuple[_JobRequest, list[NewItem], bytes]:
+        """What is asked for, the items, and a digest of all that makes them."""
+        query = request.query_params
+        digest = hashlib.sha256(request.scope.get("query_string", b"") + b"\0")
+        if "url" in query or "model" in query:
+            asked, items = self._raw(query, headers, body)
+            digest.update(dump_json(sorted(items[0].headers.items())))
+        else:
+            asked, items = self._parse(body)
+        digest.update(body)
+        return asked, items, digest.digest()
 
     def _parse(self, body: bytes) -> tuple[_JobRequest, list[NewItem]]:
         """A job of JSON."""

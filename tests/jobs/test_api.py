@@ -6,7 +6,10 @@ import base64
 import hashlib
 import hmac
 import json
+import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 from jobs.receiver import Receiver
 from local_server import LocalServer, every_kind_of_model
 
+from serve_app.api.http_app import HttpSettings
 from serve_app.cli.key_file import add
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -164,6 +168,14 @@ def test_the_same_request_twice(client: httpx.Client) -> None:
     assert (first.status_code, again.status_code, other.status_code) == (202, 200, 409)
     assert again.json()["id"] == first.json()["id"]
     assert other.json()["code"] == "conflict"
+
+
+def test_the_same_body_with_other_headers_is_another_request(client: httpx.Client) -> None:
+    """Those that are kept with a body as it is count for its idempotency key, too."""
+    params, picture, key = {"model": "digits"}, PICTURE.read_bytes(), {"Idempotency-Key": "picture"}
+    for headers, status in (({}, 202), ({}, 200), ({"X-Model-Version": "1"}, 409)):
+        answer = client.post("/v1/jobs", params=params, content=picture, headers={**key, **headers})
+        assert answer.status_code == status
 
 
 def test_jobs_are_listed(client: httpx.Client) -> None:
@@ -410,6 +422,25 @@ def test_what_is_told_of_jobs(client: httpx.Client) -> None:
     assert 'serve_app_job_items_total{state="COMPLETED"}' in page
     assert "serve_app_job_store_exchanges_total" in page
     assert client.get("/status").json()["jobs"]["open"]
+
+
+def test_what_waits_for_the_store_is_counted(tmp_path: Path) -> None:
+    """Large bodies are refused while others wait to be kept, as while others are read."""
+    file = tmp_path / "jobs.sqlite"
+    args = {**every_kind_of_model(tmp_path / "models"), "router": {"jobs": {"path": str(file)}}}
+    limits = HttpSettings(max_body=2**20, max_held_bytes=2**20)
+    large = {"model": "words", "body": {"inputs": "x" * 700_000}}
+    with LocalServer(args, settings=limits) as server, httpx.Client(base_url=server.url, timeout=90) as client:
+        _ended(client, _submitted(client, model="sum_diff", body=SUM)["id"])
+        with closing(sqlite3.connect(file, isolation_level=None)) as database, ThreadPoolExecutor(2) as threads:
+            database.execute("BEGIN IMMEDIATE")
+            both = [threads.submit(client.post, "/v1/jobs", json=large) for _ in range(2)]
+            refused = next(as_completed(both)).result()
+            database.execute("ROLLBACK")
+            kept = next(each for each in both if each.result() is not refused).result()
+        assert (refused.status_code, "too many large bodies" in refused.text) == (429, True)
+        assert kept.status_code == 202
+        assert client.post("/v1/jobs", json=large).status_code == 202
 
 
 def test_a_store_that_is_gone_takes_nothing(tmp_path: Path) -> None:
