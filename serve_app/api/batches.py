@@ -8,6 +8,7 @@ read.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -344,6 +345,13 @@ def _batch(job: Job) -> dict[str, Any]:
     }
 
 
+def _answer(item: Item) -> dict[str, Any]:
+    """An answer as ``body``; one that is not JSON beside it, with the headers that say what it is."""
+    if (body := json_of(item)) is not None:
+        return {"body": body}
+    return {"body": None, "body_base64": base64.b64encode(item.body).decode(), "headers": item.headers}
+
+
 def _line(job: Job, item: Item) -> dict[str, Any]:
     """A line of an output or error file."""
     line: dict[str, Any] = {
@@ -354,7 +362,7 @@ def _line(job: Job, item: Item) -> dict[str, Any]:
     }
     request_id = f"{job.id}-{item.index}"
     if item.state is State.COMPLETED:
-        line["response"] = {"status_code": item.status, "request_id": request_id, "body": json_of(item)}
+        line["response"] = {"status_code": item.status, "request_id": request_id, **_answer(item)}
     elif item.code:
         error = error_from_code(item.code, item.message)
         body = msgspec.Raw(render_error(error).body)

@@ -326,6 +326,27 @@ def test_a_batch_of_openais_client(api: openai.OpenAI, client: httpx.Client) -> 
         api.files.retrieve(file.id)
 
 
+def test_an_answer_that_is_not_json(api: openai.OpenAI) -> None:
+    """Tensors in binary stand beside the body, with the headers that say how they are read."""
+    asked = {**SUM, "parameters": {"binary_data_output": True}}
+    url = "/v2/models/sum_diff/infer"
+    file = api.files.create(file=("in", _lines(asked, url=url)), purpose="batch")
+    batch = api.batches.create(
+        input_file_id=file.id,
+        endpoint=url,  # type: ignore[arg-type]
+        completion_window="24h",
+    )
+    while batch.status != "completed":
+        batch = api.batches.retrieve(batch.id)
+    assert batch.output_file_id is not None
+    response = json.loads(api.files.content(batch.output_file_id).text)["response"]
+    assert (response["status_code"], response["body"]) == (200, None)
+    answer = base64.b64decode(response["body_base64"])
+    head = json.loads(answer[: int(response["headers"]["inference-header-content-length"])])
+    assert head["model_name"] == "sum_diff"
+    assert answer.endswith(np.zeros(16, "<i4").tobytes())
+
+
 def test_a_batch_is_cancelled(api: openai.OpenAI) -> None:
     """What was not run is in the error file."""
     file = api.files.create(file=("in", _lines(*[{"model": "words", "input": "the cat"}] * 20)), purpose="batch")
