@@ -129,14 +129,11 @@ class _Endpoints:
         made = await self._made(name)
         if made is None:
             return json_response(_file(await self._jobs.file(name, self._gateway.caller)))
-        job, states = made
-        nbytes = 0
-        async for piece in self._lines(job, states):
-            nbytes += len(piece)
-        created = job.ended or job.created
-        return json_response(
-            _file(StoredFile(name, job.owner, f"{name}.jsonl", "batch_output", nbytes, created, job.kept_until or 0.0))
-        )
+        job, _ = made
+        created, expires = job.ended or job.created, job.kept_until or 0.0
+        shown = _file(StoredFile(name, job.owner, f"{name}.jsonl", "batch_output", 0, created, expires))
+        del shown["bytes"]  # only reading all of it would tell
+        return json_response(shown)
 
     async def delete(self, request: Request) -> Response:
         name = request.path_params["file"]

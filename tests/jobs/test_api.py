@@ -318,7 +318,7 @@ def test_a_batch_of_openais_client(api: openai.OpenAI, client: httpx.Client) -> 
     assert (error["custom_id"], error["response"]["status_code"]) == ("line 2", 404)
     assert error["response"]["body"]["error"]["code"] == "model_not_found"
     made = api.files.retrieve(batch.output_file_id)
-    assert (made.purpose, made.bytes) == ("batch_output", len(api.files.content(made.id).read()))
+    assert (made.purpose, "bytes" in made.to_dict()) == ("batch_output", False)
     assert batch.id in [each.id for each in api.batches.list()]
     assert client.get(f"/v1/jobs/{batch.id}").status_code == 404
     assert api.files.delete(file.id).deleted
