@@ -445,23 +445,29 @@ def test_what_is_told_of_jobs(client: httpx.Client) -> None:
     assert client.get("/status").json()["jobs"]["open"]
 
 
-def test_what_waits_for_the_store_is_counted(tmp_path: Path) -> None:
-    """Large bodies are refused while others wait to be kept, as while others are read."""
+@pytest.mark.parametrize("kind", ["job", "batch"])
+def test_what_waits_for_the_store_is_counted(tmp_path: Path, kind: str) -> None:
+    """Large bodies and files are refused while others wait to be kept, as while others are read."""
     file = tmp_path / "jobs.sqlite"
     args = {**every_kind_of_model(tmp_path / "models"), "router": {"jobs": {"path": str(file)}}}
     limits = HttpSettings(max_body=2**20, max_held_bytes=2**20)
-    large = {"model": "words", "body": {"inputs": "x" * 700_000}}
+    path, large = "/v1/jobs", {"model": "words", "body": {"inputs": "x" * 700_000}}
     with LocalServer(args, settings=limits) as server, httpx.Client(base_url=server.url, timeout=90) as client:
         _ended(client, _submitted(client, model="sum_diff", body=SUM)["id"])
+        if kind == "batch":
+            lines = _lines({"model": "words", "input": "x" * 700_000})
+            uploaded = client.post("/v1/files", data={"purpose": "batch"}, files={"file": lines}).json()["id"]
+            path, large = "/v1/batches", {"input_file_id": uploaded, "endpoint": "/v1/embeddings"}
+            large["completion_window"] = "24h"
         with closing(sqlite3.connect(file, isolation_level=None)) as database, ThreadPoolExecutor(2) as threads:
             database.execute("BEGIN IMMEDIATE")
-            both = [threads.submit(client.post, "/v1/jobs", json=large) for _ in range(2)]
+            both = [threads.submit(client.post, path, json=large) for _ in range(2)]
             refused = next(as_completed(both)).result()
             database.execute("ROLLBACK")
             kept = next(each for each in both if each.result() is not refused).result()
         assert (refused.status_code, "too many large bodies" in refused.text) == (429, True)
-        assert kept.status_code == 202
-        assert client.post("/v1/jobs", json=large).status_code == 202
+        assert kept.is_success
+        assert client.post(path, json=large).is_success
 
 
 def test_a_store_that_is_gone_takes_nothing(tmp_path: Path) -> None:
