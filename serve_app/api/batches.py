@@ -8,7 +8,9 @@ read.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal
 
@@ -18,16 +20,17 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.api.gateway import Gateway
 from serve_app.api.items import ItemRoutes
-from serve_app.api.jobs import check_metadata, idempotency_key, json_of, number, off, page
+from serve_app.api.jobs import aside, check_metadata, idempotency_key, json_of, number, off, page
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.openai import render_error
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import Handler, Route
 from serve_app.errors import InvalidRequest, JobNotFound, ServeAppError, error_from_code
+from serve_app.http.body import BodyReader
 from serve_app.http.errors import Headers, status_of
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.records import BATCH, Item, Job, NewItem, StoredFile
@@ -67,6 +70,8 @@ class _BatchRequest(msgspec.Struct):
     metadata: dict[str, str] | None = None
 
 
+_TEXT: Final = re.compile(rb"\S[^\r\n]*")
+"""A line that is not empty, from its first character."""
 _LINE: Final = msgspec.json.Decoder(_Line)
 _REQUEST: Final = msgspec.json.Decoder(_BatchRequest)
 
@@ -105,11 +110,11 @@ class _Endpoints:
         body = await bodies.read(request.receive, headers, _PATIENCE_S)
         try:
             name, purpose, content = await _parse_form(request.scope["headers"], body)
+            if purpose != _PURPOSE:
+                raise InvalidRequest("purpose: expected batch; files are for nothing else here")
+            return json_response(_file(await self._jobs.add_file(self._gateway.caller, name, purpose, content)))
         finally:
             bodies.release(len(body))
-        if purpose != _PURPOSE:
-            raise InvalidRequest("purpose: expected batch; files are for nothing else here")
-        return json_response(_file(await self._jobs.add_file(self._gateway.caller, name, purpose, content)))
 
     async def files(self, request: Request) -> Response:
         limit = number(request, "limit", 100, 1, 1000)
@@ -124,14 +129,11 @@ class _Endpoints:
         made = await self._made(name)
         if made is None:
             return json_response(_file(await self._jobs.file(name, self._gateway.caller)))
-        job, states = made
-        nbytes = 0
-        async for piece in self._lines(job, states):
-            nbytes += len(piece)
-        created = job.ended or job.created
-        return json_response(
-            _file(StoredFile(name, job.owner, f"{name}.jsonl", "batch_output", nbytes, created, job.kept_until or 0.0))
-        )
+        job, _ = made
+        created, expires = job.ended or job.created, job.kept_until or 0.0
+        shown = _file(StoredFile(name, job.owner, f"{name}.jsonl", "batch_output", 0, created, expires))
+        del shown["bytes"]  # only reading all of it would tell
+        return json_response(shown)
 
     async def delete(self, request: Request) -> Response:
         name = request.path_params["file"]
@@ -144,7 +146,14 @@ class _Endpoints:
         name = request.path_params["file"]
         made = await self._made(name)
         if made is None:
-            return Response(await self._jobs.content(name, self._gateway.caller), media_type="application/jsonl")
+            file = await self._jobs.file(name, self._gateway.caller)
+            self._gateway.bodies.hold(file.nbytes)
+            try:
+                content = await self._jobs.content(name, self._gateway.caller)
+            except BaseException:
+                self._gateway.bodies.release(file.nbytes)
+                raise
+            return _Counted(content, self._gateway.bodies, file.nbytes)
         return StreamingResponse(self._lines(*made), media_type="application/jsonl")
 
     async def _made(self, file: str) -> tuple[Job, frozenset[str]] | None:
@@ -170,25 +179,29 @@ class _Endpoints:
         bodies, headers, owner = self._gateway.bodies, dict(request.scope["headers"]), self._gateway.caller
         key = idempotency_key(headers)
         body = await bodies.read(request.receive, headers, _PATIENCE_S)
-        bodies.release(len(body))
         try:
-            asked = _REQUEST.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise invalid(error) from None
+            asked, digest = await aside(bodies, len(body), _understood, body)
+        finally:
+            bodies.release(len(body))
         check_metadata(asked.metadata or {})
         self._items.model_of(asked.endpoint)
-        content = await self._jobs.content(asked.input_file_id, owner)
-        items = await bodies.offload(self._parse, content, asked.endpoint)
-        meta = {"endpoint": asked.endpoint, "file": asked.input_file_id, "metadata": asked.metadata}
-        job, _ = await self._jobs.submit(
-            BATCH,
-            owner,
-            items,
-            timeout_s=min(_WINDOW_S, self._jobs.settings.max_timeout_s),
-            meta=dump_json(meta),
-            idempotency_key=key,
-            digest=hashlib.sha256(body).digest() if key else b"",
-        )
+        file = await self._jobs.file(asked.input_file_id, owner)
+        bodies.hold(file.nbytes)
+        try:  # its items are counted until they are kept
+            content = await self._jobs.content(file.id, owner)
+            items = await bodies.offload(self._parse, content, asked.endpoint)
+            del content
+            job, _ = await self._jobs.submit(
+                BATCH,
+                owner,
+                items,
+                timeout_s=min(_WINDOW_S, self._jobs.settings.max_timeout_s),
+                meta=dump_json({"endpoint": asked.endpoint, "file": file.id, "metadata": asked.metadata}),
+                idempotency_key=key,
+                digest=digest if key else b"",
+            )
+        finally:
+            bodies.release(file.nbytes)
         return json_response(_batch(job))
 
     def _parse(self, content: bytes, endpoint: str) -> list[NewItem]:
@@ -196,11 +209,11 @@ class _Endpoints:
         items: list[NewItem] = []
         seen: set[str] = set()
         named = self._items.model_of(endpoint)
-        for place, text in enumerate(content.splitlines(), start=1):
-            if not text.strip():
-                continue
+        place, at = 1, 0
+        for found in _TEXT.finditer(content):  # one after the other: a list of all lines could be very long
+            place, at = place + content.count(b"\n", at, found.start()), found.start()
             try:
-                line = _LINE.decode(text)
+                line = _LINE.decode(found[0])
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise invalid(error, f"line {place}") from None
             if line.url != endpoint:
@@ -218,7 +231,7 @@ class _Endpoints:
                 model = named or self._items.model_in(endpoint, _JSON, body)
             except ServeAppError:
                 model = ""  # it fails alone, when it is run
-            items.append(NewItem(model, endpoint, body, _JSON, line.custom_id))
+            items.append(NewItem(model, endpoint.rstrip("/"), body, _JSON, line.custom_id))
         if not items:
             raise InvalidRequest("input_file_id: the file has no lines")
         return items
@@ -235,6 +248,31 @@ class _Endpoints:
     async def cancel(self, request: Request) -> Response:
         batch, owner = request.path_params["batch"], self._gateway.caller
         return json_response(_batch(await self._jobs.cancel(batch, owner, BATCH)))
+
+
+class _Counted(Response):
+    """A file's content, which `BodyReader.hold` has counted: until it is sent."""
+
+    media_type = "application/jsonl"
+
+    def __init__(self, content: bytes, bodies: BodyReader, nbytes: int) -> None:
+        super().__init__(content)
+        self._bodies = bodies
+        self._nbytes = nbytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._bodies.release(self._nbytes)
+
+
+def _understood(body: bytes) -> tuple[_BatchRequest, bytes]:
+    """What is asked for, and its digest. Raises `InvalidRequest`."""
+    try:
+        return _REQUEST.decode(body), hashlib.sha256(body).digest()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(error) from None
 
 
 async def _parse_form(headers: Headers, body: bytes) -> tuple[str, str, bytes]:
@@ -304,6 +342,13 @@ def _batch(job: Job) -> dict[str, Any]:
     }
 
 
+def _answer(item: Item) -> dict[str, Any]:
+    """An answer as ``body``; one that is not JSON beside it, with the headers that say what it is."""
+    if (body := json_of(item)) is not None:
+        return {"body": body}
+    return {"body": None, "body_base64": base64.b64encode(item.body).decode(), "headers": item.headers}
+
+
 def _line(job: Job, item: Item) -> dict[str, Any]:
     """A line of an output or error file."""
     line: dict[str, Any] = {
@@ -314,7 +359,7 @@ def _line(job: Job, item: Item) -> dict[str, Any]:
     }
     request_id = f"{job.id}-{item.index}"
     if item.state is State.COMPLETED:
-        line["response"] = {"status_code": item.status, "request_id": request_id, "body": json_of(item)}
+        line["response"] = {"status_code": item.status, "request_id": request_id, **_answer(item)}
     elif item.code:
         error = error_from_code(item.code, item.message)
         body = msgspec.Raw(render_error(error).body)

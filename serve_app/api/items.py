@@ -33,6 +33,9 @@ KEPT: Final = frozenset(
 )
 """Headers of a request that are kept with it: those that say how it is read and treated."""
 
+_MOST_URL: Final = 1024
+"""The longest name of a model fits, percent-encoded. Every item keeps its URL."""
+
 
 class ItemRoutes:
     """Finds what runs an item, and runs it.
@@ -74,6 +77,8 @@ class ItemRoutes:
         return self._gateway.service.find(*operation.target(parsed)).name
 
     def _operation(self, url: str) -> tuple[HttpOperation[Any], Mapping[str, str]]:
+        if len(url) > _MOST_URL:
+            raise InvalidRequest(f"url: it has {len(url)} characters; expected at most {_MOST_URL}")
         path = unquote(url)
         if path.startswith("/") and "?" not in url and "#" not in url:
             routes, params, _ = self._find(path.rstrip("/") or "/")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from itertools import repeat
+from typing import Any, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -19,7 +21,16 @@ from serve_app.api.items import KEPT, ItemRoutes
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import Handler, Route
-from serve_app.errors import Conflict, InvalidRequest, JobNotFound, ServeAppError, Unsupported, error_from_code
+from serve_app.errors import (
+    Conflict,
+    InvalidRequest,
+    JobNotFound,
+    PayloadTooLarge,
+    ServeAppError,
+    Unsupported,
+    error_from_code,
+)
+from serve_app.http.body import BodyReader
 from serve_app.http.errors import status_of
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.records import JOB, Item, NewItem
@@ -29,6 +40,9 @@ from serve_app.payloads import TENSORS
 
 ERRORS_BELOW: Final = "/v1/jobs"
 """Here errors have the usual shape, in the middle of OpenAI's paths."""
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 
 _PATIENCE_S: Final = 60.0
 _MOST_WAIT_S: Final = 60.0
@@ -41,14 +55,28 @@ _JSON: Final = "application/json"
 _OFF: Final = "this server keeps no jobs: set router.jobs in its configuration"
 
 
-class _Item(msgspec.Struct, forbid_unknown_fields=True):
+_left: Final[ContextVar[Iterator[object] | None]] = ContextVar("_left", default=None)
+"""One object for each item that a request may still have while it is parsed: where they end, the parser stops."""
+
+
+class _Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     body_base64: str = ""
     content_type: str = ""
-    headers: dict[str, str] = {}
+    headers: dict[str, str] | None = None
     model: str = ""
     url: str = ""
     custom_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Count it. The list is bounded here, before it has taken memory for all that came."""
+        left = _left.get()
+        if left is not None and next(left, None) is None:
+            raise _TooMany
+
+
+class _TooMany(Exception):
+    """A request has more items than it may have."""
 
 
 class _JobRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,6 +113,15 @@ def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route
     ]
 
 
+async def aside(
+    bodies: BodyReader, nbytes: int, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
+) -> _Result:
+    """Run what reads so many bytes: in a thread where these are many."""
+    if bodies.is_large(nbytes):
+        return await bodies.offload(function, *args, **kwargs)
+    return function(*args, **kwargs)
+
+
 async def off(_: Request) -> Response:
     """Answers where there are no jobs."""
     raise Unsupported(_OFF)
@@ -100,29 +137,23 @@ class _Endpoints:
         bodies, headers = self._gateway.bodies, dict(request.scope["headers"])
         key = idempotency_key(headers)
         body = await bodies.read(request.receive, headers, _PATIENCE_S)
-        try:
-            query = request.query_params
-            if "url" in query or "model" in query:
-                asked, items = self._raw(query, headers, body)
-            elif len(body) > bodies.offload_above:
-                asked, items = await bodies.offload(self._parse, body)
-            else:
-                asked, items = self._parse(body)
-            digest = hashlib.sha256(request.scope.get("query_string", b"") + b"\0" + body).digest() if key else b""
+        nbytes = len(body)
+        try:  # what waits for the store is still counted
+            asked, items, digest = await aside(bodies, nbytes, self._understood, request, headers, body)
+            del body
+            job, new = await self._jobs.submit(
+                JOB,
+                self._gateway.caller,
+                items,
+                timeout_s=asked.timeout_s,
+                headers={"x-priority": asked.priority} if asked.priority else {},
+                callback=asked.callback,
+                meta=dump_json({"metadata": asked.metadata}),
+                idempotency_key=key,
+                digest=digest if key else b"",
+            )
         finally:
-            bodies.release(len(body))
-        common = {"x-priority": asked.priority} if asked.priority else {}
-        job, new = await self._jobs.submit(
-            JOB,
-            self._gateway.caller,
-            items,
-            timeout_s=asked.timeout_s,
-            headers=common,
-            callback=asked.callback,
-            meta=dump_json({"metadata": asked.metadata}),
-            idempotency_key=key,
-            digest=digest,
-        )
+            bodies.release(nbytes)
         answer = json_response(shown(job), {"location": f"/v1/jobs/{job.id}"})
         answer.status_code = 202 if new else 200
         return answer
@@ -176,12 +207,32 @@ class _Endpoints:
 
     # ---------------------------------------------------------------- bodies
 
+    def _understood(
+        self, request: Request, headers: Mapping[bytes, bytes], body: bytes
+    ) -> tuple[_JobRequest, list[NewItem], bytes]:
+        """What is asked for, the items, and a digest of all that makes them."""
+        query = request.query_params
+        digest = hashlib.sha256(request.scope.get("query_string", b"") + b"\0")
+        if "url" in query or "model" in query:
+            asked, items = self._raw(query, headers, body)
+            digest.update(dump_json(sorted(items[0].headers.items())))
+        else:
+            asked, items = self._parse(body)
+        digest.update(body)
+        return asked, items, digest.digest()
+
     def _parse(self, body: bytes) -> tuple[_JobRequest, list[NewItem]]:
         """A job of JSON."""
+        most = self._jobs.settings.max_items
+        counting = _left.set(repeat(True, most))
         try:
             asked = _REQUEST.decode(body)
+        except _TooMany:
+            raise PayloadTooLarge(f"items: router.jobs.max_items allows {most} in one job") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(error) from None
+        finally:
+            _left.reset(counting)
         alone = asked.items is None
         given = asked.items or []
         if alone:
@@ -242,10 +293,12 @@ class _Endpoints:
             ServeAppError: There is no such model, or nothing runs one at that URL.
         """
         if url:
-            named = self._items.model_of(url)
+            named, path = self._items.model_of(url), url.rstrip("/")
             if model and named and model != named:
                 raise InvalidRequest(f"model: it is {model[:64]!r}, and the url is for {named[:64]!r}")
-            return named or model, url
+            if model and not named:
+                return self._gateway.service.find(model).name, path
+            return named, path
         if not model:
             raise InvalidRequest("model: expected a name, here or for the whole job; or url, the path of a request")
         info = self._gateway.service.find(model)
@@ -254,7 +307,7 @@ class _Endpoints:
 
 
 def _new_item(item: _Item, common: Mapping[str, str], model: str, url: str) -> NewItem:
-    headers = {name.lower(): value for name, value in {**common, **item.headers}.items()}
+    headers = {name.lower(): value for name, value in {**common, **(item.headers or {})}.items()}
     if unknown := sorted(headers.keys() - KEPT):
         raise InvalidRequest(f"headers: {unknown[0][:64]!r} says nothing here; expected {', '.join(sorted(KEPT))}")
     for name, value in headers.items():

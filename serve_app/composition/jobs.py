@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import os
 from collections.abc import Mapping
 
@@ -11,6 +12,8 @@ from serve_app.errors import ConfigError
 from serve_app.jobs.settings import CallbackSettings, JobSettings
 
 _PLACE = "args.router.jobs.callbacks"
+_ENCODED = b"whsec_"
+"""Begins a secret that is written in base64, as Standard Webhooks has it."""
 
 
 def job_settings(config: JobsConfig | None, environ: Mapping[str, str] | None = None) -> JobSettings | None:
@@ -57,12 +60,22 @@ def _callbacks(config: CallbacksConfig, environ: Mapping[str, str]) -> CallbackS
 
 def _secret(config: CallbacksConfig, environ: Mapping[str, str]) -> bytes:
     if config.secret_variable is not None:
-        if not (secret := environ.get(config.secret_variable, "")):
-            raise ConfigError((f"{_PLACE}.secret_variable: {config.secret_variable!r} is not set",))
-        return secret.encode()
-    if config.secret_file is None:
+        place = "secret_variable"
+        if not (secret := environ.get(config.secret_variable, "").encode()):
+            raise ConfigError((f"{_PLACE}.{place}: {config.secret_variable!r} is not set",))
+    elif config.secret_file is not None:
+        place = "secret_file"
+        try:
+            secret = read_file(config.secret_file, environ).strip()
+        except ConfigError as error:
+            raise ConfigError(tuple(f"{_PLACE}.{place}: {problem}" for problem in error.problems)) from None
+    else:
         return b""
-    try:
-        return read_file(config.secret_file, environ).strip()
-    except ConfigError as error:
-        raise ConfigError(tuple(f"{_PLACE}.secret_file: {problem}" for problem in error.problems)) from None
+    if secret.startswith(_ENCODED):
+        try:
+            secret = binascii.a2b_base64(secret.removeprefix(_ENCODED), strict_mode=True)
+        except binascii.Error:
+            raise ConfigError((f"{_PLACE}.{place}: expected base64 after {_ENCODED.decode()}",)) from None
+    if not secret:
+        raise ConfigError((f"{_PLACE}.{place}: the secret is empty",))
+    return secret

@@ -20,7 +20,10 @@ class CallbacksConfig(Section):
     """Callbacks: requests that tell a client's server that its job has ended."""
 
     hosts: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Hosts that may be told, `name` or `name:port`; none by default. No redirects are followed."""
+    """Hosts that may be told, none by default: `name` is port 443, and 80 for http; `name:port` another one.
+
+    No redirects are followed.
+    """
 
     networks: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Networks such as `10.0.0.0/8` that these hosts may have addresses of. Others have to be public."""

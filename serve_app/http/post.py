@@ -1,14 +1,18 @@
 """Sends one request to a server of others, on behalf of a client who named it: what may be reached is checked.
 
 A host name can lead anywhere, and to another place the next time. So it is resolved once here, every address that it
-has is checked, and the connection goes to one of those. Redirects are not followed, and little of the answer is read.
+has is checked, and the connection goes to the first of those that takes one. Redirects are not followed, and little of
+the answer is read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import ssl
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 from urllib.parse import urlsplit
@@ -16,7 +20,13 @@ from urllib.parse import urlsplit
 _MOST_HEAD: Final = 16 * 1024
 """Bytes of an answer that are read."""
 
+_TRY_S: Final = 2.0
+"""How long an address has to take a connection before the next one is tried."""
+
+_STATUS: Final = re.compile(rb"[1-5][0-9]{2}")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_NOT_PUBLIC: Final = tuple(map(IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "fec0::/10")))
+"""Beside those that Python knows: stand for IPv4 addresses, or for hosts of a site, as its own network has it."""
 
 Network = IPv4Network | IPv6Network
 
@@ -40,7 +50,33 @@ def is_public(address: IPv4Address | IPv6Address, others: Sequence[Network] = ()
             return is_public(inner, others)
     if any(address in network for network in others if network.version == address.version):
         return True
+    if isinstance(address, IPv6Address) and any(address in network for network in _NOT_PUBLIC):
+        return False
     return address.is_global and not address.is_multicast
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once: it takes tens of milliseconds to read the authorities of the system."""
+    return ssl.create_default_context()
+
+
+async def _connect(
+    addresses: Sequence[str], port: int, secure_host: str | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the first address that takes one, with TLS where the name for it is given. Raises `OSError`."""
+    connect = partial(
+        asyncio.open_connection,
+        port=port,
+        ssl=None if secure_host is None else _tls(),
+        server_hostname=secure_host,
+        limit=_MOST_HEAD,
+    )
+    for address in addresses[:-1]:
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_TRY_S):
+                return await connect(address)
+    return await connect(addresses[-1])
 
 
 async def post(url: str, headers: Mapping[str, str], body: bytes, networks: Sequence[Network] = ()) -> int:
@@ -55,19 +91,17 @@ async def post(url: str, headers: Mapping[str, str], body: bytes, networks: Sequ
     Raises:
         AddressRefused: The host has an address that may not be asked.
         OSError: It cannot be reached, or does not answer as a server of HTTP.
+        ValueError: The URL is none, or its host cannot be a name of the DNS.
     """
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)  # SOCK_STREAM
-    addresses = [str(entry[4][0]) for entry in found]
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     for address in addresses:
         if not is_public(ip_address(address.partition("%")[0]), networks):
             raise AddressRefused(f"{host} leads to an address that is not public")
-    context = ssl.create_default_context() if secure else None
-    reader, writer = await asyncio.open_connection(
-        addresses[0], port, ssl=context, server_hostname=host if secure else None, limit=_MOST_HEAD
-    )
+    reader, writer = await _connect(addresses, port, host if secure else None)
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         named = parts.netloc.rpartition("@")[2]
@@ -81,7 +115,7 @@ async def post(url: str, headers: Mapping[str, str], body: bytes, networks: Sequ
             line = (await reader.readuntil(b"\r\n")).split()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             raise OSError("the answer is not HTTP") from None
-        if len(line) < 2 or not line[0].startswith(b"HTTP/1.") or not line[1].isdigit():
+        if len(line) < 2 or not line[0].startswith(b"HTTP/1.") or not _STATUS.fullmatch(line[1]):
             raise OSError("the answer is not HTTP")
         return int(line[1])
     finally:

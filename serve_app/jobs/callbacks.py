@@ -30,10 +30,14 @@ from serve_app.jobs.store import Store
 logger = logging.getLogger(__name__)
 
 Post: TypeAlias = Callable[[str, dict[str, str], bytes], Awaitable[int]]
-"""Sends a body with headers to a URL, and gives the status of the answer. Raises `OSError`."""
+"""Sends a body with headers to a URL, and gives the status of the answer. Raises `OSError` and `ValueError`."""
 
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 32
+_AT_ONCE_TO_ONE: Final = 8
+"""To one host: one that does not answer leaves the others their turn."""
 _LOOK_S: Final = 2.0
+_LATER_S: Final = 30.0
+"""How much later, at most, one comes again whose host had no turn for it: each at another time."""
 _LONGEST_PAUSE_S: Final = 3600.0
 _GONE: Final = 410
 """The receiver wants no more of this."""
@@ -54,11 +58,10 @@ def check_callback(url: str, settings: CallbackSettings) -> None:
     plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= _MOST_URL
     if not plain or parts.scheme not in {"http", "https"} or not host or parts.username or parts.password:
         raise InvalidRequest("callback: expected a URL with http or https, a host, and no user or password")
-    named = f"{host}:{port or (443 if parts.scheme == 'https' else 80)}"
-    if not settings.hosts & {host, named}:
-        raise InvalidRequest(
-            f"callback: {host[:253]} is none of the hosts of router.jobs.callbacks.hosts, which may be told"
-        )
+    usual = 443 if parts.scheme == "https" else 80
+    port = usual if port is None else port
+    if f"{host}:{port}" not in settings.hosts and (port != usual or host not in settings.hosts):
+        raise InvalidRequest(f"callback: {host[:253]}:{port} is none of router.jobs.callbacks.hosts, which may be told")
 
 
 def event_of(job: Job) -> bytes:
@@ -113,6 +116,7 @@ class Callbacks:
         self._now = now
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
+        self._sending: dict[asyncio.Task[None], str] = {}  # the host of each
         self.results: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -126,26 +130,55 @@ class Callbacks:
 
     async def close(self) -> None:
         """Stop; what is not told is told by others, or after the next start."""
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
+        tasks = [*self._sending] if self._worker is None else [self._worker, *self._sending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self) -> None:
         while True:
             self._wake.clear()
             try:
-                due = await self._store.due_callbacks(self._now(), _AT_ONCE, 2 * self._settings.timeout_s + 10)
-                await asyncio.gather(*map(self._tell, due))
+                due = await self._begin(_AT_ONCE - len(self._sending))
             except StoreUnavailable as error:
-                due = []
+                due = 0
                 logger.warning("Callbacks wait: %s", error.message)
             except Exception:
-                due = []
+                due = 0
                 logger.exception("Callbacks wait after a failure")
             if not due:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
                         await self._wake.wait()
+
+    async def _begin(self, most: int) -> int:
+        """Begin to send some that are due; gives how many were."""
+        if not most:
+            return 0
+        due = await self._store.due_callbacks(self._now(), most, 2 * self._settings.timeout_s + 10)
+        for callback in due:
+            host = urlsplit(callback.job.callback).netloc
+            if list(self._sending.values()).count(host) < _AT_ONCE_TO_ONE:
+                task = asyncio.create_task(self._tell_safely(callback))
+                self._sending[task] = host
+                task.add_done_callback(self._on_sent)
+            else:
+                later = self._now() + random.uniform(0.0, _LATER_S)  # noqa: S311 - no secret
+                await self._store.told(callback.job.id, "pending", callback.attempts, later)
+        return len(due)
+
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
+        del self._sending[task]
+        self._wake.set()
+
+    async def _tell_safely(self, callback: Callback) -> None:
+        """As `_tell`. What fails here is told again when nobody has it any more."""
+        try:
+            await self._tell(callback)
+        except StoreUnavailable as error:
+            logger.warning("Callbacks wait: %s", error.message)
+        except Exception:
+            logger.exception("The callback of job %s waits after a failure", callback.job.id)
 
     async def _tell(self, callback: Callback) -> None:
         job, attempts = callback.job, callback.attempts + 1
@@ -181,4 +214,6 @@ class Callbacks:
             return "no answer in time", False
         except OSError as error:
             return f"{type(error).__name__}: {error.strerror or error}", False
+        except ValueError as error:
+            return f"{type(error).__name__}: {error}", False
         return ("", False) if 200 <= status < 300 else (f"status {status}", status == _GONE)

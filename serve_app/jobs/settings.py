@@ -14,7 +14,8 @@ class CallbackSettings:
     """Where the ends of jobs may be told, and how.
 
     Attributes:
-        hosts: Names that a callback's URL may have, in lower case, each with a port behind a colon or without.
+        hosts: Names that a callback's URL may have, in lower case, each with a port behind a colon; or without, for
+            ``https`` at port 443 and ``http`` at port 80.
         networks: Addresses that they may lead to although these are not of the public Internet.
         secret: What callbacks are signed with; empty: they are not.
         timeout_s: How long one attempt may take, seconds.

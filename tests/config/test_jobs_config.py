@@ -61,9 +61,16 @@ def test_secrets_are_read_where_they_are(tmp_path: Path) -> None:
     assert of_variable is not None
     assert (of_file.callbacks.secret, of_variable.callbacks.secret) == (b"s", b"t")
     assert of_file.callbacks.networks == (ip_network("10.0.0.0/8"),)
+    encoded = job_settings(_parsed({"callbacks": {"secret_variable": "S"}}), {**home, "S": "whsec_AAEC"})
+    assert encoded is not None
+    assert encoded.callbacks.secret == b"\0\1\2"
+    (tmp_path / "wrong").write_text("whsec_AAE")
+    (tmp_path / "empty").write_text("whsec_\n")
     assert "secret=" not in repr(of_file.callbacks)
     for jobs, problem in (
         ({"callbacks": {"secret_variable": "S"}}, r"args\.router\.jobs\.callbacks\.secret_variable: 'S' is not set"),
+        ({"callbacks": {"secret_file": "wrong"}}, r"callbacks\.secret_file: expected base64 after whsec_"),
+        ({"callbacks": {"secret_file": "empty"}}, r"callbacks\.secret_file: the secret is empty"),
         ({"callbacks": {"secret_file": "none"}}, r"args\.router\.jobs\.callbacks\.secret_file: no such file"),
         ({"redis": {"url": "redis://a", "password_variable": "P"}}, r"args\.router\.jobs\.redis\.password_variable"),
     ):

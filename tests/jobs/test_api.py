@@ -6,7 +6,10 @@ import base64
 import hashlib
 import hmac
 import json
+import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 from jobs.receiver import Receiver
 from local_server import LocalServer, every_kind_of_model
 
+from serve_app.api.http_app import HttpSettings
 from serve_app.cli.key_file import add
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -166,6 +170,14 @@ def test_the_same_request_twice(client: httpx.Client) -> None:
     assert other.json()["code"] == "conflict"
 
 
+def test_the_same_body_with_other_headers_is_another_request(client: httpx.Client) -> None:
+    """Those that are kept with a body as it is count for its idempotency key, too."""
+    params, picture, key = {"model": "digits"}, PICTURE.read_bytes(), {"Idempotency-Key": "picture"}
+    for headers, status in (({}, 202), ({}, 200), ({"X-Model-Version": "1"}, 409)):
+        answer = client.post("/v1/jobs", params=params, content=picture, headers={**key, **headers})
+        assert answer.status_code == status
+
+
 def test_jobs_are_listed(client: httpx.Client) -> None:
     """The newest first, by pages."""
     made = [_submitted(client, model="sum_diff", body=SUM)["id"] for _ in range(3)][::-1]
@@ -192,6 +204,9 @@ def test_a_job_is_cancelled(client: httpx.Client) -> None:
         ({"model": "none", "body": {}}, 404, "there is no 'none' here"),
         ({"model": "sum_diff", "items": [{"body": SUM}, {"model": "none", "body": {}}]}, 404, "items[1]."),
         ({"model": "sum_diff", "items": [{"body": SUM}] * 21}, 413, "router.jobs.max_items allows 20"),
+        ({"model": "sum_diff", "items": [{}] * 21}, 413, "router.jobs.max_items allows 20"),
+        ({"model": "none", "url": "/v1/embeddings", "body": {}}, 404, "there is no 'none' here"),
+        ({"url": "/v1/embeddings" + "/" * 1100, "body": {}}, 400, "url: it has 1114 characters"),
         ({"url": "/metrics", "body": {}}, 400, "runs no model"),
         ({"url": "/v1/jobs", "body": {}}, 400, "runs no model"),
         ({"url": "/v2/models/digits/infer", "model": "words", "body": {}}, 400, "the url is for 'digits'"),
@@ -303,12 +318,33 @@ def test_a_batch_of_openais_client(api: openai.OpenAI, client: httpx.Client) -> 
     assert (error["custom_id"], error["response"]["status_code"]) == ("line 2", 404)
     assert error["response"]["body"]["error"]["code"] == "model_not_found"
     made = api.files.retrieve(batch.output_file_id)
-    assert (made.purpose, made.bytes) == ("batch_output", len(api.files.content(made.id).read()))
+    assert (made.purpose, "bytes" in made.to_dict()) == ("batch_output", False)
     assert batch.id in [each.id for each in api.batches.list()]
     assert client.get(f"/v1/jobs/{batch.id}").status_code == 404
     assert api.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         api.files.retrieve(file.id)
+
+
+def test_an_answer_that_is_not_json(api: openai.OpenAI) -> None:
+    """Tensors in binary stand beside the body, with the headers that say how they are read."""
+    asked = {**SUM, "parameters": {"binary_data_output": True}}
+    url = "/v2/models/sum_diff/infer"
+    file = api.files.create(file=("in", _lines(asked, url=url)), purpose="batch")
+    batch = api.batches.create(
+        input_file_id=file.id,
+        endpoint=url,  # type: ignore[arg-type]
+        completion_window="24h",
+    )
+    while batch.status != "completed":
+        batch = api.batches.retrieve(batch.id)
+    assert batch.output_file_id is not None
+    response = json.loads(api.files.content(batch.output_file_id).text)["response"]
+    assert (response["status_code"], response["body"]) == (200, None)
+    answer = base64.b64decode(response["body_base64"])
+    head = json.loads(answer[: int(response["headers"]["inference-header-content-length"])])
+    assert head["model_name"] == "sum_diff"
+    assert answer.endswith(np.zeros(16, "<i4").tobytes())
 
 
 def test_a_batch_is_cancelled(api: openai.OpenAI) -> None:
@@ -326,6 +362,7 @@ def test_a_batch_is_cancelled(api: openai.OpenAI) -> None:
     [
         (b"{}", "/v1/embeddings", "line 1"),
         (_lines({}) + b"\nno", "/v1/embeddings", "line 2"),
+        (b"\n \r\n\n" + _lines({}) + b" \r\n\r\nno", "/v1/embeddings", "line 6"),
         (_lines({}, url="/v1/other"), "/v1/embeddings", "line 1: url"),
         (_lines({}) + b"\n" + _lines({}), "/v1/embeddings", "custom_id"),
         (_lines(*[{}] * 21), "/v1/embeddings", "max_items"),
@@ -406,6 +443,31 @@ def test_what_is_told_of_jobs(client: httpx.Client) -> None:
     assert 'serve_app_job_items_total{state="COMPLETED"}' in page
     assert "serve_app_job_store_exchanges_total" in page
     assert client.get("/status").json()["jobs"]["open"]
+
+
+@pytest.mark.parametrize("kind", ["job", "batch"])
+def test_what_waits_for_the_store_is_counted(tmp_path: Path, kind: str) -> None:
+    """Large bodies and files are refused while others wait to be kept, as while others are read."""
+    file = tmp_path / "jobs.sqlite"
+    args = {**every_kind_of_model(tmp_path / "models"), "router": {"jobs": {"path": str(file)}}}
+    limits = HttpSettings(max_body=2**20, max_held_bytes=2**20)
+    path, large = "/v1/jobs", {"model": "words", "body": {"inputs": "x" * 700_000}}
+    with LocalServer(args, settings=limits) as server, httpx.Client(base_url=server.url, timeout=90) as client:
+        _ended(client, _submitted(client, model="sum_diff", body=SUM)["id"])
+        if kind == "batch":
+            lines = _lines({"model": "words", "input": "x" * 700_000})
+            uploaded = client.post("/v1/files", data={"purpose": "batch"}, files={"file": lines}).json()["id"]
+            path, large = "/v1/batches", {"input_file_id": uploaded, "endpoint": "/v1/embeddings"}
+            large["completion_window"] = "24h"
+        with closing(sqlite3.connect(file, isolation_level=None)) as database, ThreadPoolExecutor(2) as threads:
+            database.execute("BEGIN IMMEDIATE")
+            both = [threads.submit(client.post, path, json=large) for _ in range(2)]
+            refused = next(as_completed(both)).result()
+            database.execute("ROLLBACK")
+            kept = next(each for each in both if each.result() is not refused).result()
+        assert (refused.status_code, "too many large bodies" in refused.text) == (429, True)
+        assert kept.is_success
+        assert client.post(path, json=large).is_success
 
 
 def test_a_store_that_is_gone_takes_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from ipaddress import ip_address, ip_network
 
 import pytest
@@ -30,6 +32,7 @@ LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
             "224.0.0.1",
         ),
         *("::1", "::", "fe80::1", "fd00::1", "ff02::1", "::ffff:127.0.0.1", "2002:7f00:1::", "64:ff9b::a00:1"),
+        *("64:ff9b:1::a00:1", "fec0::1", "::10.1.2.3", "::ffff:0:10.1.2.3"),
     ],
 )
 def test_addresses_that_are_not_public(address: str) -> None:
@@ -56,12 +59,41 @@ async def test_a_host_that_leads_inside_is_not_asked() -> None:
         assert (received.path, received.headers["x"], received.body) == ("/a?b", "y", b"body")
 
 
-async def test_an_answer_that_is_no_http_is_a_failure() -> None:
-    """However long it is."""
+async def test_another_address_is_asked_where_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may have several."""
+
+    def resolve(*_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        return [(2, 1, 6, "", ("127.0.0.2", 0)), (2, 1, 6, "", ("127.0.0.1", 0))]
+
+    with Receiver() as receiver:
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        assert await post(f"http://hooks.example:{receiver.port}/", {}, b"", LOOPBACK) == 204
+
+
+async def test_authorities_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with every callback, in the event loop."""
+    read: list[ssl.SSLContext] = []
+    create = ssl.create_default_context
+
+    def counted() -> ssl.SSLContext:
+        read.append(create())
+        return read[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    with Receiver() as receiver:
+        for _ in range(2):
+            with pytest.raises(OSError, match="SSL"):
+                await post(f"https://127.0.0.1:{receiver.port}/", {}, b"", LOOPBACK)
+    assert len(read) <= 1
+
+
+@pytest.mark.parametrize("answer", [b"x" * 100_000, b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n", b"HTTP/1.1 20 OK\r\n"])
+async def test_an_answer_that_is_no_http_is_a_failure(answer: bytes) -> None:
+    """However long it is, and its status."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"x" * 100_000)
+        writer.write(answer)
         writer.close()
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
@@ -75,6 +107,7 @@ async def test_an_answer_that_is_no_http_is_a_failure() -> None:
     "url",
     [
         *("https://other/", "ftp://a/", "https://a:8080/", "https://a.evil/", "https://evil/?a", "https://x@a/", "a"),
+        *("http://b:443/", "https://b:80/", "https://b:8080/", "http://b:22/", "https://b:0/"),
         *("https://a/\r\nx: y", "https://a/ b", "https://a/" + "x" * 3000, "https://[::1", "https://a:99999/"),
     ],
 )
@@ -84,7 +117,7 @@ def test_urls_that_are_not_allowed(url: str) -> None:
         check_callback(url, CallbackSettings(hosts=frozenset({"a:443", "b"})))
 
 
-@pytest.mark.parametrize("url", ["https://a/", "https://A:443/x?y", "http://b:8080/", "https://b/"])
+@pytest.mark.parametrize("url", ["https://a/", "https://A:443/x?y", "http://c:8080/", "https://b/", "http://b/"])
 def test_urls_that_are_allowed(url: str) -> None:
-    """A host without a port is allowed on all."""
-    check_callback(url, CallbackSettings(hosts=frozenset({"a:443", "b"})))
+    """A host without a port is allowed on those that its schemes have."""
+    check_callback(url, CallbackSettings(hosts=frozenset({"a:443", "b", "c:8080"})))
