@@ -216,9 +216,13 @@ class Runner:
         held = Counter(lease.request.model for _, lease in self._running.values())
         room = {model: limit - held[model] for model, limit in self._room().items()}
         others = _OTHERS - sum(number for model, number in held.items() if model not in room)
-        held_bytes = sum(lease.request.nbytes for _, lease in self._running.values())
+        left_bytes = self._settings.max_bytes_in_flight - sum(
+            lease.request.nbytes for _, lease in self._running.values()
+        )
+        if self._running and left_bytes <= 0:  # an exchange gives one item at least where there is room for any
+            room, others = {}, 0
         try:
-            exchanged = await self._exchange(room, others, self._settings.max_bytes_in_flight - held_bytes)
+            exchanged = await self._exchange(room, others, left_bytes)
         except SessionOver:
             logger.warning("Items of jobs are others' now: this router was not heard of for too long")
             self.counts.sessions_lost += 1

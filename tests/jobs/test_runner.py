@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,18 +26,19 @@ Answer = Callable[[Lease], Coroutine[Any, Any, Reply]]
 class Running:
     """A runner over a store, and what it says has ended."""
 
-    def __init__(self, store: Store, room: int) -> None:
+    def __init__(self, store: Store, room: Mapping[str, int], settings: JobSettings) -> None:
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self.store = store
-        self.runner = Runner(store, lambda: {"digits": room}, SETTINGS, wall_clock, self._on_ended)
+        self.runner = Runner(store, lambda: room, settings, wall_clock, self._on_ended)
 
     def _on_ended(self, jobs: tuple[str, ...]) -> None:
         for job in jobs:
             self.ended.put_nowait(job)
 
-    async def submit(self, number: int) -> Job:
+    async def submit(self, number: int, model: str = "digits", nbytes: int = 3) -> Job:
         """A job of so many items that has ten hours."""
-        job = await made(self.store, new_job(created=wall_clock(), expires=wall_clock() + 36_000), new_items(number))
+        items = new_items(number, model, nbytes)
+        job = await made(self.store, new_job(created=wall_clock(), expires=wall_clock() + 36_000), items)
         self.runner.wake()
         return job
 
@@ -49,10 +51,12 @@ class Running:
 
 
 @asynccontextmanager
-async def running(make: MakeStore, answer: Answer, room: int = 4) -> AsyncIterator[Running]:
-    """A runner that works."""
+async def running(
+    make: MakeStore, answer: Answer, room: int | Mapping[str, int] = 4, settings: JobSettings = SETTINGS
+) -> AsyncIterator[Running]:
+    """A runner that works, with room for a model or several."""
     async with opened(make) as store:
-        found = Running(store, room)
+        found = Running(store, {"digits": room} if isinstance(room, int) else room, settings)
         found.runner.start(answer)
         try:
             yield found
@@ -89,6 +93,27 @@ async def test_no_more_are_in_flight_than_there_is_room(make_store: MakeStore) -
     async with running(make_store, answer, room=3) as jobs:
         await jobs.end_of(await jobs.submit(30))
     assert most == 3
+
+
+async def test_bytes_in_flight_are_bounded(make_store: MakeStore) -> None:
+    """However often the runner asks for more while these run."""
+    now, most = 0, 0
+    settings = replace(SETTINGS, max_bytes_in_flight=2000, max_result=2000)
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal now, most
+        now += lease.request.nbytes
+        most = max(most, now)
+        began = jobs.runner.counts.exchanges
+        while jobs.runner.counts.exchanges < began + 3:
+            jobs.runner.wake()
+            await asyncio.sleep(0.001)
+        now -= lease.request.nbytes
+        return await _yes(lease)
+
+    async with running(make_store, answer, room=40, settings=settings) as jobs:
+        assert (await jobs.end_of(await jobs.submit(10, nbytes=1000))).completed == 10
+    assert 2000 <= most < 4000, most  # an item more than fits, and what names it
 
 
 async def test_what_is_refused_for_now_is_tried_again(make_store: MakeStore) -> None:
