@@ -184,7 +184,7 @@ for i = 1, #mine, 2 do
 end
 local repeated = #leases > 0
 for _, model in ipairs(redis.call('SMEMBERS', key('models'))) do
-  local left = room[model] or others
+  local left = model == '' and others or room[model] or 0
   local full = repeated
   local each = math.max(1, math.floor(left / math.max(1, redis.call('ZCARD', key('owners', model)))))
   while left > 0 and not full do
@@ -213,7 +213,6 @@ for _, model in ipairs(redis.call('SMEMBERS', key('models'))) do
       end
       lease(item, job, place)
       left = left - 1
-      if not room[model] then others = others - 1 end
     end
     if redis.call('EXISTS', backlog) == 0 then drop_backlog(job, model) end
   end

@@ -26,6 +26,7 @@ from msgspec import Struct
 from serve_app.domain.options import MAX_TIMEOUT_S
 from serve_app.errors import (
     DeadlineExceeded,
+    ModelNotFound,
     ModelUnavailable,
     PayloadTooLarge,
     QueueFull,
@@ -49,7 +50,9 @@ _LONGEST_PAUSE_S: Final = 30.0
 _IDLE_S: Final = 1.0
 """How often a router without work looks whether others have taken some in."""
 _OTHERS: Final = 16
-"""Items in flight of models that are not served, or not known before their requests are read."""
+"""Items in flight whose models are not known before their requests are read."""
+_APPEARS_S: Final = 60.0
+"""How long an item whose model only its request names is tried while that model is not served."""
 LONGEST_TRY_S: Final = MAX_TIMEOUT_S
 """A request can wait no longer than this; a job can, whose item tries again then."""
 _MOST_LOSSES: Final = 5
@@ -215,7 +218,7 @@ class Runner:
         # What has ended leaves its place with this exchange: it is not counted.
         held = Counter(lease.request.model for _, lease in self._running.values())
         room = {model: limit - held[model] for model, limit in self._room().items()}
-        others = _OTHERS - sum(number for model, number in held.items() if model not in room)
+        others = _OTHERS - held[""]
         left_bytes = self._settings.max_bytes_in_flight - sum(
             lease.request.nbytes for _, lease in self._running.values()
         )
@@ -277,12 +280,14 @@ class Runner:
         if lease.losses >= _MOST_LOSSES:
             error = ModelUnavailable(f"the server stopped {lease.losses} times while it ran this item; it is given up")
             return _failed(lease, error)
-        pause_s, suspected = _PAUSE_S, False
+        pause_s, suspected, first = _PAUSE_S, False, self._now()
         while True:
             began = self._now()
             try:
                 reply = await self._run(lease)
-            except _FOR_NOW as error:
+            except (*_FOR_NOW, ModelNotFound) as error:
+                if isinstance(error, ModelNotFound) and not self._may_appear(lease, first):
+                    return _failed(lease, error)
                 self.counts.retried += 1
                 asked_s = error.retry_after_s or 0.0
                 pause_s = min(_LONGEST_PAUSE_S, max(pause_s, asked_s))
@@ -309,6 +314,14 @@ class Runner:
                     return _failed(lease, PayloadTooLarge(large))
                 done = item_after(State.PROCESSING, ItemEvent.SUCCEEDED)
                 return Outcome(lease.item, done, reply.status, reply.body, reply.headers)
+
+    def _may_appear(self, lease: Lease, first: float) -> bool:
+        """Whether an item's model, which is not found, may be served again; ``first`` is when the item was tried first.
+
+        It was there when the job was taken. One that is served lacks something else, such as a version.
+        """
+        model = lease.request.model
+        return model not in self._room() if model else self._now() - first < _APPEARS_S
 
 
 def _failed(lease: Lease, error: ServeAppError) -> Outcome:

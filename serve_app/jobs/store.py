@@ -85,8 +85,8 @@ class Store(Protocol):
         Args:
             session: It.
             outcomes: Of items that it has.
-            room: How many items of which models it takes.
-            others: How many of models that are not named there.
+            room: How many items of which models it takes; none of models that are not named there.
+            others: How many of those whose models are not known before they run.
             nbytes: Most bytes of their bodies together, beyond the first.
             now: The time.
             lease_s: When it is over if it is not heard of again, seconds.

@@ -12,7 +12,7 @@ import pytest
 from jobs.stores import BOUNDS, MakeStore, all_items, made, new_items, new_job, opened
 
 from serve_app.access.guard import wall_clock
-from serve_app.errors import InferenceFailed, InvalidRequest, ModelUnavailable, QueueFull
+from serve_app.errors import InferenceFailed, InvalidRequest, ModelNotFound, ModelUnavailable, QueueFull
 from serve_app.jobs.records import Job, Lease
 from serve_app.jobs.runner import Reply, Runner
 from serve_app.jobs.settings import JobSettings
@@ -128,6 +128,30 @@ async def test_what_is_refused_for_now_is_tried_again(make_store: MakeStore) -> 
     async with running(make_store, answer) as jobs:
         assert (await jobs.end_of(await jobs.submit(3))).completed == 3
         assert jobs.runner.counts.retried == 2
+
+
+async def test_a_model_that_is_away_for_a_while_fails_nothing(make_store: MakeStore) -> None:
+    """Its items wait until it is served again; those of a model that is served, for which something lacks, do not."""
+    room, tries = {"words": 4}, 0
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal tries
+        tries += 1
+        if tries == 1:  # it is unloaded while its items run
+            room.clear()
+        if tries == 5:
+            room["words"] = 4
+        if lease.index == 1 or lease.request.model not in room:
+            raise ModelNotFound("no model")
+        return await _yes(lease)
+
+    async with running(make_store, answer, room) as jobs:
+        absent = await jobs.submit(1)
+        found = await jobs.end_of(await jobs.submit(3, "words"))
+        assert (found.completed, found.failed) == (2, 1)
+        room["digits"] = 4
+        jobs.runner.wake()
+        assert (await jobs.end_of(absent)).completed == 1
 
 
 @pytest.mark.parametrize(("times", "state"), [(1, State.COMPLETED), (2, State.ERROR)])

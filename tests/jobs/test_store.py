@@ -198,6 +198,15 @@ async def test_room_is_by_model_and_by_bytes(store: Store) -> None:
     assert len((await exchanged(store, session, room=9, nbytes=100)).leases) == 1
 
 
+async def test_a_model_without_room_waits(store: Store) -> None:
+    """A session that does not serve a model gets none of its items."""
+    await made(store, new_job(), [*new_items(3, "words"), *new_items(1, "")])
+    session = await store.begin_session(0.0, LEASE_S)
+    got = await store.exchange(session, [], {"digits": 9}, 9, PLENTY, 1.0, LEASE_S)
+    assert [lease.request.model for lease in got.leases] == [""]
+    assert len((await exchanged(store, session, room=9, model="words")).leases) == 3
+
+
 async def test_pages_hold_as_many_bytes_as_asked(store: Store) -> None:
     """A page ends before its answers are too many, but never without an item."""
     job = await made(store, new_job(), new_items(4))

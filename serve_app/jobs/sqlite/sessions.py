@@ -113,7 +113,7 @@ def _lease(
     )
     leases: list[Lease] = []
     for model in waiting:
-        left = room.get(model, others - sum(lease.request.model not in room for lease in leases))
+        left = room.get(model, 0) if model else others
         while left > 0:
             # Owners take turns; of an owner's jobs the one whose turn was longest ago.
             turns = database.execute(
