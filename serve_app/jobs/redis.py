@@ -101,9 +101,11 @@ class RedisStore:
 
     Args:
         settings: Of the server.
+        clock: What callers take the time from, POSIX.
     """
 
-    def __init__(self, settings: RedisSettings) -> None:
+    def __init__(self, settings: RedisSettings, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._prefix = f"{settings.prefix}jobs:"
         options: dict[str, Any] = {} if settings.ca_file is None else {"ssl_ca_certs": settings.ca_file}
         # Its types are those of clients that decode texts, too.
@@ -119,7 +121,7 @@ class RedisStore:
         )
         self._scripts = {
             name: self._redis.register_script(getattr(scripts, name))
-            for name in ("CREATE", "CANCEL", "END_SESSION", "EXCHANGE", "SWEEP", "DUE", "TOLD")
+            for name in ("CREATE", "CANCEL", "BEGIN_SESSION", "END_SESSION", "EXCHANGE", "SWEEP", "DUE", "TOLD")
         }
         self._turns: dict[str, int] = {}
         self._syncs = False
@@ -153,6 +155,10 @@ class RedisStore:
 
     def _key(self, *parts: str) -> str:
         return self._prefix + ":".join(parts)
+
+    def _ahead(self, now: float) -> float:
+        """How far a time is from the clock: next to nothing where it was taken from there."""
+        return now - self._clock()
 
     async def _run(self, script: str, *args: Any) -> Any:
         return await self._scripts[script](args=[self._prefix, *args])
@@ -318,7 +324,7 @@ class RedisStore:
     async def begin_session(self, now: float, lease_s: float) -> str:
         """See `Store.begin_session`."""
         session = secrets.token_hex(12)
-        await self._redis.zadd(self._key("sessions"), {session: now + lease_s})
+        await self._run("BEGIN_SESSION", session, self._ahead(now), lease_s)
         self._turns[session] = 0
         return session
 
@@ -347,7 +353,14 @@ class RedisStore:
             )
         ]
         exchanged = await self._exchanged(
-            session, repr(now), repr(now + lease_s), turn, json.dumps(dict(room)), others, nbytes, *told
+            session,
+            repr(now),
+            json.dumps([self._ahead(now), lease_s]),
+            turn,
+            json.dumps(dict(room)),
+            others,
+            nbytes,
+            *told,
         )
         if exchanged is None:
             self._turns.pop(session, None)
@@ -382,7 +395,7 @@ class RedisStore:
     @_guarded
     async def sweep(self, now: float, limit: int) -> int:
         """See `Store.sweep`."""
-        return int(await self._run("SWEEP", repr(now), limit))
+        return int(await self._run("SWEEP", repr(now), limit, self._ahead(now)))
 
     @_guarded
     async def census(self) -> Census:
@@ -478,7 +491,7 @@ def _as_job(found: Mapping[bytes, bytes]) -> Job | None:
     def text(name: str) -> str:
         return found[name.encode()].decode()
 
-    def time(name: str) -> float | None:
+    def when(name: str) -> float | None:
         return None if name.encode() not in found else float(text(name))
 
     return Job(
@@ -488,9 +501,9 @@ def _as_job(found: Mapping[bytes, bytes]) -> Job | None:
         state=State(text("state")),
         created=float(text("created")),
         expires=float(text("expires")),
-        started=time("started"),
-        ended=time("ended"),
-        kept_until=time("kept_until"),
+        started=when("started"),
+        ended=when("ended"),
+        kept_until=when("kept_until"),
         total=int(text("total")),
         completed=int(text("completed")),
         failed=int(text("failed")),

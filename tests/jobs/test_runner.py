@@ -260,10 +260,10 @@ async def test_an_item_whose_routers_die_is_given_up(make_store: MakeStore) -> N
     """Five of them: it may be the reason."""
     async with opened(make_store) as store:
         job = await made(store, new_job(created=0.0, expires=1e12), new_items(1))
-        for number in range(5):
-            session = await store.begin_session(float(number), 0.1)
-            assert len((await store.exchange(session, [], {"digits": 1}, 0, 10, number, 0.1)).leases) == 1
-            await store.sweep(number + 0.5, 10)
+        for now in range(0, 5000, 1000):
+            session = await store.begin_session(now, 10.0)
+            assert len((await store.exchange(session, [], {"digits": 1}, 0, 10, now, 10.0)).leases) == 1
+            await store.sweep(now + 500.0, 10)
     async with running(make_store, _yes) as jobs:
         assert (await jobs.end_of(job)).failed == 1
         (item,) = await all_items(jobs.store, job.id)

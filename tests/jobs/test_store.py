@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,9 +25,14 @@ from jobs.stores import (
     opened,
     stores_of,
 )
+from redis import Redis
 
+from benchmarks.redis_server import RedisServer
+from serve_app.access.guard import wall_clock
+from serve_app.domain.settings import RedisSettings
 from serve_app.errors import Conflict, QueueFull, StoreUnavailable
 from serve_app.jobs.records import BATCH, JOB, Bounds, Exchanged, NewItem, StoredFile
+from serve_app.jobs.redis import RedisStore
 from serve_app.jobs.states import State
 from serve_app.jobs.store import SessionOver, Store
 
@@ -88,15 +96,15 @@ async def test_items_of_a_session_that_is_over_are_others(store: Store) -> None:
     job = await made(store, new_job(), new_items(2))
     slow, quick = await store.begin_session(0.0, LEASE_S), await store.begin_session(0.0, LEASE_S)
     (lease, _) = (await exchanged(store, slow, room=2, now=1.0)).leases
-    await exchanged(store, quick, now=9.0)
-    await store.sweep(9.0, 100)
+    await exchanged(store, quick, now=5.0)
+    await store.sweep(5.0, 100)
     assert (await exchanged(store, quick, room=2, now=9.0)).leases == []
-    await store.sweep(11.5, 100)
-    taken = (await exchanged(store, quick, room=2, now=11.5)).leases
+    await store.sweep(15.0, 100)
+    taken = (await exchanged(store, quick, room=2, now=15.0)).leases
     assert [(each.index, each.losses) for each in taken] == [(0, 1), (1, 1)]
     with pytest.raises(SessionOver):
-        await exchanged(store, slow, [answered(lease.item, b"late")], now=12.0)
-    done = await exchanged(store, quick, [answered(each.item) for each in taken], now=12.0)
+        await exchanged(store, slow, [answered(lease.item, b"late")], now=16.0)
+    done = await exchanged(store, quick, [answered(each.item) for each in taken], now=16.0)
     assert (done.discarded, done.finished) == (0, (job.id,))
     assert [item.body for item in await all_items(store, job.id)] == [b"yes", b"yes"]
 
@@ -303,6 +311,61 @@ async def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
     async with opened(stores_of("sqlite", str(tmp_path))) as store:
         await made(store, new_job(), new_items(1))
         assert {os.stat(file).st_mode & 0o777 for file in os.scandir(tmp_path)} == {0o600}  # noqa: PTH116
+
+
+async def test_a_lease_that_waited_for_another_write_begins_behind_it(tmp_path: Path) -> None:
+    """Otherwise it would be over before it was renewed, and a session that lives would lose its items."""
+    async with opened(stores_of("sqlite", str(tmp_path))) as store:
+        await made(store, new_job(), new_items(1))
+        session = await store.begin_session(0.0, LEASE_S)
+        with closing(sqlite3.connect(tmp_path / "jobs.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            renewal = asyncio.create_task(exchanged(store, session, room=1, now=1.0))
+            await asyncio.sleep(0.2)  # a large write takes so long
+            other.execute("ROLLBACK")
+        assert len((await renewal).leases) == 1
+        await store.sweep(1.0 + LEASE_S + 0.1, 10)
+        assert (await exchanged(store, session)).discarded == 0
+
+
+async def test_sessions_are_over_by_the_clock_of_the_server(tmp_path: Path) -> None:
+    """A router whose clock is fast does not end the sessions of others."""
+
+    def fast_clock() -> float:
+        return wall_clock() + 1000.0
+
+    with RedisServer(tmp_path) as server:
+        fast_store = RedisStore(RedisSettings(server.url), fast_clock)
+        async with opened(stores_of("redis", server.url)) as store, opened(lambda: fast_store) as fast:
+            session = await store.begin_session(wall_clock(), LEASE_S)
+            await fast.sweep(fast_clock(), 10)
+            assert (await exchanged(store, session)).discarded == 0
+
+
+async def test_a_redis_server_that_is_full_goes_on(tmp_path: Path) -> None:
+    """It takes nothing more; what it has ends, and makes room when it is old."""
+    with RedisServer(tmp_path) as server, closing(Redis.from_url(server.url)) as client:
+        async with opened(stores_of("redis", server.url)) as store:
+            old = await made(store, new_job(keep_s=1.0), new_items(1))
+            cancelled = await made(store, new_job(callback="https://a"), new_items(1))
+            job = await made(store, new_job(), new_items(2))
+            session, lost = await store.begin_session(0.0, 1000.0), await store.begin_session(0.0, LEASE_S)
+            assert len((await exchanged(store, lost, room=2)).leases) == 2
+            await store.cancel(old.id, 2.0)
+            client.config_set("maxmemory", 1)
+            with pytest.raises(StoreUnavailable, match="OutOfMemory"):
+                await store.create(new_job(), new_items(1), BOUNDS)
+            await store.cancel(cancelled.id, 2.0)
+            assert [each.job.id for each in await store.due_callbacks(3.0, 9, 30.0)] == [cancelled.id]
+            await store.told(cancelled.id, "pending", 1, 40.0)
+            while await store.sweep(50.0, 10):
+                pass
+            assert await store.job(old.id) is None
+            await store.end_session(session)
+            session = await store.begin_session(50.0, LEASE_S)
+            leases = (await exchanged(store, session, room=9, now=50.0)).leases
+            done = await exchanged(store, session, [answered(lease.item) for lease in leases], now=50.0)
+            assert done.finished == (job.id,)
 
 
 async def test_a_disk_that_is_full(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from serve_app.jobs.records import Exchanged, Lease, NewItem, Outcome
 from serve_app.jobs.sqlite.jobs import end_job
@@ -14,9 +14,9 @@ from serve_app.jobs.states import JobEvent, State, job_after
 from serve_app.jobs.store import SessionOver
 
 
-def begin_session(database: sqlite3.Connection, until: float) -> str:
-    """See `Store.begin_session`."""
-    return str(database.execute("INSERT INTO sessions (until) VALUES (?)", (until,)).lastrowid)
+def begin_session(database: sqlite3.Connection, until: Callable[[], float]) -> str:
+    """See `Store.begin_session`; ``until`` says when a lease is over that begins now."""
+    return str(database.execute("INSERT INTO sessions (until) VALUES (?)", (until(),)).lastrowid)
 
 
 def exchange(
@@ -27,10 +27,10 @@ def exchange(
     others: int,
     nbytes: int,
     now: float,
-    until: float,
+    until: Callable[[], float],
 ) -> Exchanged:
-    """See `Store.exchange`."""
-    if database.execute("UPDATE sessions SET until = ? WHERE id = ?", (until, session)).rowcount == 0:
+    """See `Store.exchange`; ``until`` says when a lease is over that begins now."""
+    if database.execute("UPDATE sessions SET until = ? WHERE id = ?", (until(), session)).rowcount == 0:
         raise SessionOver
     counted, finished = _finish(database, session, outcomes, now) if outcomes else (0, [])
     gone = only(
