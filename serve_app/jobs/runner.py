@@ -285,25 +285,24 @@ class Runner:
             began = self._now()
             try:
                 reply = await self._run(lease)
-            except (*_FOR_NOW, ModelNotFound) as error:
-                if isinstance(error, ModelNotFound) and not self._may_appear(lease, first):
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                refused: ServeAppError = ModelUnavailable("what ran the item was cancelled")  # not the item itself
+            except _FOR_NOW as error:
+                refused = error
+            except ModelNotFound as error:
+                if not self._may_appear(lease, first):
                     return _failed(lease, error)
-                self.counts.retried += 1
-                asked_s = error.retry_after_s or 0.0
-                pause_s = min(_LONGEST_PAUSE_S, max(pause_s, asked_s))
-                if self._now() + pause_s > lease.expires:
-                    return _failed(lease, DeadlineExceeded("the job's deadline passed while the item waited"))
-                # Apart from each other: all of a model's items are refused at the same time.
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                refused = error
             except ServeAppError as error:
                 if error.outcome == _POISONED and not suspected:
                     # Two replicas died while they had it. They may have died of something else: it has one more try.
                     suspected = True
                     await asyncio.sleep(pause_s)
-                    continue
-                if not isinstance(error, DeadlineExceeded) or self._now() - began < LONGEST_TRY_S:
+                elif not isinstance(error, DeadlineExceeded) or self._now() - began < LONGEST_TRY_S:
                     return _failed(lease, error)
+                continue
             except Exception:
                 logger.exception("An item of job %s failed", lease.job)
                 return _failed(lease, ServeAppError(f"internal error; quote job {lease.job}, item {lease.index}"))
@@ -314,6 +313,13 @@ class Runner:
                     return _failed(lease, PayloadTooLarge(large))
                 done = item_after(State.PROCESSING, ItemEvent.SUCCEEDED)
                 return Outcome(lease.item, done, reply.status, reply.body, reply.headers)
+            self.counts.retried += 1
+            pause_s = min(_LONGEST_PAUSE_S, max(pause_s, refused.retry_after_s or 0.0))
+            if self._now() + pause_s > lease.expires:
+                return _failed(lease, DeadlineExceeded("the job's deadline passed while the item waited"))
+            # Apart from each other: all of a model's items are refused at the same time.
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _may_appear(self, lease: Lease, first: float) -> bool:
         """Whether an item's model, which is not found, may be served again; ``first`` is when the item was tried first.

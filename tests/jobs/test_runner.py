@@ -154,6 +154,22 @@ async def test_a_model_that_is_away_for_a_while_fails_nothing(make_store: MakeSt
         assert (await jobs.end_of(absent)).completed == 1
 
 
+async def test_an_item_whose_work_was_cancelled_is_run_again(make_store: MakeStore) -> None:
+    """Nobody gave the item up: something that it waited for was cancelled."""
+    cancelled = False
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal cancelled
+        if not cancelled:
+            cancelled = True
+            raise asyncio.CancelledError
+        return await _yes(lease)
+
+    async with running(make_store, answer) as jobs:
+        assert (await jobs.end_of(await jobs.submit(1))).completed == 1
+        assert jobs.runner.counts.retried == 1
+
+
 @pytest.mark.parametrize(("times", "state"), [(1, State.COMPLETED), (2, State.ERROR)])
 async def test_an_item_at_which_replicas_died_has_one_more_try(make_store: MakeStore, times: int, state: State) -> None:
     """They may have died of something else; if it happens again, they did not."""
