@@ -33,6 +33,8 @@ from serve_app.domain.settings import RedisSettings
 from serve_app.errors import Conflict, QueueFull, StoreUnavailable
 from serve_app.jobs.records import BATCH, JOB, Bounds, Exchanged, NewItem, StoredFile
 from serve_app.jobs.redis import RedisStore
+from serve_app.jobs.sqlite.connection import Connection, transaction
+from serve_app.jobs.sqlite.sessions import begin_session
 from serve_app.jobs.states import State
 from serve_app.jobs.store import SessionOver, Store
 
@@ -311,6 +313,22 @@ async def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
     async with opened(stores_of("sqlite", str(tmp_path))) as store:
         await made(store, new_job(), new_items(1))
         assert {os.stat(file).st_mode & 0o777 for file in os.scandir(tmp_path)} == {0o600}  # noqa: PTH116
+
+
+async def test_a_transaction_that_cannot_be_rolled_back_is_the_last_of_its_connection(tmp_path: Path) -> None:
+    """A new one goes on: the next transaction does not begin within it."""
+
+    def broken(database: sqlite3.Connection) -> None:
+        database.set_authorizer(lambda _, what, *__: sqlite3.SQLITE_DENY if what == "ROLLBACK" else sqlite3.SQLITE_OK)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    connection = Connection(tmp_path / "jobs.sqlite", 1.0)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await connection.call(transaction, broken)
+        await connection.call(transaction, lambda database: begin_session(database, lambda: 1.0))
+    finally:
+        await connection.close()
 
 
 async def test_a_lease_that_waited_for_another_write_begins_behind_it(tmp_path: Path) -> None:

@@ -50,14 +50,15 @@ class Connection:
             return work(self._connected(), *args, **kwargs)
         except (sqlite3.Error, OSError) as error:
             raise _unavailable(error) from error
+        finally:
+            if self._database is not None and self._database.in_transaction:  # it could not be rolled back
+                self._close()
 
     def _connected(self) -> sqlite3.Connection:
         """The connection to the file that has the path now. A file that is gone would take writes that nobody finds."""
         if self._database is not None and self._file == _identity(self._path):
             return self._database
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.touch(
             mode=0o600, exist_ok=True
@@ -79,6 +80,7 @@ class Connection:
     def _close(self) -> None:
         if self._database is not None:
             self._database.close()
+            self._database = None
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
