@@ -205,7 +205,9 @@ for i = 1, #mine, 2 do
   end
 end
 local repeated = #leases > 0
-for _, model in ipairs(redis.call('SMEMBERS', key('models'))) do
+local models = redis.call('SMEMBERS', key('models'))
+for n = 1, #models do
+  local model = models[(n + turn) % #models + 1]  -- each has the first turn at the bytes once
   local left = model == '' and others or room[model] or 0
   local full = repeated
   local each = math.max(1, math.floor(left / math.max(1, redis.call('ZCARD', key('owners', model)))))
@@ -220,11 +222,12 @@ for _, model in ipairs(redis.call('SMEMBERS', key('models'))) do
     for _ = 1, math.min(each, left) do
       local place = redis.call('LINDEX', backlog, 0)
       if not place then break end
-      nbytes = nbytes - redis.call('HSTRLEN', key('bodies', job), place)
-      if nbytes < 0 and #leases > 0 then
+      local size = redis.call('HSTRLEN', key('bodies', job), place)
+      if size > nbytes and #leases > 0 then
         full = true
         break
       end
+      nbytes = nbytes - size
       redis.call('LPOP', backlog)
       redis.call('HINCRBY', key('counts'), model, -1)
       local item = job .. '/' .. place .. '/' .. model

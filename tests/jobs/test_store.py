@@ -208,6 +208,19 @@ async def test_room_is_by_model_and_by_bytes(store: Store) -> None:
     assert len((await exchanged(store, session, room=9, nbytes=100)).leases) == 1
 
 
+async def test_models_take_turns_at_the_bytes(store: Store) -> None:
+    """None waits for the end of another's backlog; bytes that an item does not get are those of the next model."""
+    await made(store, new_job(), [*new_items(9, "digits", 1000), *new_items(9, "words", 1000)])
+    session = await store.begin_session(0.0, LEASE_S)
+    room = {"digits": 9, "words": 9}
+    answers = [await store.exchange(session, [], room, 0, 1500, 1.0, LEASE_S) for _ in range(4)]
+    assert {lease.request.model for answer in answers for lease in answer.leases} == {"digits", "words"}
+    await made(store, new_job(), new_items(9, "small", 10))
+    for _ in range(3):
+        got = (await store.exchange(session, [], {**room, "small": 3}, 0, 1500, 1.0, LEASE_S)).leases
+        assert sorted(lease.request.model == "small" for lease in got) == [False, True, True, True]
+
+
 async def test_a_model_without_room_waits(store: Store) -> None:
     """A session that does not serve a model gets none of its items."""
     await made(store, new_job(), [*new_items(3, "words"), *new_items(1, "")])

@@ -26,10 +26,23 @@ def exchange(
     room: Mapping[str, int],
     others: int,
     nbytes: int,
+    first: int,
     now: float,
     until: Callable[[], float],
 ) -> Exchanged:
-    """See `Store.exchange`; ``until`` says when a lease is over that begins now."""
+    """See `Store.exchange`.
+
+    Args:
+        database: As there.
+        session: As there.
+        outcomes: As there.
+        room: As there.
+        others: As there.
+        nbytes: As there.
+        first: Which of the models has the first turn; any number.
+        now: As there.
+        until: When a lease is over that begins when this is called.
+    """
     if database.execute("UPDATE sessions SET until = ? WHERE id = ?", (until(), session)).rowcount == 0:
         raise SessionOver
     counted, finished = _finish(database, session, outcomes, now) if outcomes else (0, [])
@@ -46,7 +59,7 @@ def exchange(
             "UPDATE items SET session = NULL WHERE session = ? AND (SELECT state FROM jobs WHERE seq = job) > 1",
             (session,),
         )
-    leases = _lease(database, session, room, others, nbytes, now)
+    leases = _lease(database, session, room, others, nbytes, first, now)
     return Exchanged(leases, len(outcomes) - counted, ended, tuple(finished))
 
 
@@ -106,15 +119,23 @@ def _finish(
 
 
 def _lease(
-    database: sqlite3.Connection, session: int, room: Mapping[str, int], others: int, nbytes: int, now: float
+    database: sqlite3.Connection,
+    session: int,
+    room: Mapping[str, int],
+    others: int,
+    nbytes: int,
+    first: int,
+    now: float,
 ) -> list[Lease]:
     waiting: list[str] = json.loads(
         only(database.execute("SELECT json_group_array(DISTINCT model) FROM backlogs").fetchone())
     )
     leases: list[Lease] = []
-    for model in waiting:
+    begin = first % max(1, len(waiting))
+    for model in waiting[begin:] + waiting[:begin]:
         left = room.get(model, 0) if model else others
-        while left > 0:
+        full = False
+        while left > 0 and not full:
             # Owners take turns; of an owner's jobs the one whose turn was longest ago.
             turns = database.execute(
                 "SELECT job, min(turn) AS last FROM backlogs WHERE model = ? GROUP BY owner ORDER BY last LIMIT ?",
@@ -128,8 +149,9 @@ def _lease(
                 leases += taken
                 left -= len(taken)
                 nbytes -= sum(len(lease.request.body) for lease in taken)
-                if not taken:  # what comes next has no room by bytes
-                    return leases
+                full = not taken  # what comes next has no room by bytes
+                if full:
+                    break
     return leases
 
 

@@ -46,7 +46,7 @@ class SqliteStore:
     def __init__(self, path: Path, wait_s: float = 5.0) -> None:
         self._path = path
         self._wait_s = wait_s
-        self._inode = 0
+        self._exchanges = 0
         self._writer: Connection | None = None
         self._reader: Connection | None = None
 
@@ -114,7 +114,9 @@ class SqliteStore:
         lease_s: float,
     ) -> Exchanged:
         """See `Store.exchange`."""
-        return await self._write(exchange, int(session), outcomes, room, others, nbytes, now, _from_now(now, lease_s))
+        self._exchanges += 1
+        until, turn = _from_now(now, lease_s), self._exchanges
+        return await self._write(exchange, int(session), outcomes, room, others, nbytes, turn, now, until)
 
     async def has_waiting(self) -> bool:
         """See `Store.has_waiting`."""
