@@ -121,7 +121,17 @@ class RedisStore:
         )
         self._scripts = {
             name: self._redis.register_script(getattr(scripts, name))
-            for name in ("CREATE", "CANCEL", "BEGIN_SESSION", "END_SESSION", "EXCHANGE", "SWEEP", "DUE", "TOLD")
+            for name in (
+                "KNOWN",
+                "CREATE",
+                "CANCEL",
+                "BEGIN_SESSION",
+                "END_SESSION",
+                "EXCHANGE",
+                "SWEEP",
+                "DUE",
+                "TOLD",
+            )
         }
         self._turns: dict[str, int] = {}
         self._syncs = False
@@ -139,12 +149,17 @@ class RedisStore:
         elif said.get("appendfsync") == "no":
             logger.warning("Jobs are kept in a Redis server with appendfsync no: a power failure may lose some")
         else:
-            self._syncs = await self._sync() is not None
+            self._syncs = await self._sync(self._redis) is not None
 
-    async def _sync(self) -> int | None:
+    async def _written(self, client: Any) -> None:
+        """Raise `StoreUnavailable` where what a client of one connection wrote is not on the server's disk in time."""
+        if self._syncs and not await self._sync(client):
+            raise StoreUnavailable("the store of jobs does not write to its disk in time; try again", 5.0)
+
+    async def _sync(self, client: Any) -> int | None:
         """Wait until what was written is on the server's disk; ``None`` where it does not know how."""
         try:
-            synced = await self._redis.execute_command("WAITAOF", 1, 0, _SYNC_MS)
+            synced = await client.execute_command("WAITAOF", 1, 0, _SYNC_MS)
         except ResponseError:
             return None
         return int(synced[0])
@@ -160,15 +175,33 @@ class RedisStore:
         """How far a time is from the clock: next to nothing where it was taken from there."""
         return now - self._clock()
 
-    async def _run(self, script: str, *args: Any) -> Any:
-        return await self._scripts[script](args=[self._prefix, *args])
+    async def _run(self, script: str, *args: Any, client: Any = None) -> Any:
+        return await self._scripts[script](args=[self._prefix, *args], client=client)
 
     # ----------------------------------------------------------------- jobs
 
     @_guarded
     async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
         """See `Store.create`."""
-        await self._check_room(bounds)
+        async with self._redis.client() as client:  # one connection: WAITAOF counts what was written by its own
+            result, known = b"new", b""
+            if job.idempotency_key:
+                result, known = await self._run("KNOWN", job.owner, job.idempotency_key, job.digest, client=client)
+            if result == b"new":
+                await self._check_room(bounds)
+                result, known = await self._create(client, job, items, bounds)
+            if result == b"other":
+                raise Conflict("Idempotency-Key: it came before with another request; use a new one")
+            if result == b"many":
+                most = f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs)"
+                raise QueueFull(f"{most}: wait for some", 10.0)
+            await self._written(client)
+        found = await self._job(known.decode())
+        assert found is not None
+        return found, result == b"new"
+
+    async def _create(self, client: Any, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[bytes, bytes]:
+        """What became of it, and the id of the job that there is."""
         backlogs: dict[str, list[int]] = {}
         for place, item in enumerate(items):
             backlogs.setdefault(item.model, []).append(place)
@@ -195,18 +228,10 @@ class RedisStore:
         }
         flat = [part for field in fields.items() for part in field]
         names = (job.id, job.owner, job.kind, job.idempotency_key, job.digest)
-        result, known = await self._run("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat)
+        result, known = await self._run("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat, client=client)
         if result != b"new":
             await self._redis.unlink(*self._item_keys(job.id, backlogs))
-        if result == b"other":
-            raise Conflict("Idempotency-Key: it came before with another request; use a new one")
-        if result == b"many":
-            raise QueueFull(f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs): wait for some", 10.0)
-        if self._syncs and not await self._sync():
-            raise StoreUnavailable("the store of jobs does not write to its disk in time; try again", 5.0)
-        found = await self._job(known.decode())
-        assert found is not None
-        return found, result == b"new"
+        return result, known
 
     def _item_keys(self, job: str, backlogs: Mapping[str, object]) -> list[str]:
         return [
@@ -218,7 +243,7 @@ class RedisStore:
     async def _write_items(self, job: str, items: Sequence[NewItem], backlogs: Mapping[str, Sequence[int]]) -> None:
         """Write what nobody looks at before the job is there."""
         for start in range(0, len(items), _TOGETHER):
-            pipeline = self._redis.pipeline(transaction=False)
+            pipeline = self._redis.pipeline(transaction=True)
             part = items[start : start + _TOGETHER]
             packed = {
                 str(start + n): _pack(_Packed(item.model, item.url, item.body, item.headers, item.custom_id))
@@ -232,8 +257,10 @@ class RedisStore:
             await pipeline.execute()
         for model, places in backlogs.items():
             for start in range(0, len(places), _TOGETHER):
-                await self._redis.rpush(self._key("backlog", job, model), *map(str, places[start : start + _TOGETHER]))
-            await self._redis.expire(self._key("backlog", job, model), _UNFINISHED_S)
+                pipeline = self._redis.pipeline(transaction=True)
+                pipeline.rpush(self._key("backlog", job, model), *map(str, places[start : start + _TOGETHER]))
+                pipeline.expire(self._key("backlog", job, model), _UNFINISHED_S)
+                await pipeline.execute()
 
     async def _check_room(self, bounds: Bounds) -> None:
         if await self._nbytes() > bounds.nbytes:
@@ -441,11 +468,11 @@ class RedisStore:
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.hset(self._key("file", file.id), mapping=msgspec.structs.asdict(file))
         pipeline.set(self._key("content", file.id), content)
-        pipeline.zadd(self._key("files", file.owner), {file.id: await self._redis.incr(self._key("seq"))})
         pipeline.zadd(self._key("oldfiles"), {file.id: file.expires})
         await pipeline.execute()
-        if self._syncs and not await self._sync():
-            raise StoreUnavailable("the store of jobs does not write to its disk in time; try again", 5.0)
+        async with self._redis.client() as client:  # its write is behind those of the pipeline's connection
+            await client.zadd(self._key("files", file.owner), {file.id: await client.incr(self._key("seq"))})
+            await self._written(client)
 
     @_guarded
     async def file(self, file: str) -> StoredFile | None:

@@ -103,14 +103,35 @@ redis.call('DEL', key('unused'))  -- a server at its maxmemory refuses no write 
 """
 """What ends, moves or deletes must go on then: otherwise nothing would ever be deleted."""
 
+_KNOWN: Final = """
+local function known(owner, idem, digest)
+  local name = key('idem', owner, idem)
+  local before = redis.call('HMGET', name, 'job', 'digest')
+  if not before[1] then return nil end
+  redis.call('HSET', name, 'job', before[1])  -- a write: WAITAOF waits until this, and what was before it, is on disk
+  return {before[2] == digest and 'same' or 'other', before[1]}
+end
+"""
+
+KNOWN: Final = (
+    _COMMON
+    + _ALSO_WHEN_FULL
+    + _KNOWN
+    + """
+-- prefix, owner, idempotency key, digest
+return known(ARGV[2], ARGV[3], ARGV[4]) or {'new', ''}
+"""
+)
+
 CREATE: Final = (
     _COMMON
+    + _KNOWN
     + """
 -- prefix, job, owner, kind, idempotency key, digest, most jobs, backlogs, fields...
 local job, owner, kind, idem, digest, backlogs = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], cjson.decode(ARGV[8])
 if idem ~= '' then
-  local before = redis.call('HMGET', key('idem', owner, idem), 'job', 'digest')
-  if before[1] then return {before[2] == digest and 'same' or 'other', before[1]} end
+  local before = known(owner, idem, digest)
+  if before then return before end
 end
 if redis.call('SCARD', key('live', owner)) >= tonumber(ARGV[7]) then return {'many', ''} end
 local hash = key('job', job)

@@ -168,6 +168,15 @@ async def test_an_idempotency_key_makes_one_job(store: Store) -> None:
     assert (await store.create(new_job(owner="bob", key="k", digest=b"2"), new_items(1), BOUNDS))[1]
 
 
+async def test_a_store_that_is_full_knows_what_it_took(store: Store) -> None:
+    """Who asks again for a job that was taken gets it, not an error."""
+    job = await made(store, new_job(key="k", digest=b"1"), new_items(1))
+    full = Bounds(1, 1)
+    assert await store.create(new_job(key="k", digest=b"1"), new_items(1), full) == (job, False)
+    with pytest.raises(Conflict):
+        await store.create(new_job(key="k", digest=b"2"), new_items(1), full)
+
+
 async def test_bounds_refuse(store: Store) -> None:
     """An owner with too many jobs, and a store that is full, take no more."""
     job = await made(store, new_job(), new_items(1))
