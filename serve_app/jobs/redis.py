@@ -36,7 +36,7 @@ from serve_app.jobs.records import (
     StoredFile,
 )
 from serve_app.jobs.states import State, unended
-from serve_app.jobs.store import SessionOver
+from serve_app.jobs.store import SessionOver, too_many_files
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class RedisStore:
             if job.idempotency_key:
                 result, known = await self._run("KNOWN", job.owner, job.idempotency_key, job.digest, client=client)
             if result == b"new":
-                await self._check_room(bounds)
+                await self._check_room(bounds, sum(item.nbytes for item in items))
                 result, known = await self._create(client, job, items, bounds)
             if result == b"other":
                 raise Conflict("Idempotency-Key: it came before with another request; use a new one")
@@ -262,8 +262,8 @@ class RedisStore:
                 pipeline.expire(self._key("backlog", job, model), _UNFINISHED_S)
                 await pipeline.execute()
 
-    async def _check_room(self, bounds: Bounds) -> None:
-        if await self._nbytes() > bounds.nbytes:
+    async def _check_room(self, bounds: Bounds, nbytes: int) -> None:
+        if await self._nbytes() + nbytes > bounds.nbytes:
             raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)
 
     async def _nbytes(self) -> int:
@@ -464,7 +464,9 @@ class RedisStore:
     @_guarded
     async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
         """See `Store.add_file`."""
-        await self._check_room(bounds)
+        await self._check_room(bounds, len(content))
+        if await self._redis.zcard(self._key("files", file.owner)) >= bounds.files:
+            raise too_many_files(bounds)
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.hset(self._key("file", file.id), mapping=msgspec.structs.asdict(file))
         pipeline.set(self._key("content", file.id), content)

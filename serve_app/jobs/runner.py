@@ -115,6 +115,7 @@ class Runner:
 
     Attributes:
         counts: What it has seen.
+        paused: Whether it takes no more items; those that it has end.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class Runner:
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self.counts = RunnerCounts()
+        self.paused = False
 
     def start(self, run: Run) -> None:
         """Run items from now on; ``run`` answers one."""
@@ -222,7 +224,8 @@ class Runner:
         left_bytes = self._settings.max_bytes_in_flight - sum(
             lease.request.nbytes for _, lease in self._running.values()
         )
-        if self._running and left_bytes <= 0:  # an exchange gives one item at least where there is room for any
+        # An exchange gives one item at least where there is room for any.
+        if self.paused or (self._running and left_bytes <= 0):
             room, others = {}, 0
         try:
             exchanged = await self._exchange(room, others, left_bytes)

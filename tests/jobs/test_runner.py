@@ -13,7 +13,8 @@ from jobs.stores import BOUNDS, MakeStore, all_items, made, new_items, new_job, 
 
 from serve_app.access.guard import wall_clock
 from serve_app.errors import InferenceFailed, InvalidRequest, ModelNotFound, ModelUnavailable, QueueFull
-from serve_app.jobs.records import Job, Lease
+from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.records import JOB, Job, Lease
 from serve_app.jobs.runner import Reply, Runner
 from serve_app.jobs.settings import JobSettings
 from serve_app.jobs.states import State
@@ -114,6 +115,32 @@ async def test_bytes_in_flight_are_bounded(make_store: MakeStore) -> None:
     async with running(make_store, answer, room=40, settings=settings) as jobs:
         assert (await jobs.end_of(await jobs.submit(10, nbytes=1000))).completed == 10
     assert 2000 <= most < 4000, most  # an item more than fits, and what names it
+
+
+async def test_a_store_that_is_full_runs_nothing(make_store: MakeStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Answers would come on top of what it has."""
+
+    async def tell(*_: Any) -> int:
+        return 200
+
+    async with opened(make_store) as other:
+        job = await made(other, new_job(created=wall_clock(), expires=wall_clock() + 36_000), new_items(3))
+        for most, paused in ((1000, True), (2**40, False)):
+            jobs = Jobs(make_store(), replace(SETTINGS, max_bytes=most), lambda: {"digits": 4}, tell, wall_clock)
+            jobs.start(_yes)
+            try:
+                found = await jobs.find(job.id, "ann", JOB)
+                assert jobs.status()["paused"] is paused
+                if paused:
+                    while jobs.runner.counts.exchanges < 2:
+                        jobs.runner.wake()
+                        found = await jobs.find(job.id, "ann", JOB)
+                else:
+                    found = await jobs.wait(job.id, "ann", JOB, 60.0)
+                assert found.completed == (0 if paused else 3)
+            finally:
+                await jobs.close()
+    assert caplog.text.count("max_bytes") == 1
 
 
 async def test_what_is_refused_for_now_is_tried_again(make_store: MakeStore) -> None:

@@ -191,6 +191,18 @@ async def test_bounds_refuse(store: Store) -> None:
         await store.add_file(StoredFile("file-1", "ann", "a", "batch", 1, 0.0, 9.0), b"a", Bounds(100, 1))
 
 
+async def test_what_does_not_fit_is_refused(store: Store) -> None:
+    """A job with more bytes than are left, and one file too many."""
+    small = Bounds(100, (await store.census()).nbytes + 2_000_000, files=1)
+    with pytest.raises(QueueFull, match="full"):
+        await store.create(new_job(), new_items(3, nbytes=1_000_000), small)
+    assert (await store.create(new_job(), new_items(1, nbytes=50_000), small))[1]
+    await store.add_file(StoredFile("file-1", "ann", "a", "batch", 1, 0.0, 9.0), b"a", small)
+    with pytest.raises(QueueFull, match="max_files"):
+        await store.add_file(StoredFile("file-2", "ann", "a", "batch", 1, 0.0, 9.0), b"a", small)
+    await store.add_file(StoredFile("file-3", "bob", "a", "batch", 1, 0.0, 9.0), b"a", small)
+
+
 async def test_owners_and_their_jobs_take_turns(store: Store) -> None:
     """A job behind a large one, of the same owner or another, does not wait for its end."""
     large = await made(store, new_job(), new_items(100))
