@@ -178,29 +178,33 @@ class RedisStore:
     async def _run(self, script: str, *args: Any, client: Any = None) -> Any:
         return await self._scripts[script](args=[self._prefix, *args], client=client)
 
+    async def _run_written(self, script: str, *args: Any) -> Any:
+        """As `_run`, when what it wrote is on the server's disk: WAITAOF waits for its own connection's writes."""
+        async with self._redis.client() as client:
+            result = await self._run(script, *args, client=client)
+            await self._written(client)
+        return result
+
     # ----------------------------------------------------------------- jobs
 
     @_guarded
     async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
         """See `Store.create`."""
-        async with self._redis.client() as client:  # one connection: WAITAOF counts what was written by its own
-            result, known = b"new", b""
-            if job.idempotency_key:
-                result, known = await self._run("KNOWN", job.owner, job.idempotency_key, job.digest, client=client)
-            if result == b"new":
-                await self._check_room(bounds, sum(item.nbytes for item in items))
-                result, known = await self._create(client, job, items, bounds)
-            if result == b"other":
-                raise Conflict("Idempotency-Key: it came before with another request; use a new one")
-            if result == b"many":
-                most = f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs)"
-                raise QueueFull(f"{most}: wait for some", 10.0)
-            await self._written(client)
+        result, known = b"new", b""
+        if job.idempotency_key:
+            result, known = await self._run_written("KNOWN", job.owner, job.idempotency_key, job.digest)
+        if result == b"new":
+            await self._check_room(bounds, sum(item.nbytes for item in items))
+            result, known = await self._create(job, items, bounds)
+        if result == b"other":
+            raise Conflict("Idempotency-Key: it came before with another request; use a new one")
+        if result == b"many":
+            raise QueueFull(f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs): wait for some", 10.0)
         found = await self._job(known.decode())
         assert found is not None
         return found, result == b"new"
 
-    async def _create(self, client: Any, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[bytes, bytes]:
+    async def _create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[bytes, bytes]:
         """What became of it, and the id of the job that there is."""
         backlogs: dict[str, list[int]] = {}
         for place, item in enumerate(items):
@@ -228,7 +232,7 @@ class RedisStore:
         }
         flat = [part for field in fields.items() for part in field]
         names = (job.id, job.owner, job.kind, job.idempotency_key, job.digest)
-        result, known = await self._run("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat, client=client)
+        result, known = await self._run_written("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat)
         if result != b"new":
             await self._redis.unlink(*self._item_keys(job.id, backlogs))
         return result, known

@@ -26,6 +26,7 @@ from jobs.stores import (
     stores_of,
 )
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
 from benchmarks.redis_server import RedisServer
 from serve_app.access.guard import wall_clock
@@ -392,6 +393,32 @@ async def test_sessions_are_over_by_the_clock_of_the_server(tmp_path: Path) -> N
             session = await store.begin_session(wall_clock(), LEASE_S)
             await fast.sweep(fast_clock(), 10)
             assert (await exchanged(store, session)).discarded == 0
+
+
+async def test_what_is_waited_for_was_written_by_the_same_connection(tmp_path: Path) -> None:
+    """The server waits for the writes of the connection that asks it to, beside many others."""
+    written: set[str] = set()
+    waits = 0
+    with RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as server:
+        async with (
+            opened(stores_of("redis", server.url)) as store,
+            AsyncRedis.from_url(server.url) as client,
+            client.monitor() as monitor,
+        ):
+            async with asyncio.TaskGroup() as tasks:
+                for n in range(20):
+                    file = StoredFile(f"file-{n}", "ann", "a", "batch", 1, 0.0, 9.0)
+                    tasks.create_task(made(store, new_job(), new_items(1)))
+                    tasks.create_task(store.add_file(file, b"a", BOUNDS))
+            while waits < 40:
+                said = await monitor.next_command()
+                address, command = f"{said['client_address']}:{said['client_port']}", said["command"].split()[0]
+                if command == "WAITAOF":
+                    assert address in written
+                    waits += 1
+                written.discard(address)
+                if command in {"EVALSHA", "ZADD"}:
+                    written.add(address)
 
 
 async def test_a_redis_server_that_is_full_goes_on(tmp_path: Path) -> None:
