@@ -27,10 +27,12 @@ Answer = Callable[[Lease], Coroutine[Any, Any, Reply]]
 class Running:
     """A runner over a store, and what it says has ended."""
 
-    def __init__(self, store: Store, room: Mapping[str, int], settings: JobSettings) -> None:
+    def __init__(
+        self, store: Store, room: Mapping[str, int], settings: JobSettings, now: Callable[[], float] = wall_clock
+    ) -> None:
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self.store = store
-        self.runner = Runner(store, lambda: room, settings, wall_clock, self._on_ended)
+        self.runner = Runner(store, lambda: room, settings, now, self._on_ended)
 
     def _on_ended(self, jobs: tuple[str, ...]) -> None:
         for job in jobs:
@@ -53,11 +55,15 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    make: MakeStore, answer: Answer, room: int | Mapping[str, int] = 4, settings: JobSettings = SETTINGS
+    make: MakeStore,
+    answer: Answer,
+    room: int | Mapping[str, int] = 4,
+    settings: JobSettings = SETTINGS,
+    now: Callable[[], float] = wall_clock,
 ) -> AsyncIterator[Running]:
     """A runner that works, with room for a model or several."""
     async with opened(make) as store:
-        found = Running(store, {"digits": room} if isinstance(room, int) else room, settings)
+        found = Running(store, {"digits": room} if isinstance(room, int) else room, settings, now)
         found.runner.start(answer)
         try:
             yield found
@@ -179,6 +185,24 @@ async def test_a_model_that_is_away_for_a_while_fails_nothing(make_store: MakeSt
         room["digits"] = 4
         jobs.runner.wake()
         assert (await jobs.end_of(absent)).completed == 1
+
+
+@pytest.mark.parametrize(("after_s", "state"), [(1.0, State.COMPLETED), (100.0, State.ERROR)])
+async def test_a_model_that_only_the_request_names_is_waited_for_a_minute(
+    make_store: MakeStore, after_s: float, state: State
+) -> None:
+    """It may be away for a while, or may never have been there: such items must not hold their places for long."""
+    late_s = 0.0
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal late_s
+        if not late_s:
+            late_s = after_s
+            raise ModelNotFound("no model")
+        return await _yes(lease)
+
+    async with running(make_store, answer, now=lambda: wall_clock() + late_s) as jobs:
+        assert (await jobs.end_of(await jobs.submit(1, ""))).state is state
 
 
 async def test_an_item_whose_work_was_cancelled_is_run_again(make_store: MakeStore) -> None:
