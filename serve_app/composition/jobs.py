@@ -43,6 +43,7 @@ def job_settings(config: JobsConfig | None, environ: Mapping[str, str] | None = 
         max_bytes=int(config.max_bytes),
         max_result=int(config.max_result),
         max_file=int(config.max_file),
+        max_files=config.max_files,
         callbacks=_callbacks(config.callbacks, environ),
     )
 

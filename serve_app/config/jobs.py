@@ -112,13 +112,16 @@ class JobsConfig(Section):
     """Jobs of one API key, or of all clients without keys, that have not ended."""
 
     max_bytes: Size = ByteSize(16 * 1024**3)
-    """Bytes of the store above which it takes no more jobs and files."""
+    """Bytes of the store above which it takes no more jobs and files; above 5/4 of that no items are run."""
 
     max_result: Size = ByteSize(8 * 1024**2)
     """Bytes of one answer; an item with a larger one fails."""
 
     max_file: Size = ByteSize(32 * 1024**2)
     """Bytes of one uploaded file; `router.limits.max_body` counts, too."""
+
+    max_files: Positive = 1000
+    """Uploaded files of one API key, or of all clients without keys."""
 
     callbacks: CallbacksConfig = CallbacksConfig()
     """Who may be told that a job has ended."""

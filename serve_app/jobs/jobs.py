@@ -56,7 +56,7 @@ class Jobs:
         self.runner = Runner(store, room, settings, now, self._on_ended)
         self.callbacks = Callbacks(store, settings.callbacks, post, now)
         self.census: Census | None = None
-        self._bounds = Bounds(settings.max_jobs, settings.max_bytes)
+        self._bounds = Bounds(settings.max_jobs, settings.max_bytes, settings.max_files)
         self._tasks: list[asyncio.Task[None]] = []
         self._opened = asyncio.Event()
 
@@ -79,7 +79,11 @@ class Jobs:
     def status(self) -> dict[str, Any]:
         """How jobs do, JSON-able: what the store held when it was last looked at, and what this router has."""
         runner, census = self.runner, self.census
-        shown: dict[str, Any] = {"open": self._opened.is_set(), "in_flight": dict(runner.in_flight)}
+        shown: dict[str, Any] = {
+            "open": self._opened.is_set(),
+            "paused": runner.paused,
+            "in_flight": dict(runner.in_flight),
+        }
         if census is not None:
             shown |= {"jobs": dict(census.jobs), "waiting": dict(census.backlog), "store_bytes": census.nbytes}
         return {**shown, "store_failures": runner.counts.store_failures, "callbacks": dict(self.callbacks.results)}
@@ -92,6 +96,7 @@ class Jobs:
         while not self._opened.is_set():
             try:
                 await self._store.open()
+                await self._count()
                 self._opened.set()
             except StoreUnavailable as error:
                 logger.warning("Jobs cannot be run: %s", error.message)
@@ -102,12 +107,12 @@ class Jobs:
 
     async def _sweep(self) -> None:
         """Clean up, in small steps."""
-        counted = -_SWEEP_S
+        counted = monotonic()
         while True:
             try:
                 swept = await self._store.sweep(self._now(), _STEP)
                 if monotonic() - counted > _SWEEP_S:
-                    self.census = await self._store.census()
+                    await self._count()
                     counted = monotonic()
             except StoreUnavailable as error:
                 swept = 0
@@ -117,6 +122,16 @@ class Jobs:
                 logger.exception("Jobs cannot be cleaned up")
             pause_s = min(_SWEEP_S, self.settings.lease_s / 3)
             await asyncio.sleep(_BETWEEN_STEPS_S if swept >= _STEP else pause_s)
+
+    async def _count(self) -> None:
+        """Look at the store. While it has far more than it may, no items are run: their answers come on top."""
+        self.census = await self._store.census()
+        nbytes = self.census.nbytes
+        full = nbytes * 4 > self.settings.max_bytes * 5
+        if full and not self.runner.paused:
+            most = f"{nbytes} bytes, and router.jobs.max_bytes allows {self.settings.max_bytes}"
+            logger.warning("No items of jobs are run until older jobs expire: the store has %s", most)
+        self.runner.paused = full
 
     # ----------------------------------------------------------------- jobs
 

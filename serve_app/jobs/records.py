@@ -249,7 +249,9 @@ class Bounds(Struct, frozen=True):
     Attributes:
         jobs: Of one owner that have not ended.
         nbytes: Of the whole store.
+        files: Of one owner.
     """
 
     jobs: int
     nbytes: int
+    files: int = 1000

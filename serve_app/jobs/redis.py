@@ -36,7 +36,7 @@ from serve_app.jobs.records import (
     StoredFile,
 )
 from serve_app.jobs.states import State, unended
-from serve_app.jobs.store import SessionOver
+from serve_app.jobs.store import SessionOver, too_many_files
 
 logger = logging.getLogger(__name__)
 
@@ -101,9 +101,11 @@ class RedisStore:
 
     Args:
         settings: Of the server.
+        clock: What callers take the time from, POSIX.
     """
 
-    def __init__(self, settings: RedisSettings) -> None:
+    def __init__(self, settings: RedisSettings, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._prefix = f"{settings.prefix}jobs:"
         options: dict[str, Any] = {} if settings.ca_file is None else {"ssl_ca_certs": settings.ca_file}
         # Its types are those of clients that decode texts, too.
@@ -119,7 +121,17 @@ class RedisStore:
         )
         self._scripts = {
             name: self._redis.register_script(getattr(scripts, name))
-            for name in ("CREATE", "CANCEL", "END_SESSION", "EXCHANGE", "SWEEP", "DUE", "TOLD")
+            for name in (
+                "KNOWN",
+                "CREATE",
+                "CANCEL",
+                "BEGIN_SESSION",
+                "END_SESSION",
+                "EXCHANGE",
+                "SWEEP",
+                "DUE",
+                "TOLD",
+            )
         }
         self._turns: dict[str, int] = {}
         self._syncs = False
@@ -137,12 +149,17 @@ class RedisStore:
         elif said.get("appendfsync") == "no":
             logger.warning("Jobs are kept in a Redis server with appendfsync no: a power failure may lose some")
         else:
-            self._syncs = await self._sync() is not None
+            self._syncs = await self._sync(self._redis) is not None
 
-    async def _sync(self) -> int | None:
+    async def _written(self, client: Any) -> None:
+        """Raise `StoreUnavailable` where what a client of one connection wrote is not on the server's disk in time."""
+        if self._syncs and not await self._sync(client):
+            raise StoreUnavailable("the store of jobs does not write to its disk in time; try again", 5.0)
+
+    async def _sync(self, client: Any) -> int | None:
         """Wait until what was written is on the server's disk; ``None`` where it does not know how."""
         try:
-            synced = await self._redis.execute_command("WAITAOF", 1, 0, _SYNC_MS)
+            synced = await client.execute_command("WAITAOF", 1, 0, _SYNC_MS)
         except ResponseError:
             return None
         return int(synced[0])
@@ -154,15 +171,41 @@ class RedisStore:
     def _key(self, *parts: str) -> str:
         return self._prefix + ":".join(parts)
 
-    async def _run(self, script: str, *args: Any) -> Any:
-        return await self._scripts[script](args=[self._prefix, *args])
+    def _ahead(self, now: float) -> float:
+        """How far a time is from the clock: next to nothing where it was taken from there."""
+        return now - self._clock()
+
+    async def _run(self, script: str, *args: Any, client: Any = None) -> Any:
+        return await self._scripts[script](args=[self._prefix, *args], client=client)
+
+    async def _run_written(self, script: str, *args: Any) -> Any:
+        """As `_run`, when what it wrote is on the server's disk: WAITAOF waits for its own connection's writes."""
+        async with self._redis.client() as client:
+            result = await self._run(script, *args, client=client)
+            await self._written(client)
+        return result
 
     # ----------------------------------------------------------------- jobs
 
     @_guarded
     async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
         """See `Store.create`."""
-        await self._check_room(bounds)
+        result, known = b"new", b""
+        if job.idempotency_key:
+            result, known = await self._run_written("KNOWN", job.owner, job.idempotency_key, job.digest)
+        if result == b"new":
+            await self._check_room(bounds, sum(item.nbytes for item in items))
+            result, known = await self._create(job, items, bounds)
+        if result == b"other":
+            raise Conflict("Idempotency-Key: it came before with another request; use a new one")
+        if result == b"many":
+            raise QueueFull(f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs): wait for some", 10.0)
+        found = await self._job(known.decode())
+        assert found is not None
+        return found, result == b"new"
+
+    async def _create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[bytes, bytes]:
+        """What became of it, and the id of the job that there is."""
         backlogs: dict[str, list[int]] = {}
         for place, item in enumerate(items):
             backlogs.setdefault(item.model, []).append(place)
@@ -189,18 +232,10 @@ class RedisStore:
         }
         flat = [part for field in fields.items() for part in field]
         names = (job.id, job.owner, job.kind, job.idempotency_key, job.digest)
-        result, known = await self._run("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat)
+        result, known = await self._run_written("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat)
         if result != b"new":
             await self._redis.unlink(*self._item_keys(job.id, backlogs))
-        if result == b"other":
-            raise Conflict("Idempotency-Key: it came before with another request; use a new one")
-        if result == b"many":
-            raise QueueFull(f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs): wait for some", 10.0)
-        if self._syncs and not await self._sync():
-            raise StoreUnavailable("the store of jobs does not write to its disk in time; try again", 5.0)
-        found = await self._job(known.decode())
-        assert found is not None
-        return found, result == b"new"
+        return result, known
 
     def _item_keys(self, job: str, backlogs: Mapping[str, object]) -> list[str]:
         return [
@@ -212,7 +247,7 @@ class RedisStore:
     async def _write_items(self, job: str, items: Sequence[NewItem], backlogs: Mapping[str, Sequence[int]]) -> None:
         """Write what nobody looks at before the job is there."""
         for start in range(0, len(items), _TOGETHER):
-            pipeline = self._redis.pipeline(transaction=False)
+            pipeline = self._redis.pipeline(transaction=True)
             part = items[start : start + _TOGETHER]
             packed = {
                 str(start + n): _pack(_Packed(item.model, item.url, item.body, item.headers, item.custom_id))
@@ -226,11 +261,13 @@ class RedisStore:
             await pipeline.execute()
         for model, places in backlogs.items():
             for start in range(0, len(places), _TOGETHER):
-                await self._redis.rpush(self._key("backlog", job, model), *map(str, places[start : start + _TOGETHER]))
-            await self._redis.expire(self._key("backlog", job, model), _UNFINISHED_S)
+                pipeline = self._redis.pipeline(transaction=True)
+                pipeline.rpush(self._key("backlog", job, model), *map(str, places[start : start + _TOGETHER]))
+                pipeline.expire(self._key("backlog", job, model), _UNFINISHED_S)
+                await pipeline.execute()
 
-    async def _check_room(self, bounds: Bounds) -> None:
-        if await self._nbytes() > bounds.nbytes:
+    async def _check_room(self, bounds: Bounds, nbytes: int) -> None:
+        if await self._nbytes() + nbytes > bounds.nbytes:
             raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)
 
     async def _nbytes(self) -> int:
@@ -318,7 +355,7 @@ class RedisStore:
     async def begin_session(self, now: float, lease_s: float) -> str:
         """See `Store.begin_session`."""
         session = secrets.token_hex(12)
-        await self._redis.zadd(self._key("sessions"), {session: now + lease_s})
+        await self._run("BEGIN_SESSION", session, self._ahead(now), lease_s)
         self._turns[session] = 0
         return session
 
@@ -347,7 +384,14 @@ class RedisStore:
             )
         ]
         exchanged = await self._exchanged(
-            session, repr(now), repr(now + lease_s), turn, json.dumps(dict(room)), others, nbytes, *told
+            session,
+            repr(now),
+            json.dumps([self._ahead(now), lease_s]),
+            turn,
+            json.dumps(dict(room)),
+            others,
+            nbytes,
+            *told,
         )
         if exchanged is None:
             self._turns.pop(session, None)
@@ -382,7 +426,7 @@ class RedisStore:
     @_guarded
     async def sweep(self, now: float, limit: int) -> int:
         """See `Store.sweep`."""
-        return int(await self._run("SWEEP", repr(now), limit))
+        return int(await self._run("SWEEP", repr(now), limit, self._ahead(now)))
 
     @_guarded
     async def census(self) -> Census:
@@ -424,15 +468,17 @@ class RedisStore:
     @_guarded
     async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
         """See `Store.add_file`."""
-        await self._check_room(bounds)
+        await self._check_room(bounds, len(content))
+        if await self._redis.zcard(self._key("files", file.owner)) >= bounds.files:
+            raise too_many_files(bounds)
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.hset(self._key("file", file.id), mapping=msgspec.structs.asdict(file))
         pipeline.set(self._key("content", file.id), content)
-        pipeline.zadd(self._key("files", file.owner), {file.id: await self._redis.incr(self._key("seq"))})
         pipeline.zadd(self._key("oldfiles"), {file.id: file.expires})
         await pipeline.execute()
-        if self._syncs and not await self._sync():
-            raise StoreUnavailable("the store of jobs does not write to its disk in time; try again", 5.0)
+        async with self._redis.client() as client:  # its write is behind those of the pipeline's connection
+            await client.zadd(self._key("files", file.owner), {file.id: await client.incr(self._key("seq"))})
+            await self._written(client)
 
     @_guarded
     async def file(self, file: str) -> StoredFile | None:
@@ -478,7 +524,7 @@ def _as_job(found: Mapping[bytes, bytes]) -> Job | None:
     def text(name: str) -> str:
         return found[name.encode()].decode()
 
-    def time(name: str) -> float | None:
+    def when(name: str) -> float | None:
         return None if name.encode() not in found else float(text(name))
 
     return Job(
@@ -488,9 +534,9 @@ def _as_job(found: Mapping[bytes, bytes]) -> Job | None:
         state=State(text("state")),
         created=float(text("created")),
         expires=float(text("expires")),
-        started=time("started"),
-        ended=time("ended"),
-        kept_until=time("kept_until"),
+        started=when("started"),
+        ended=when("ended"),
+        kept_until=when("kept_until"),
         total=int(text("total")),
         completed=int(text("completed")),
         failed=int(text("failed")),

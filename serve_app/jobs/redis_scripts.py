@@ -15,11 +15,12 @@ models                  set: models that something waits for; counts has how muc
 jobs:<owner>:<kind>     sorted set: jobs in their order
 live:<owner>            set: jobs that have not ended
 overdue, old, untold    sorted sets: jobs by when they must have ended, are forgotten, and are to be told
-sessions                sorted set: by when they are over; held:<session> is a hash of what they have
+sessions                sorted set: by when they are over (server's time); held:<session> is a hash of what they have
 states                  hash: jobs by state
 ======================  ==============================================================================================
 
-The scripts make the names of keys: the server must not be a cluster.
+The scripts make the names of keys: the server must not be a cluster. Sessions are over by the server's clock, which all
+routers share; ``ahead`` is how far the caller's time is from the caller's clock.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from typing import Final
 _COMMON: Final = """
 local p = ARGV[1]
 local function key(...) return p .. table.concat({...}, ':') end
+local function server_time(ahead)
+  local now = redis.call('TIME')
+  return now[1] + now[2] / 1e6 + ahead
+end
 local function set_state(job, to)
   local was = redis.call('HGET', key('job', job), 'state')
   redis.call('HSET', key('job', job), 'state', to)
@@ -93,14 +98,40 @@ local function end_session(session, lost)
 end
 """
 
+_ALSO_WHEN_FULL: Final = """
+redis.call('DEL', key('unused'))  -- a server at its maxmemory refuses no write of a script that has written before
+"""
+"""What ends, moves or deletes must go on then: otherwise nothing would ever be deleted."""
+
+_KNOWN: Final = """
+local function known(owner, idem, digest)
+  local name = key('idem', owner, idem)
+  local before = redis.call('HMGET', name, 'job', 'digest')
+  if not before[1] then return nil end
+  redis.call('HSET', name, 'job', before[1])  -- a write: WAITAOF waits until this, and what was before it, is on disk
+  return {before[2] == digest and 'same' or 'other', before[1]}
+end
+"""
+
+KNOWN: Final = (
+    _COMMON
+    + _ALSO_WHEN_FULL
+    + _KNOWN
+    + """
+-- prefix, owner, idempotency key, digest
+return known(ARGV[2], ARGV[3], ARGV[4]) or {'new', ''}
+"""
+)
+
 CREATE: Final = (
     _COMMON
+    + _KNOWN
     + """
 -- prefix, job, owner, kind, idempotency key, digest, most jobs, backlogs, fields...
 local job, owner, kind, idem, digest, backlogs = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], cjson.decode(ARGV[8])
 if idem ~= '' then
-  local before = redis.call('HMGET', key('idem', owner, idem), 'job', 'digest')
-  if before[1] then return {before[2] == digest and 'same' or 'other', before[1]} end
+  local before = known(owner, idem, digest)
+  if before then return before end
 end
 if redis.call('SCARD', key('live', owner)) >= tonumber(ARGV[7]) then return {'many', ''} end
 local hash = key('job', job)
@@ -128,6 +159,7 @@ return {'new', job}
 
 CANCEL: Final = (
     _COMMON
+    + _ALSO_WHEN_FULL
     + """
 -- prefix, job, now
 if is_live(ARGV[2]) then finish(ARGV[2], 'CANCELLED', ARGV[3], '') end
@@ -135,16 +167,27 @@ return redis.call('EXISTS', key('job', ARGV[2]))
 """
 )
 
-END_SESSION: Final = _COMMON + "end_session(ARGV[2], 0)"
+BEGIN_SESSION: Final = (
+    _COMMON
+    + _ALSO_WHEN_FULL
+    + """
+-- prefix, session, ahead, lease
+redis.call('ZADD', key('sessions'), string.format('%.6f', server_time(ARGV[3]) + ARGV[4]), ARGV[2])
+"""
+)
+
+END_SESSION: Final = _COMMON + _ALSO_WHEN_FULL + "end_session(ARGV[2], 0)"
 
 EXCHANGE: Final = (
     _COMMON
+    + _ALSO_WHEN_FULL
     + """
--- prefix, session, now, until, turn, room, others, bytes, {item, state, packed}...
+-- prefix, session, now, {ahead, lease}, turn, room, others, bytes, {item, state, packed}...
 local session, now, turn = ARGV[2], ARGV[3], ARGV[5]
 local room, others, nbytes = cjson.decode(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 if not redis.call('ZSCORE', key('sessions'), session) then return {'over'} end
-redis.call('ZADD', key('sessions'), ARGV[4], session)
+local lease_of = cjson.decode(ARGV[4])
+redis.call('ZADD', key('sessions'), string.format('%.6f', server_time(lease_of[1]) + lease_of[2]), session)
 local held, discarded, finished, ended, leases = key('held', session), 0, {}, {}, {}
 for i = 9, #ARGV, 3 do
   local item, state = ARGV[i], ARGV[i + 1]
@@ -183,8 +226,10 @@ for i = 1, #mine, 2 do
   end
 end
 local repeated = #leases > 0
-for _, model in ipairs(redis.call('SMEMBERS', key('models'))) do
-  local left = room[model] or others
+local models = redis.call('SMEMBERS', key('models'))
+for n = 1, #models do
+  local model = models[(n + turn) % #models + 1]  -- each has the first turn at the bytes once
+  local left = model == '' and others or room[model] or 0
   local full = repeated
   local each = math.max(1, math.floor(left / math.max(1, redis.call('ZCARD', key('owners', model)))))
   while left > 0 and not full do
@@ -198,11 +243,12 @@ for _, model in ipairs(redis.call('SMEMBERS', key('models'))) do
     for _ = 1, math.min(each, left) do
       local place = redis.call('LINDEX', backlog, 0)
       if not place then break end
-      nbytes = nbytes - redis.call('HSTRLEN', key('bodies', job), place)
-      if nbytes < 0 and #leases > 0 then
+      local size = redis.call('HSTRLEN', key('bodies', job), place)
+      if size > nbytes and #leases > 0 then
         full = true
         break
       end
+      nbytes = nbytes - size
       redis.call('LPOP', backlog)
       redis.call('HINCRBY', key('counts'), model, -1)
       local item = job .. '/' .. place .. '/' .. model
@@ -213,7 +259,6 @@ for _, model in ipairs(redis.call('SMEMBERS', key('models'))) do
       end
       lease(item, job, place)
       left = left - 1
-      if not room[model] then others = others - 1 end
     end
     if redis.call('EXISTS', backlog) == 0 then drop_backlog(job, model) end
   end
@@ -226,11 +271,13 @@ return {'ok', discarded, gone, finished, leases}
 
 SWEEP: Final = (
     _COMMON
+    + _ALSO_WHEN_FULL
     + """
--- prefix, now, limit
+-- prefix, now, limit, ahead
 local now, limit, swept = ARGV[2], tonumber(ARGV[3]), 0
 local before = '(' .. now
-for _, session in ipairs(redis.call('ZRANGEBYSCORE', key('sessions'), '-inf', before)) do end_session(session, 1) end
+local over = '(' .. string.format('%.6f', server_time(ARGV[4]))
+for _, session in ipairs(redis.call('ZRANGEBYSCORE', key('sessions'), '-inf', over)) do end_session(session, 1) end
 for _, job in ipairs(redis.call('ZRANGEBYSCORE', key('overdue'), '-inf', before, 'LIMIT', 0, limit)) do
   finish(job, 'ERROR', now, 'deadline_exceeded')
   swept = swept + 1
@@ -275,6 +322,7 @@ return swept
 
 DUE: Final = (
     _COMMON
+    + _ALSO_WHEN_FULL
     + """
 -- prefix, now, limit, until
 local due = redis.call('ZRANGEBYSCORE', key('untold'), '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
@@ -285,6 +333,7 @@ return due
 
 TOLD: Final = (
     _COMMON
+    + _ALSO_WHEN_FULL
     + """
 -- prefix, job, told, attempts, due
 local hash = key('job', ARGV[2])

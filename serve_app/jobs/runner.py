@@ -26,6 +26,7 @@ from msgspec import Struct
 from serve_app.domain.options import MAX_TIMEOUT_S
 from serve_app.errors import (
     DeadlineExceeded,
+    ModelNotFound,
     ModelUnavailable,
     PayloadTooLarge,
     QueueFull,
@@ -49,7 +50,9 @@ _LONGEST_PAUSE_S: Final = 30.0
 _IDLE_S: Final = 1.0
 """How often a router without work looks whether others have taken some in."""
 _OTHERS: Final = 16
-"""Items in flight of models that are not served, or not known before their requests are read."""
+"""Items in flight whose models are not known before their requests are read."""
+_APPEARS_S: Final = 60.0
+"""How long an item whose model only its request names is tried while that model is not served."""
 LONGEST_TRY_S: Final = MAX_TIMEOUT_S
 """A request can wait no longer than this; a job can, whose item tries again then."""
 _MOST_LOSSES: Final = 5
@@ -112,6 +115,7 @@ class Runner:
 
     Attributes:
         counts: What it has seen.
+        paused: Whether it takes no more items; those that it has end.
     """
 
     def __init__(
@@ -134,6 +138,7 @@ class Runner:
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self.counts = RunnerCounts()
+        self.paused = False
 
     def start(self, run: Run) -> None:
         """Run items from now on; ``run`` answers one."""
@@ -215,10 +220,15 @@ class Runner:
         # What has ended leaves its place with this exchange: it is not counted.
         held = Counter(lease.request.model for _, lease in self._running.values())
         room = {model: limit - held[model] for model, limit in self._room().items()}
-        others = _OTHERS - sum(number for model, number in held.items() if model not in room)
-        held_bytes = sum(lease.request.nbytes for _, lease in self._running.values())
+        others = _OTHERS - held[""]
+        left_bytes = self._settings.max_bytes_in_flight - sum(
+            lease.request.nbytes for _, lease in self._running.values()
+        )
+        # An exchange gives one item at least where there is room for any.
+        if self.paused or (self._running and left_bytes <= 0):
+            room, others = {}, 0
         try:
-            exchanged = await self._exchange(room, others, self._settings.max_bytes_in_flight - held_bytes)
+            exchanged = await self._exchange(room, others, left_bytes)
         except SessionOver:
             logger.warning("Items of jobs are others' now: this router was not heard of for too long")
             self.counts.sessions_lost += 1
@@ -273,28 +283,29 @@ class Runner:
         if lease.losses >= _MOST_LOSSES:
             error = ModelUnavailable(f"the server stopped {lease.losses} times while it ran this item; it is given up")
             return _failed(lease, error)
-        pause_s, suspected = _PAUSE_S, False
+        pause_s, suspected, first = _PAUSE_S, False, self._now()
         while True:
             began = self._now()
             try:
                 reply = await self._run(lease)
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                refused: ServeAppError = ModelUnavailable("what ran the item was cancelled")  # not the item itself
             except _FOR_NOW as error:
-                self.counts.retried += 1
-                asked_s = error.retry_after_s or 0.0
-                pause_s = min(_LONGEST_PAUSE_S, max(pause_s, asked_s))
-                if self._now() + pause_s > lease.expires:
-                    return _failed(lease, DeadlineExceeded("the job's deadline passed while the item waited"))
-                # Apart from each other: all of a model's items are refused at the same time.
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                refused = error
+            except ModelNotFound as error:
+                if not self._may_appear(lease, first):
+                    return _failed(lease, error)
+                refused = error
             except ServeAppError as error:
                 if error.outcome == _POISONED and not suspected:
                     # Two replicas died while they had it. They may have died of something else: it has one more try.
                     suspected = True
                     await asyncio.sleep(pause_s)
-                    continue
-                if not isinstance(error, DeadlineExceeded) or self._now() - began < LONGEST_TRY_S:
+                elif not isinstance(error, DeadlineExceeded) or self._now() - began < LONGEST_TRY_S:
                     return _failed(lease, error)
+                continue
             except Exception:
                 logger.exception("An item of job %s failed", lease.job)
                 return _failed(lease, ServeAppError(f"internal error; quote job {lease.job}, item {lease.index}"))
@@ -305,6 +316,21 @@ class Runner:
                     return _failed(lease, PayloadTooLarge(large))
                 done = item_after(State.PROCESSING, ItemEvent.SUCCEEDED)
                 return Outcome(lease.item, done, reply.status, reply.body, reply.headers)
+            self.counts.retried += 1
+            pause_s = min(_LONGEST_PAUSE_S, max(pause_s, refused.retry_after_s or 0.0))
+            if self._now() + pause_s > lease.expires:
+                return _failed(lease, DeadlineExceeded("the job's deadline passed while the item waited"))
+            # Apart from each other: all of a model's items are refused at the same time.
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _may_appear(self, lease: Lease, first: float) -> bool:
+        """Whether an item's model, which is not found, may be served again; ``first`` is when the item was tried first.
+
+        It was there when the job was taken. One that is served lacks something else, such as a version.
+        """
+        model = lease.request.model
+        return model not in self._room() if model else self._now() - first < _APPEARS_S
 
 
 def _failed(lease: Lease, error: ServeAppError) -> Outcome:

@@ -46,9 +46,10 @@ class JobSettings:
         keep_s: How long it is kept after its end, seconds.
         max_items: Items of one job.
         max_jobs: Jobs of one API key that have not ended.
-        max_bytes: Bytes of the store above which it takes no more.
+        max_bytes: Bytes of the store above which it takes no more; above 5/4 of that no items are run.
         max_result: Bytes of one answer that are kept.
         max_file: Bytes of an uploaded file.
+        max_files: Files of one API key.
         callbacks: Who may be told of ends.
     """
 
@@ -65,4 +66,5 @@ class JobSettings:
     max_bytes: int = 16 * 2**30
     max_result: int = 8 * 2**20
     max_file: int = 200 * 2**20
+    max_files: int = 1000
     callbacks: CallbackSettings = field(default_factory=CallbackSettings)

@@ -11,11 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from serve_app.errors import QueueFull
 from serve_app.jobs.records import Bounds, Callback, Census, Exchanged, Item, Job, NewItem, NewJob, Outcome, StoredFile
 
 
 class SessionOver(Exception):
     """This session was not heard of for too long. Its items are others'."""
+
+
+def too_many_files(bounds: Bounds) -> QueueFull:
+    """An owner has as many files as it may."""
+    return QueueFull(f"{bounds.files} files are kept, the most (router.jobs.max_files): delete some", 60.0)
 
 
 class Store(Protocol):
@@ -35,7 +41,7 @@ class Store(Protocol):
 
         Raises:
             Conflict: That one came with another request.
-            QueueFull: The owner has too many jobs that have not ended, or the store is full.
+            QueueFull: The owner has too many jobs that have not ended, or the store has no room for this one.
         """
 
     async def job(self, job: str) -> Job | None:
@@ -85,8 +91,8 @@ class Store(Protocol):
         Args:
             session: It.
             outcomes: Of items that it has.
-            room: How many items of which models it takes.
-            others: How many of models that are not named there.
+            room: How many items of which models it takes; none of models that are not named there.
+            others: How many of those whose models are not known before they run.
             nbytes: Most bytes of their bodies together, beyond the first.
             now: The time.
             lease_s: When it is over if it is not heard of again, seconds.
@@ -118,7 +124,7 @@ class Store(Protocol):
         """Note what became of a callback: ``pending`` until ``due``, ``delivered`` or ``given_up``."""
 
     async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
-        """Keep a file. Raises `QueueFull` where the store is full."""
+        """Keep a file. Raises `QueueFull` where the store is full, or the owner has too many."""
 
     async def file(self, file: str) -> StoredFile | None:
         """A file by its id."""

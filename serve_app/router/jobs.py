@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from serve_app.access.guard import wall_clock
 from serve_app.domain.service import InferenceService
@@ -14,13 +15,15 @@ from serve_app.jobs.settings import JobSettings
 from serve_app.jobs.sqlite.store import SqliteStore
 from serve_app.jobs.store import Store
 
+_LONGEST_WAIT_S: Final = 20.0
+
 
 def make_store(settings: JobSettings) -> Store:
     """The store that the settings name."""
     if settings.redis is not None:
-        return RedisStore(settings.redis)
+        return RedisStore(settings.redis, wall_clock)
     assert settings.path is not None
-    return SqliteStore(settings.path)
+    return SqliteStore(settings.path, min(_LONGEST_WAIT_S, settings.lease_s / 2))
 
 
 def make_jobs(settings: JobSettings, service: InferenceService) -> Jobs:

@@ -37,7 +37,12 @@ def _job(client: httpx.Client, job: str, wait_s: float) -> Mapping[str, Any]:
 def test_a_router_that_dies_loses_no_item(tmp_path: Path) -> None:
     """Killed again and again while they run items, routers lose none, and none ends twice."""
     onnx_models.make(tmp_path / "models" / "add_one" / "1" / "model.onnx", "add_one")
-    model = {"name": "add_one", "path": str(tmp_path / "models" / "add_one"), "resources": {"cpus": 0.1}}
+    model = {
+        "name": "add_one",
+        "path": str(tmp_path / "models" / "add_one"),
+        "resources": {"cpus": 0.1},
+        "batching": {"max_rows": 1},  # few items at once: the job must not end before its routers do
+    }
     router = {
         "replicas": 2,
         "cpus": 0.1,
@@ -53,7 +58,7 @@ def test_a_router_that_dies_loses_no_item(tmp_path: Path) -> None:
         job = answer.json()["id"]
         killed_at: list[int] = []
         for kill in range(1, KILLS + 1):
-            while (done := _job(client, job, 0.0)["items"]["completed"]) < kill * ITEMS // (KILLS + 2):
+            while (done := _job(client, job, 0)["items"]["completed"]) < kill * ITEMS // (KILLS + 2):
                 pass
             routers = server.replica_processes("router")
             for process in routers:

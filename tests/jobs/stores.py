@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from serve_app.access.guard import wall_clock
 from serve_app.domain.settings import RedisSettings
 from serve_app.jobs.records import JOB, Bounds, Exchanged, Item, Job, NewItem, NewJob, Outcome
 from serve_app.jobs.redis import RedisStore
@@ -26,7 +27,7 @@ MakeStore = Callable[[], Store]
 def stores_of(kind: str, place: str) -> MakeStore:
     """Stores of one kind: ``sqlite`` in a folder, or ``redis`` at a URL."""
     if kind == "redis":
-        return lambda: RedisStore(RedisSettings(place))
+        return lambda: RedisStore(RedisSettings(place), wall_clock)
     return lambda: SqliteStore(Path(place) / "jobs.sqlite")
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from jobs.stores import BOUNDS, MakeStore, all_items, made, new_items, new_job, opened
 
 from serve_app.access.guard import wall_clock
-from serve_app.errors import InferenceFailed, InvalidRequest, ModelUnavailable, QueueFull
-from serve_app.jobs.records import Job, Lease
+from serve_app.errors import InferenceFailed, InvalidRequest, ModelNotFound, ModelUnavailable, QueueFull
+from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.records import JOB, Job, Lease
 from serve_app.jobs.runner import Reply, Runner
 from serve_app.jobs.settings import JobSettings
 from serve_app.jobs.states import State
@@ -25,18 +27,21 @@ Answer = Callable[[Lease], Coroutine[Any, Any, Reply]]
 class Running:
     """A runner over a store, and what it says has ended."""
 
-    def __init__(self, store: Store, room: int) -> None:
+    def __init__(
+        self, store: Store, room: Mapping[str, int], settings: JobSettings, now: Callable[[], float] = wall_clock
+    ) -> None:
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self.store = store
-        self.runner = Runner(store, lambda: {"digits": room}, SETTINGS, wall_clock, self._on_ended)
+        self.runner = Runner(store, lambda: room, settings, now, self._on_ended)
 
     def _on_ended(self, jobs: tuple[str, ...]) -> None:
         for job in jobs:
             self.ended.put_nowait(job)
 
-    async def submit(self, number: int) -> Job:
+    async def submit(self, number: int, model: str = "digits", nbytes: int = 3) -> Job:
         """A job of so many items that has ten hours."""
-        job = await made(self.store, new_job(created=wall_clock(), expires=wall_clock() + 36_000), new_items(number))
+        items = new_items(number, model, nbytes)
+        job = await made(self.store, new_job(created=wall_clock(), expires=wall_clock() + 36_000), items)
         self.runner.wake()
         return job
 
@@ -49,10 +54,16 @@ class Running:
 
 
 @asynccontextmanager
-async def running(make: MakeStore, answer: Answer, room: int = 4) -> AsyncIterator[Running]:
-    """A runner that works."""
+async def running(
+    make: MakeStore,
+    answer: Answer,
+    room: int | Mapping[str, int] = 4,
+    settings: JobSettings = SETTINGS,
+    now: Callable[[], float] = wall_clock,
+) -> AsyncIterator[Running]:
+    """A runner that works, with room for a model or several."""
     async with opened(make) as store:
-        found = Running(store, room)
+        found = Running(store, {"digits": room} if isinstance(room, int) else room, settings, now)
         found.runner.start(answer)
         try:
             yield found
@@ -91,6 +102,53 @@ async def test_no_more_are_in_flight_than_there_is_room(make_store: MakeStore) -
     assert most == 3
 
 
+async def test_bytes_in_flight_are_bounded(make_store: MakeStore) -> None:
+    """However often the runner asks for more while these run."""
+    now, most = 0, 0
+    settings = replace(SETTINGS, max_bytes_in_flight=2000, max_result=2000)
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal now, most
+        now += lease.request.nbytes
+        most = max(most, now)
+        began = jobs.runner.counts.exchanges
+        while jobs.runner.counts.exchanges < began + 3:
+            jobs.runner.wake()
+            await asyncio.sleep(0.001)
+        now -= lease.request.nbytes
+        return await _yes(lease)
+
+    async with running(make_store, answer, room=40, settings=settings) as jobs:
+        assert (await jobs.end_of(await jobs.submit(10, nbytes=1000))).completed == 10
+    assert 2000 <= most < 4000, most  # an item more than fits, and what names it
+
+
+async def test_a_store_that_is_full_runs_nothing(make_store: MakeStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Answers would come on top of what it has."""
+
+    async def tell(*_: Any) -> int:
+        return 200
+
+    async with opened(make_store) as other:
+        job = await made(other, new_job(created=wall_clock(), expires=wall_clock() + 36_000), new_items(3))
+        for most, paused in ((1000, True), (2**40, False)):
+            jobs = Jobs(make_store(), replace(SETTINGS, max_bytes=most), lambda: {"digits": 4}, tell, wall_clock)
+            jobs.start(_yes)
+            try:
+                found = await jobs.find(job.id, "ann", JOB)
+                assert jobs.status()["paused"] is paused
+                if paused:
+                    while jobs.runner.counts.exchanges < 2:
+                        jobs.runner.wake()
+                        found = await jobs.find(job.id, "ann", JOB)
+                else:
+                    found = await jobs.wait(job.id, "ann", JOB, 60.0)
+                assert found.completed == (0 if paused else 3)
+            finally:
+                await jobs.close()
+    assert caplog.text.count("max_bytes") == 1
+
+
 async def test_what_is_refused_for_now_is_tried_again(make_store: MakeStore) -> None:
     """A full queue and a model without a replica say nothing of an item."""
     refusals = [QueueFull("full", 0.001), ModelUnavailable("none", 0.001)]
@@ -103,6 +161,64 @@ async def test_what_is_refused_for_now_is_tried_again(make_store: MakeStore) -> 
     async with running(make_store, answer) as jobs:
         assert (await jobs.end_of(await jobs.submit(3))).completed == 3
         assert jobs.runner.counts.retried == 2
+
+
+async def test_a_model_that_is_away_for_a_while_fails_nothing(make_store: MakeStore) -> None:
+    """Its items wait until it is served again; those of a model that is served, for which something lacks, do not."""
+    room, tries = {"words": 4}, 0
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal tries
+        tries += 1
+        if tries == 1:  # it is unloaded while its items run
+            room.clear()
+        if tries == 5:
+            room["words"] = 4
+        if lease.index == 1 or lease.request.model not in room:
+            raise ModelNotFound("no model")
+        return await _yes(lease)
+
+    async with running(make_store, answer, room) as jobs:
+        absent = await jobs.submit(1)
+        found = await jobs.end_of(await jobs.submit(3, "words"))
+        assert (found.completed, found.failed) == (2, 1)
+        room["digits"] = 4
+        jobs.runner.wake()
+        assert (await jobs.end_of(absent)).completed == 1
+
+
+@pytest.mark.parametrize(("after_s", "state"), [(1.0, State.COMPLETED), (100.0, State.ERROR)])
+async def test_a_model_that_only_the_request_names_is_waited_for_a_minute(
+    make_store: MakeStore, after_s: float, state: State
+) -> None:
+    """It may be away for a while, or may never have been there: such items must not hold their places for long."""
+    late_s = 0.0
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal late_s
+        if not late_s:
+            late_s = after_s
+            raise ModelNotFound("no model")
+        return await _yes(lease)
+
+    async with running(make_store, answer, now=lambda: wall_clock() + late_s) as jobs:
+        assert (await jobs.end_of(await jobs.submit(1, ""))).state is state
+
+
+async def test_an_item_whose_work_was_cancelled_is_run_again(make_store: MakeStore) -> None:
+    """Nobody gave the item up: something that it waited for was cancelled."""
+    cancelled = False
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal cancelled
+        if not cancelled:
+            cancelled = True
+            raise asyncio.CancelledError
+        return await _yes(lease)
+
+    async with running(make_store, answer) as jobs:
+        assert (await jobs.end_of(await jobs.submit(1))).completed == 1
+        assert jobs.runner.counts.retried == 1
 
 
 @pytest.mark.parametrize(("times", "state"), [(1, State.COMPLETED), (2, State.ERROR)])
@@ -211,10 +327,10 @@ async def test_an_item_whose_routers_die_is_given_up(make_store: MakeStore) -> N
     """Five of them: it may be the reason."""
     async with opened(make_store) as store:
         job = await made(store, new_job(created=0.0, expires=1e12), new_items(1))
-        for number in range(5):
-            session = await store.begin_session(float(number), 0.1)
-            assert len((await store.exchange(session, [], {"digits": 1}, 0, 10, number, 0.1)).leases) == 1
-            await store.sweep(number + 0.5, 10)
+        for now in range(0, 5000, 1000):
+            session = await store.begin_session(now, 10.0)
+            assert len((await store.exchange(session, [], {"digits": 1}, 0, 10, now, 10.0)).leases) == 1
+            await store.sweep(now + 500.0, 10)
     async with running(make_store, _yes) as jobs:
         assert (await jobs.end_of(job)).failed == 1
         (item,) = await all_items(jobs.store, job.id)

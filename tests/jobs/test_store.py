@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,9 +25,17 @@ from jobs.stores import (
     opened,
     stores_of,
 )
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
+from benchmarks.redis_server import RedisServer
+from serve_app.access.guard import wall_clock
+from serve_app.domain.settings import RedisSettings
 from serve_app.errors import Conflict, QueueFull, StoreUnavailable
 from serve_app.jobs.records import BATCH, JOB, Bounds, Exchanged, NewItem, StoredFile
+from serve_app.jobs.redis import RedisStore
+from serve_app.jobs.sqlite.connection import Connection, transaction
+from serve_app.jobs.sqlite.sessions import begin_session
 from serve_app.jobs.states import State
 from serve_app.jobs.store import SessionOver, Store
 
@@ -88,15 +99,15 @@ async def test_items_of_a_session_that_is_over_are_others(store: Store) -> None:
     job = await made(store, new_job(), new_items(2))
     slow, quick = await store.begin_session(0.0, LEASE_S), await store.begin_session(0.0, LEASE_S)
     (lease, _) = (await exchanged(store, slow, room=2, now=1.0)).leases
-    await exchanged(store, quick, now=9.0)
-    await store.sweep(9.0, 100)
+    await exchanged(store, quick, now=5.0)
+    await store.sweep(5.0, 100)
     assert (await exchanged(store, quick, room=2, now=9.0)).leases == []
-    await store.sweep(11.5, 100)
-    taken = (await exchanged(store, quick, room=2, now=11.5)).leases
+    await store.sweep(15.0, 100)
+    taken = (await exchanged(store, quick, room=2, now=15.0)).leases
     assert [(each.index, each.losses) for each in taken] == [(0, 1), (1, 1)]
     with pytest.raises(SessionOver):
-        await exchanged(store, slow, [answered(lease.item, b"late")], now=12.0)
-    done = await exchanged(store, quick, [answered(each.item) for each in taken], now=12.0)
+        await exchanged(store, slow, [answered(lease.item, b"late")], now=16.0)
+    done = await exchanged(store, quick, [answered(each.item) for each in taken], now=16.0)
     assert (done.discarded, done.finished) == (0, (job.id,))
     assert [item.body for item in await all_items(store, job.id)] == [b"yes", b"yes"]
 
@@ -158,6 +169,15 @@ async def test_an_idempotency_key_makes_one_job(store: Store) -> None:
     assert (await store.create(new_job(owner="bob", key="k", digest=b"2"), new_items(1), BOUNDS))[1]
 
 
+async def test_a_store_that_is_full_knows_what_it_took(store: Store) -> None:
+    """Who asks again for a job that was taken gets it, not an error."""
+    job = await made(store, new_job(key="k", digest=b"1"), new_items(1))
+    full = Bounds(1, 1)
+    assert await store.create(new_job(key="k", digest=b"1"), new_items(1), full) == (job, False)
+    with pytest.raises(Conflict):
+        await store.create(new_job(key="k", digest=b"2"), new_items(1), full)
+
+
 async def test_bounds_refuse(store: Store) -> None:
     """An owner with too many jobs, and a store that is full, take no more."""
     job = await made(store, new_job(), new_items(1))
@@ -170,6 +190,18 @@ async def test_bounds_refuse(store: Store) -> None:
         await store.create(new_job(), new_items(1), Bounds(100, 1))
     with pytest.raises(QueueFull, match="full"):
         await store.add_file(StoredFile("file-1", "ann", "a", "batch", 1, 0.0, 9.0), b"a", Bounds(100, 1))
+
+
+async def test_what_does_not_fit_is_refused(store: Store) -> None:
+    """A job with more bytes than are left, and one file too many."""
+    small = Bounds(100, (await store.census()).nbytes + 2_000_000, files=1)
+    with pytest.raises(QueueFull, match="full"):
+        await store.create(new_job(), new_items(3, nbytes=1_000_000), small)
+    assert (await store.create(new_job(), new_items(1, nbytes=50_000), small))[1]
+    await store.add_file(StoredFile("file-1", "ann", "a", "batch", 1, 0.0, 9.0), b"a", small)
+    with pytest.raises(QueueFull, match="max_files"):
+        await store.add_file(StoredFile("file-2", "ann", "a", "batch", 1, 0.0, 9.0), b"a", small)
+    await store.add_file(StoredFile("file-3", "bob", "a", "batch", 1, 0.0, 9.0), b"a", small)
 
 
 async def test_owners_and_their_jobs_take_turns(store: Store) -> None:
@@ -196,6 +228,28 @@ async def test_room_is_by_model_and_by_bytes(store: Store) -> None:
     assert sorted(lease.request.model for lease in got.leases) == ["", "digits", "words", "words"]
     assert len((await exchanged(store, session, room=9, nbytes=10)).leases) == 1
     assert len((await exchanged(store, session, room=9, nbytes=100)).leases) == 1
+
+
+async def test_models_take_turns_at_the_bytes(store: Store) -> None:
+    """None waits for the end of another's backlog; bytes that an item does not get are those of the next model."""
+    await made(store, new_job(), [*new_items(9, "digits", 1000), *new_items(9, "words", 1000)])
+    session = await store.begin_session(0.0, LEASE_S)
+    room = {"digits": 9, "words": 9}
+    answers = [await store.exchange(session, [], room, 0, 1500, 1.0, LEASE_S) for _ in range(4)]
+    assert {lease.request.model for answer in answers for lease in answer.leases} == {"digits", "words"}
+    await made(store, new_job(), new_items(9, "small", 10))
+    for _ in range(3):
+        got = (await store.exchange(session, [], {**room, "small": 3}, 0, 1500, 1.0, LEASE_S)).leases
+        assert sorted(lease.request.model == "small" for lease in got) == [False, True, True, True]
+
+
+async def test_a_model_without_room_waits(store: Store) -> None:
+    """A session that does not serve a model gets none of its items."""
+    await made(store, new_job(), [*new_items(3, "words"), *new_items(1, "")])
+    session = await store.begin_session(0.0, LEASE_S)
+    got = await store.exchange(session, [], {"digits": 9}, 9, PLENTY, 1.0, LEASE_S)
+    assert [lease.request.model for lease in got.leases] == [""]
+    assert len((await exchanged(store, session, room=9, model="words")).leases) == 3
 
 
 async def test_pages_hold_as_many_bytes_as_asked(store: Store) -> None:
@@ -294,6 +348,103 @@ async def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
     async with opened(stores_of("sqlite", str(tmp_path))) as store:
         await made(store, new_job(), new_items(1))
         assert {os.stat(file).st_mode & 0o777 for file in os.scandir(tmp_path)} == {0o600}  # noqa: PTH116
+
+
+async def test_a_transaction_that_cannot_be_rolled_back_is_the_last_of_its_connection(tmp_path: Path) -> None:
+    """A new one goes on: the next transaction does not begin within it."""
+
+    def broken(database: sqlite3.Connection) -> None:
+        database.set_authorizer(lambda _, what, *__: sqlite3.SQLITE_DENY if what == "ROLLBACK" else sqlite3.SQLITE_OK)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    connection = Connection(tmp_path / "jobs.sqlite", 1.0)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await connection.call(transaction, broken)
+        await connection.call(transaction, lambda database: begin_session(database, lambda: 1.0))
+    finally:
+        await connection.close()
+
+
+async def test_a_lease_that_waited_for_another_write_begins_behind_it(tmp_path: Path) -> None:
+    """Otherwise it would be over before it was renewed, and a session that lives would lose its items."""
+    async with opened(stores_of("sqlite", str(tmp_path))) as store:
+        await made(store, new_job(), new_items(1))
+        session = await store.begin_session(0.0, LEASE_S)
+        with closing(sqlite3.connect(tmp_path / "jobs.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            renewal = asyncio.create_task(exchanged(store, session, room=1, now=1.0))
+            await asyncio.sleep(0.2)  # a large write takes so long
+            other.execute("ROLLBACK")
+        assert len((await renewal).leases) == 1
+        await store.sweep(1.0 + LEASE_S + 0.1, 10)
+        assert (await exchanged(store, session)).discarded == 0
+
+
+async def test_sessions_are_over_by_the_clock_of_the_server(tmp_path: Path) -> None:
+    """A router whose clock is fast does not end the sessions of others."""
+
+    def fast_clock() -> float:
+        return wall_clock() + 1000.0
+
+    with RedisServer(tmp_path) as server:
+        fast_store = RedisStore(RedisSettings(server.url), fast_clock)
+        async with opened(stores_of("redis", server.url)) as store, opened(lambda: fast_store) as fast:
+            session = await store.begin_session(wall_clock(), LEASE_S)
+            await fast.sweep(fast_clock(), 10)
+            assert (await exchanged(store, session)).discarded == 0
+
+
+async def test_what_is_waited_for_was_written_by_the_same_connection(tmp_path: Path) -> None:
+    """The server waits for the writes of the connection that asks it to, beside many others."""
+    written: set[str] = set()
+    waits = 0
+    with RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as server:
+        async with (
+            opened(stores_of("redis", server.url)) as store,
+            AsyncRedis.from_url(server.url) as client,
+            client.monitor() as monitor,
+        ):
+            async with asyncio.TaskGroup() as tasks:
+                for n in range(20):
+                    file = StoredFile(f"file-{n}", "ann", "a", "batch", 1, 0.0, 9.0)
+                    tasks.create_task(made(store, new_job(), new_items(1)))
+                    tasks.create_task(store.add_file(file, b"a", BOUNDS))
+            while waits < 40:
+                said = await monitor.next_command()
+                address, command = f"{said['client_address']}:{said['client_port']}", said["command"].split()[0]
+                if command == "WAITAOF":
+                    assert address in written
+                    waits += 1
+                written.discard(address)
+                if command in {"EVALSHA", "ZADD"}:
+                    written.add(address)
+
+
+async def test_a_redis_server_that_is_full_goes_on(tmp_path: Path) -> None:
+    """It takes nothing more; what it has ends, and makes room when it is old."""
+    with RedisServer(tmp_path) as server, closing(Redis.from_url(server.url)) as client:
+        async with opened(stores_of("redis", server.url)) as store:
+            old = await made(store, new_job(keep_s=1.0), new_items(1))
+            cancelled = await made(store, new_job(callback="https://a"), new_items(1))
+            job = await made(store, new_job(), new_items(2))
+            session, lost = await store.begin_session(0.0, 1000.0), await store.begin_session(0.0, LEASE_S)
+            assert len((await exchanged(store, lost, room=2)).leases) == 2
+            await store.cancel(old.id, 2.0)
+            client.config_set("maxmemory", 1)
+            with pytest.raises(StoreUnavailable, match="OutOfMemory"):
+                await store.create(new_job(), new_items(1), BOUNDS)
+            await store.cancel(cancelled.id, 2.0)
+            assert [each.job.id for each in await store.due_callbacks(3.0, 9, 30.0)] == [cancelled.id]
+            await store.told(cancelled.id, "pending", 1, 40.0)
+            while await store.sweep(50.0, 10):
+                pass
+            assert await store.job(old.id) is None
+            await store.end_session(session)
+            session = await store.begin_session(50.0, LEASE_S)
+            leases = (await exchanged(store, session, room=9, now=50.0)).leases
+            done = await exchanged(store, session, [answered(lease.item) for lease in leases], now=50.0)
+            assert done.finished == (job.id,)
 
 
 async def test_a_disk_that_is_full(tmp_path: Path) -> None:

@@ -8,22 +8,26 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from serve_app.errors import StoreUnavailable
 from serve_app.jobs.sqlite.schema import TABLES, VERSION
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_WAIT_S: Final = 20.0
-"""How long a transaction waits for another router's."""
 
 
 class Connection:
-    """One connection, and the thread that it lives in. It is made anew when the file is another one."""
+    """One connection, and the thread that it lives in. It is made anew when the file is another one.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The file.
+        wait_s: How long a transaction waits for another router's, seconds.
+    """
+
+    def __init__(self, path: Path, wait_s: float) -> None:
         self._path = path
+        self._wait_s = wait_s
         self._thread = ThreadPoolExecutor(1, "jobs-store")
         self._database: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
@@ -46,19 +50,20 @@ class Connection:
             return work(self._connected(), *args, **kwargs)
         except (sqlite3.Error, OSError) as error:
             raise _unavailable(error) from error
+        finally:
+            if self._database is not None and self._database.in_transaction:  # it could not be rolled back
+                self._close()
 
     def _connected(self) -> sqlite3.Connection:
         """The connection to the file that has the path now. A file that is gone would take writes that nobody finds."""
         if self._database is not None and self._file == _identity(self._path):
             return self._database
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.touch(
             mode=0o600, exist_ok=True
         )  # it holds what clients sent; SQLite's other files get the same mode
-        database = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(self._path, timeout=self._wait_s, isolation_level=None, check_same_thread=False)
         try:
             _prepare(database)
         except BaseException:
@@ -75,6 +80,7 @@ class Connection:
     def _close(self) -> None:
         if self._database is not None:
             self._database.close()
+            self._database = None
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -92,7 +98,6 @@ def _unavailable(error: Exception) -> StoreUnavailable:
 
 def _prepare(database: sqlite3.Connection) -> None:
     """Set a connection up, and make the tables where there are none."""
-    database.execute(f"PRAGMA busy_timeout = {round(_WAIT_S * 1000)}")
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")

@@ -7,13 +7,16 @@ from typing import Final
 
 from serve_app.jobs.records import Bounds, StoredFile
 from serve_app.jobs.sqlite.rows import check_room, only
+from serve_app.jobs.store import too_many_files
 
 _FILE: Final = "id, owner, name, purpose, nbytes, created, expires"
 
 
 def add_file(database: sqlite3.Connection, file: StoredFile, content: bytes, bounds: Bounds) -> None:
     """See `Store.add_file`."""
-    check_room(database, bounds)
+    check_room(database, bounds, len(content))
+    if only(database.execute("SELECT count(*) FROM files WHERE owner = ?", (file.owner,)).fetchone()) >= bounds.files:
+        raise too_many_files(bounds)
     seq = database.execute(
         "INSERT INTO files (id, owner, name, purpose, nbytes, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (file.id, file.owner, file.name, file.purpose, file.nbytes, file.created, file.expires),

@@ -33,7 +33,7 @@ def create_job(database: sqlite3.Connection, job: NewJob, items: Sequence[NewIte
     live = only(database.execute("SELECT count(*) FROM jobs WHERE owner = ? AND state < 2", (job.owner,)).fetchone())
     if live >= bounds.jobs:
         raise QueueFull(f"{live} jobs have not ended; that is the most (router.jobs.max_jobs): wait for some", 10.0)
-    check_room(database, bounds)
+    check_room(database, bounds, sum(item.nbytes for item in items))
     state, ended = State.PENDING, None
     if not items:
         state, ended = job_after(state, JobEvent.DONE), job.created

@@ -50,7 +50,7 @@ def used_bytes(database: sqlite3.Connection) -> int:
     return nbytes
 
 
-def check_room(database: sqlite3.Connection, bounds: Bounds) -> None:
-    """Raise `QueueFull` where the store has more bytes than it may."""
-    if used_bytes(database) > bounds.nbytes:
+def check_room(database: sqlite3.Connection, bounds: Bounds, nbytes: int) -> None:
+    """Raise `QueueFull` where the store has no room for so many bytes."""
+    if used_bytes(database) + nbytes > bounds.nbytes:
         raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from serve_app.jobs.records import Exchanged, Lease, NewItem, Outcome
 from serve_app.jobs.sqlite.jobs import end_job
@@ -14,9 +14,9 @@ from serve_app.jobs.states import JobEvent, State, job_after
 from serve_app.jobs.store import SessionOver
 
 
-def begin_session(database: sqlite3.Connection, until: float) -> str:
-    """See `Store.begin_session`."""
-    return str(database.execute("INSERT INTO sessions (until) VALUES (?)", (until,)).lastrowid)
+def begin_session(database: sqlite3.Connection, until: Callable[[], float]) -> str:
+    """See `Store.begin_session`; ``until`` says when a lease is over that begins now."""
+    return str(database.execute("INSERT INTO sessions (until) VALUES (?)", (until(),)).lastrowid)
 
 
 def exchange(
@@ -26,11 +26,24 @@ def exchange(
     room: Mapping[str, int],
     others: int,
     nbytes: int,
+    first: int,
     now: float,
-    until: float,
+    until: Callable[[], float],
 ) -> Exchanged:
-    """See `Store.exchange`."""
-    if database.execute("UPDATE sessions SET until = ? WHERE id = ?", (until, session)).rowcount == 0:
+    """See `Store.exchange`.
+
+    Args:
+        database: As there.
+        session: As there.
+        outcomes: As there.
+        room: As there.
+        others: As there.
+        nbytes: As there.
+        first: Which of the models has the first turn; any number.
+        now: As there.
+        until: When a lease is over that begins when this is called.
+    """
+    if database.execute("UPDATE sessions SET until = ? WHERE id = ?", (until(), session)).rowcount == 0:
         raise SessionOver
     counted, finished = _finish(database, session, outcomes, now) if outcomes else (0, [])
     gone = only(
@@ -46,7 +59,7 @@ def exchange(
             "UPDATE items SET session = NULL WHERE session = ? AND (SELECT state FROM jobs WHERE seq = job) > 1",
             (session,),
         )
-    leases = _lease(database, session, room, others, nbytes, now)
+    leases = _lease(database, session, room, others, nbytes, first, now)
     return Exchanged(leases, len(outcomes) - counted, ended, tuple(finished))
 
 
@@ -106,15 +119,23 @@ def _finish(
 
 
 def _lease(
-    database: sqlite3.Connection, session: int, room: Mapping[str, int], others: int, nbytes: int, now: float
+    database: sqlite3.Connection,
+    session: int,
+    room: Mapping[str, int],
+    others: int,
+    nbytes: int,
+    first: int,
+    now: float,
 ) -> list[Lease]:
     waiting: list[str] = json.loads(
         only(database.execute("SELECT json_group_array(DISTINCT model) FROM backlogs").fetchone())
     )
     leases: list[Lease] = []
-    for model in waiting:
-        left = room.get(model, others - sum(lease.request.model not in room for lease in leases))
-        while left > 0:
+    begin = first % max(1, len(waiting))
+    for model in waiting[begin:] + waiting[:begin]:
+        left = room.get(model, 0) if model else others
+        full = False
+        while left > 0 and not full:
             # Owners take turns; of an owner's jobs the one whose turn was longest ago.
             turns = database.execute(
                 "SELECT job, min(turn) AS last FROM backlogs WHERE model = ? GROUP BY owner ORDER BY last LIMIT ?",
@@ -128,8 +149,9 @@ def _lease(
                 leases += taken
                 left -= len(taken)
                 nbytes -= sum(len(lease.request.body) for lease in taken)
-                if not taken:  # what comes next has no room by bytes
-                    return leases
+                full = not taken  # what comes next has no room by bytes
+                if full:
+                    break
     return leases
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Concatenate, ParamSpec, TypeVar
 
 from serve_app.jobs.records import Bounds, Callback, Census, Exchanged, Item, Job, NewItem, NewJob, Outcome, StoredFile
@@ -38,17 +39,20 @@ class SqliteStore:
 
     Args:
         path: The file; it is made, with its folder, where there is none.
+        wait_s: How long a transaction waits for another router's, seconds: less than a session's lease, which is
+            renewed behind it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wait_s: float = 5.0) -> None:
         self._path = path
-        self._inode = 0
+        self._wait_s = wait_s
+        self._exchanges = 0
         self._writer: Connection | None = None
         self._reader: Connection | None = None
 
     async def open(self) -> None:
         """See `Store.open`."""
-        self._writer, self._reader = Connection(self._path), Connection(self._path)
+        self._writer, self._reader = Connection(self._path, self._wait_s), Connection(self._path, self._wait_s)
         await self._writer.call(used_bytes)
 
     async def close(self) -> None:
@@ -97,7 +101,7 @@ class SqliteStore:
 
     async def begin_session(self, now: float, lease_s: float) -> str:
         """See `Store.begin_session`."""
-        return await self._write(begin_session, now + lease_s)
+        return await self._write(begin_session, _from_now(now, lease_s))
 
     async def exchange(
         self,
@@ -110,7 +114,9 @@ class SqliteStore:
         lease_s: float,
     ) -> Exchanged:
         """See `Store.exchange`."""
-        return await self._write(exchange, int(session), outcomes, room, others, nbytes, now, now + lease_s)
+        self._exchanges += 1
+        until, turn = _from_now(now, lease_s), self._exchanges
+        return await self._write(exchange, int(session), outcomes, room, others, nbytes, turn, now, until)
 
     async def has_waiting(self) -> bool:
         """See `Store.has_waiting`."""
@@ -163,3 +169,9 @@ class SqliteStore:
     async def delete_file(self, file: str) -> None:
         """See `Store.delete_file`."""
         await self._write(delete_file, file)
+
+
+def _from_now(now: float, lease_s: float) -> Callable[[], float]:
+    """When a lease is over that begins when this is called: what waits for its turn must not be late when it has it."""
+    asked = monotonic()
+    return lambda: now + monotonic() - asked + lease_s
