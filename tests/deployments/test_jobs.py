@@ -37,12 +37,7 @@ def _job(client: httpx.Client, job: str, wait_s: float) -> Mapping[str, Any]:
 def test_a_router_that_dies_loses_no_item(tmp_path: Path) -> None:
     """Killed again and again while they run items, routers lose none, and none ends twice."""
     onnx_models.make(tmp_path / "models" / "add_one" / "1" / "model.onnx", "add_one")
-    model = {
-        "name": "add_one",
-        "path": str(tmp_path / "models" / "add_one"),
-        "resources": {"cpus": 0.1},
-        "batching": {"max_rows": 1},  # few items at once: the job must not end before its routers do
-    }
+    model = {"name": "add_one", "path": str(tmp_path / "models" / "add_one"), "resources": {"cpus": 0.1}}
     router = {
         "replicas": 2,
         "cpus": 0.1,
