@@ -51,7 +51,7 @@ _IDLE_S: Final = 1.0
 """How often a router without work looks whether others have taken some in."""
 _OTHERS: Final = 16
 """Items in flight whose models are not known before their requests are read."""
-_APPEARS_S: Final = 60.0
+_APPEARS_S: Final = 5.0
 """How long an item whose model only its request names is tried while that model is not served."""
 LONGEST_TRY_S: Final = MAX_TIMEOUT_S
 """A request can wait no longer than this; a job can, whose item tries again then."""

@@ -233,6 +233,17 @@ def test_a_host_with_more_than_its_memory_unloads_what_is_worth_least() -> None:
     assert scheduler.decide(1.1).orders == [Eviction("a", "h1")]
 
 
+def test_a_member_that_seems_larger_than_a_host_is_loaded_again() -> None:
+    """What was measured may have been another's; nobody may wait for room that there will never be."""
+    scheduler = _make(room=3)
+    accept(scheduler, make_entry(model="a", deadline=10.0), now=0.0)
+    scheduler.decide(0.0)
+    scheduler.on_loaded("pool", "a", "h1", LOAD_S, 35, 0.1)
+    scheduler.on_unloaded("pool", "a", "h1", 0.2)
+    accept(scheduler, make_entry(model="a", deadline=10.0), now=1.0)
+    assert [type(order) for order in scheduler.decide(1.0).orders] == [Load]
+
+
 def test_pools_need_a_loader_and_are_told_by_name() -> None:
     """Faults of whoever puts a router together."""
     scheduler = _make()

@@ -129,12 +129,13 @@ def test_measured_bytes_count_from_then_on_and_are_made_room_for() -> None:
     assert residency.hosts["h1"].used_bytes == 10
 
 
-def test_a_member_that_turns_out_too_large_is_unloaded_and_left_alone() -> None:
-    """No host could ever hold it."""
+def test_a_member_that_turns_out_larger_than_a_host_counts_as_all_of_it() -> None:
+    """It was loaded, so that a host can hold it: nobody may wait for room that there will never be."""
     residency = _make(room=1)
     _load(residency, "a", 0.0, nbytes=11)
-    assert [eviction for _, eviction in residency.trim()] == [Eviction("a", "h1")]
-    assert residency.members["a"].held_until > 1.0
+    assert residency.members["a"].nbytes == residency.hosts["h1"].used_bytes == 10
+    assert residency.trim() == []
+    assert residency.members["a"].held_until < 0.0
 
 
 def test_a_failed_load_frees_its_memory_and_is_not_repeated_at_once() -> None:

@@ -267,7 +267,8 @@ class Residency:
             name: The member.
             host: Where.
             seconds: What it took.
-            nbytes: What it holds, bytes; 0: not measured.
+            nbytes: What it holds, bytes; 0: not measured. More than the memory of a host counts as all of it: another
+                load must not wait for room that there will never be.
             now: Seconds.
 
         Returns:
@@ -284,12 +285,11 @@ class Residency:
         del at.loading[name], member.loading[host]
         member.failures, member.held_until, member.refusal = 0, -inf, None
         member.hosts[host] = now
+        nbytes = min(nbytes, self._pool.memory_bytes)
         if nbytes and nbytes != member.nbytes:
             for each in (*member.hosts, *member.loading):
                 self.hosts[each].used_bytes += nbytes - member.nbytes
             member.nbytes = nbytes
-            if nbytes > self._pool.memory_bytes:
-                self._hold(member, now)
         for each in member.hosts:
             self.hosts[each].put(member, self.value(member))
         return []
