@@ -188,7 +188,7 @@ async def test_a_model_that_is_away_for_a_while_fails_nothing(make_store: MakeSt
 
 
 @pytest.mark.parametrize(("after_s", "state"), [(1.0, State.COMPLETED), (100.0, State.ERROR)])
-async def test_a_model_that_only_the_request_names_is_waited_for_a_minute(
+async def test_a_model_that_only_the_request_names_is_waited_for_a_few_seconds(
     make_store: MakeStore, after_s: float, state: State
 ) -> None:
     """It may be away for a while, or may never have been there: such items must not hold their places for long."""
