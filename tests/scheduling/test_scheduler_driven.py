@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_class, make_entry, make_scheduler
@@ -21,6 +21,7 @@ _NO_TIE_S = 1e-6
 """What ends exactly at its deadline may be planned, and is late."""
 _POLICIES: list[Policy] = ["auto", "eager"]
 _DECISIONS_PER_EVENT = 30
+_MAX_ROWS = 8
 
 Offered = tuple[float, str, Priority, float, int]
 """Gap since the one before, model, class, budget, rows."""
@@ -100,10 +101,13 @@ class _Replica:
                 self._leave(here)
                 sent.returned.append(here.payload)
         if turn.entries:
-            seconds = (turn.predicted_s or 0.01) * self._ratios[self._runs % len(self._ratios)]
+            ratio = self._ratios[self._runs % len(self._ratios)]
             self._runs += 1
-            self._executions = [(turn.rows, turn.bucket, seconds, turn.variant)]
-            self.wakes_at = now + seconds
+            for done in range(0, turn.rows, _MAX_ROWS):  # what is longer than a batch runs in pieces
+                rows = min(turn.rows - done, _MAX_ROWS)
+                seconds = (self.gate.seconds(rows, turn.bucket, turn.variant) or 0.01) * ratio
+                self._executions.append((rows, turn.bucket, seconds, turn.variant))
+            self.wakes_at = now + sum(seconds for _, _, seconds, _ in self._executions)
         return [sent for sent in left if not sent.waiting and not sent.ran]
 
     def _leave(self, here: Entry) -> _Sent:
@@ -218,7 +222,7 @@ def _drive(
 ) -> _Drive:
     """Models ``m`` and ``n``, the first of which has a fallback."""
     models = [
-        ModelScheduling(name, 8, 0.1, policy=policy, fallbacks=("light",))
+        ModelScheduling(name, _MAX_ROWS, 0.1, policy=policy, fallbacks=("light",))
         for name, policy in zip("mn", policies, strict=True)
     ]
     names = [f"r{i}" for i in range(replicas)]
@@ -306,6 +310,13 @@ def test_no_answer_is_late_when_predictions_hold(
     priority=st.sampled_from([HIGH, NORMAL, LOW]),
     budget=st.sampled_from([0.012, 0.1, 3.0]),
     earlier=_OFFERED,
+)
+@example(  # requests longer than a batch, each of which is learned from in pieces
+    policy="auto",
+    grouped=False,
+    priority=HIGH,
+    budget=0.012,
+    earlier=[*[(0.0, "m", HIGH, 0.009, 1)] * 3, *[(0.0, "n", HIGH, 0.2, 40)] * 2, *[(0.0, "n", HIGH, 2.0, 40)] * 2],
 )
 def test_a_lone_request_is_always_answered(
     policy: Policy, grouped: bool, priority: Priority, budget: float, earlier: list[Offered]
