@@ -27,6 +27,8 @@ from benchmarks.session import ending_in_order, quiet_machine, steps
 STEPS: Final = (2, 3)
 LOADS: Final = (0.5, 0.7, 0.8, 0.9, 1.0)
 _SHOWN: Final = 0.9
+_FIRST_SEED: Final = 10
+"""The lenience of a pipeline's steps was chosen with smaller ones."""
 _AGAIN: Final = "pipeline, a dropped step tried again"
 
 
@@ -53,6 +55,7 @@ class Report:
 
 def simulate(seeds: int, seconds: float, progress: Progress) -> dict[int, dict[str, dict[float, float]]]:
     """By steps, way and load, the percent of requests in time, over the seeds."""
+    tried = range(_FIRST_SEED, _FIRST_SEED + seeds)
     task = progress.add_task("in the simulator", total=len(STEPS) * (len(POLICIES) * len(LOADS) + 1))
     found: dict[int, dict[str, dict[float, float]]] = {}
     for number in STEPS:
@@ -60,10 +63,10 @@ def simulate(seeds: int, seconds: float, progress: Progress) -> dict[int, dict[s
         for policy in POLICIES:
             found[number][policy] = {}
             for load in LOADS:
-                runs = [attainment(number, load, seed, policy, seconds=seconds) for seed in range(seeds)]
+                runs = [attainment(number, load, seed, policy, seconds=seconds) for seed in tried]
                 found[number][policy][load] = 100.0 * mean(runs)
                 progress.advance(task)
-        runs = [attainment(number, _SHOWN, seed, "pipeline", seconds=seconds, again=True) for seed in range(seeds)]
+        runs = [attainment(number, _SHOWN, seed, "pipeline", seconds=seconds, again=True) for seed in tried]
         found[number][_AGAIN] = {_SHOWN: 100.0 * mean(runs)}
         progress.advance(task)
     return found
@@ -125,8 +128,9 @@ def _served(served: Served) -> Sequence[str]:
         "",
         f"The branch beside the longer one costs {served.beside_ms:.2f} ms.",
         "",
-        f"Under load, {served.rate:,.0f} requests/s (90% of what two calls bring) by a gamma process, each with a",
-        f"deadline of {served.deadline_ms:.0f} ms:",
+        "Deadlines under load, with two models that wait, 32 ms per batch and 8 ms per row, eight times as long as the",
+        f"simulator's. {served.rate:,.0f} requests/s, 90% of what full batches bring, come by the same process, each",
+        f"with a deadline of {served.deadline_ms:.0f} ms:",
         "",
         table(("two steps", "in time", "lowest to highest"), kept),
         "",
@@ -149,7 +153,7 @@ def draw(report: Report, path: Path) -> None:
 
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each case in the simulator.")] = 3,
-    virtual_seconds: Annotated[float, typer.Option(min=10, help="Length of each.")] = 60.0,
+    virtual_seconds: Annotated[float, typer.Option(min=10, help="Length of each.")] = 20.0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each way on the server.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of each.")] = 5.0,
     server: Annotated[bool, typer.Option(help="Also measure on a server.")] = True,
