@@ -13,7 +13,6 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,13 +26,13 @@ import typer
 from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, describe
+from benchmarks.machine import Machine
 from benchmarks.open_loop import make_bodies, send_apart
 from benchmarks.open_loop_workload import Workload
-from benchmarks.publishing import folders, machine_table, table, write_report
+from benchmarks.publishing import machine_table, now, publish_report, table
 from benchmarks.requests import Request
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.config import IMPORT_PATH
 from serve_app.config.file import read_document
 
@@ -95,7 +94,7 @@ class Report:
     """What was measured.
 
     Attributes:
-        date: When, ISO 8601.
+        date: When.
         machine: On what.
         rounds: Of each case with a shadow.
         seconds: Length of each.
@@ -291,15 +290,10 @@ def main(
 ) -> None:
     """Measure canaries and shadows on this machine."""
     console = Console()
-    with ending_in_order(console):
-        machine = describe({})
-        quiet_machine(console)
+    with ending_in_order(console), measuring(console) as machine:
         canary, shadows = measure(requests, rounds, seconds, rate, console)
-        report = Report(datetime.now(UTC).date().isoformat(), machine, rounds, seconds, rate, canary, shadows)
-        text = render(report)
-        for folder in folders(publish=publish):
-            write_report(folder, "canary", report, text)
-        console.print(text, highlight=False, markup=False)
+    report = Report(now(), machine, rounds, seconds, rate, canary, shadows)
+    publish_report(console, "canary", report, render(report), publish=publish)
 
 
 if __name__ == "__main__":

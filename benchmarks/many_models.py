@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,10 +26,10 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, describe
-from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
 from benchmarks.server import DIRECT, ROOT, SERVE_APP_RUN, Server, is_ready
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.session import ending_in_order, measuring
 from serve_app.config.files import CACHE_VARIABLE
 from serve_app.config.loader import load_yaml
 
@@ -75,8 +74,8 @@ class Start:
     pages: dict[str, Page]
 
 
-def make_models(folder: Path, count: int, mib: float) -> None:
-    """Write models of this size that differ in one number."""
+def make_models(folder: Path, count: int, mib: float) -> int:
+    """Write models of this size that differ in one number. Returns the length of their rows."""
     size = int((mib * 2**20 / 4) ** 0.5)
     weights = numpy_helper.from_array(np.random.default_rng(7).normal(size=(size, size)).astype(np.float32), "weights")
     for number in range(count):
@@ -93,6 +92,7 @@ def make_models(folder: Path, count: int, mib: float) -> None:
         file = folder / _name(number) / "model.onnx"
         file.parent.mkdir(parents=True)
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    return size
 
 
 def measure(folder: Path, cache: Path, models: int, size: int, *, kept: bool) -> Start:
@@ -154,7 +154,7 @@ def _name(number: int) -> str:
     return f"member-{number:04}"
 
 
-def report(starts: Sequence[Start], mib: float, machine: Machine) -> str:
+def report(starts: Sequence[Start], mib: float, machine: Machine, date: str) -> str:
     """The report as Markdown."""
     counts = sorted({start.models for start in starts})
     rows = []
@@ -191,7 +191,7 @@ The router when every member has answered one request, by its own port. Times ar
 
 {table(["", *(f"{count:,} members" if count > 1 else "1 member" for count in counts)], of_router)}
 
-{machine_table(datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), machine)}
+{machine_table(date, machine)}
 """
 
 
@@ -230,24 +230,23 @@ def main(
 ) -> None:
     """Measure the start of a server with many models, and print it."""
     console = Console()
-    machine = describe({})
-    starts = []
-    size = int((mib * 2**20 / 4) ** 0.5)
-    with ending_in_order(console), tempfile.TemporaryDirectory(prefix="serve-app-") as folder:
-        quiet_machine(console)
-        make_models(Path(folder) / "models", models, mib)
+    date = now()
+    starts: list[Start] = []
+    with (
+        ending_in_order(console),
+        measuring(console) as machine,
+        tempfile.TemporaryDirectory(prefix="serve-app-") as folder,
+    ):
+        size = make_models(Path(folder) / "models", models, mib)
         for repetition in range(repetitions):
             for kept in (False, True):
                 for count in (1, models):
                     cache = Path(folder) / f"cache-{repetition}-{count}"
                     starts.append(measure(Path(folder) / "models", cache, count, size, kept=kept))
                     console.print(starts[-1], highlight=False)
-    text = report(starts, mib, machine)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-    figures = {"mib": mib, "machine": machine, "starts": starts}
-    for target in folders(publish=publish):
-        write_report(target, "many_models", figures, text)
-        draw(starts, target / "many_models.svg")
+    figures = {"date": date, "mib": mib, "machine": machine, "starts": starts}
+    text = report(starts, mib, machine, date)
+    publish_report(console, "many_models", figures, text, partial(draw, starts), publish=publish)
 
 
 if __name__ == "__main__":

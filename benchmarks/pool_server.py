@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from copy import deepcopy
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.calibration_server import Cores
-from benchmarks.machine import describe
+from benchmarks.machine import Machine
 from benchmarks.niceness import go_first
 from benchmarks.open_loop_workload import Workload
 from benchmarks.pool_members import write_members
@@ -29,9 +29,9 @@ from benchmarks.pool_server_load import POOL, beside_loads
 from benchmarks.pool_server_measure import PoolServer, measure_costs, observe, observe_tails
 from benchmarks.pool_server_predict import predict, scenario_of
 from benchmarks.pool_server_report import Report, draw, render
-from benchmarks.publishing import folders, write_report
+from benchmarks.publishing import now, publish_report
 from benchmarks.server import ROOT
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.session import ending_in_order, measuring
 from serve_app.composition.pools import expand_pools
 from serve_app.config import AppArgs
 from serve_app.config.files import CACHE_VARIABLE
@@ -69,14 +69,14 @@ def document_of(folder: Path, memory: int) -> dict[str, Any]:
     return document
 
 
-def measure(members: int, load: float, seconds: float, turns: int, console: Console) -> Report:
+def measure(members: int, load: float, seconds: float, turns: int, machine: Machine, console: Console) -> Report:
     """Start a server and measure.
 
     Raises:
         BenchmarkError: The server or the generator failed, or a request to an idle server was answered wrongly.
         ConfigError: The configuration is not valid.
     """
-    cores, machine, began = Cores.choose(), describe({}), time.monotonic()
+    cores, began = Cores.choose(), time.monotonic()
     os.sched_setaffinity(0, {cores.rest})  # the host's core is for the host
 
     def say(what: str) -> None:
@@ -109,7 +109,7 @@ def measure(members: int, load: float, seconds: float, turns: int, console: Cons
     predicted = predict(scenario, args.process_limits().network_s, arrivals)
     say(f"{predicted.groups['all'].attainment:.1%} in time simulated")
     return Report(
-        datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        now(),
         machine,
         members,
         nbytes,
@@ -136,15 +136,11 @@ def main(
 ) -> None:
     """Measure a pool on the real server, and compare it with the simulator."""
     console = Console()
-    with ending_in_order(console):
-        quiet_machine(console)
+    with ending_in_order(console), measuring(console) as machine:
         go_first()
-        report = measure(members, load, seconds, turns, console)
+        report = measure(members, load, seconds, turns, machine, console)
     text = render(report, "pool_server.svg")
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-    for target in folders(publish=publish):
-        write_report(target, "pool_server", report, text)
-        draw(report, target / "pool_server.svg")
+    publish_report(console, "pool_server", report, text, partial(draw, report), publish=publish)
 
 
 if __name__ == "__main__":

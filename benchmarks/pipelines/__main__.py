@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Final
@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.machine import Machine, describe
+from benchmarks.machine import Machine
 from benchmarks.pipelines.served import Served, measure
 from benchmarks.pipelines.simulated import ALPHA_S, BETA_S, MAX_ROWS, POLICIES, SLACK, attainment
-from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.session import ending_in_order, measuring, steps
 
 STEPS: Final = (2, 3)
 LOADS: Final = (0.5, 0.7, 0.8, 0.9, 1.0)
@@ -161,18 +161,11 @@ def main(
 ) -> None:
     """Measure pipelines in the simulator and on this machine."""
     console = Console()
-    with ending_in_order(console):
-        machine = describe({})
-        quiet_machine(console)
-        with steps(console) as progress:
-            served = measure(rounds, seconds, progress) if server else None
-            simulated = simulate(seeds, virtual_seconds, progress)
-        report = Report(datetime.now(UTC).date().isoformat(), machine, seeds, virtual_seconds, simulated, served)
-        text = render(report)
-        for folder in folders(publish=publish):
-            write_report(folder, "pipelines", report, text)
-            draw(report, folder / "pipelines.svg")
-        console.print(text, highlight=False, markup=False)
+    with ending_in_order(console), measuring(console) as machine, steps(console) as progress:
+        served = measure(rounds, seconds, progress) if server else None
+        simulated = simulate(seeds, virtual_seconds, progress)
+    report = Report(now(), machine, seeds, virtual_seconds, simulated, served)
+    publish_report(console, "pipelines", report, render(report), partial(draw, report), publish=publish)
 
 
 if __name__ == "__main__":
