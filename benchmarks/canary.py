@@ -28,13 +28,14 @@ from rich.console import Console
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
 from benchmarks.open_loop import make_bodies, send_apart
-from benchmarks.open_loop_workload import Workload
+from benchmarks.open_loop_workload import Workload, poisson
 from benchmarks.publishing import machine_table, now, publish_report, table
 from benchmarks.requests import Request
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.config import IMPORT_PATH
 from serve_app.config.file import read_document
+from serve_app.scheduling.entry import Priority
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
 _SMALL, _LARGE, _GROUPED = "tiny", "minilm", "minilm-grouped"
@@ -42,7 +43,6 @@ _VERSIONS = ("1", "2")
 _WEIGHTS = {"stable": 90, "candidate": 10}
 _CONNECTIONS = 16
 _TOKENS = 64
-_HIGH = 1
 _SEED = 7
 _TIMEOUT_S = 20.0
 SHARES = (0, 10, 100)
@@ -268,11 +268,8 @@ def _idle(url: str, model: str) -> bool:
 
 def _workload(model: str, rate: float, seconds: float, number: int) -> Workload:
     """Arrivals by a Poisson process, the same for all cases of a round."""
-    random = np.random.default_rng((_SEED, number))
-    count = int(rate * seconds)
-    arrivals = np.cumsum(random.exponential(1 / rate, count))
-    whole = np.ones(count, np.int64)
-    return Workload(arrivals, np.full(count, model), whole * _HIGH, whole, whole * _TOKENS, np.full(count, _TIMEOUT_S))
+    arrival_s = poisson(rate, seconds, (_SEED, number))
+    return Workload.alike(arrival_s, model, _TIMEOUT_S, Priority.HIGH, bucket=_TOKENS)
 
 
 def _medians(model: str, share: int, rounds: Sequence[np.ndarray[Any, Any]], outcomes: Mapping[str, int]) -> Shadowed:

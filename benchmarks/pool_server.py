@@ -25,8 +25,9 @@ from benchmarks.machine import Machine
 from benchmarks.niceness import go_first
 from benchmarks.open_loop_workload import Workload
 from benchmarks.pool_members import write_members
-from benchmarks.pool_server_load import POOL, beside_loads
-from benchmarks.pool_server_measure import PoolServer, measure_costs, observe, observe_tails
+from benchmarks.pool_server_counted import PoolServer
+from benchmarks.pool_server_load import POOL, WARM_UP_S, beside_loads
+from benchmarks.pool_server_measure import measure_costs, observe, observe_tails
 from benchmarks.pool_server_predict import predict, scenario_of
 from benchmarks.pool_server_report import Report, draw, render
 from benchmarks.publishing import now, publish_report
@@ -42,7 +43,6 @@ _DEMO = ROOT / "configs" / "demo.yaml"
 _PART = 0.12
 _CONNECTIONS = 32
 _COSTS_S = 5.0
-_WARM_UP_S = 10.0
 _HIGH_PART, _OTHER_PART = 0.35, 0.1
 """Parts of the capacity that class `high` and the requests beside it ask for, with and without loads."""
 
@@ -98,14 +98,14 @@ def measure(members: int, load: float, seconds: float, turns: int, machine: Mach
             costs = measure_costs(server, members, _CONNECTIONS, cores, _COSTS_S)
             rate = load * costs.capacity
             say(f"capacity {costs.capacity:.0f}/s; {costs.overheads}")
-            asked = scenario_of(args, None, None, rate, seconds + _WARM_UP_S, _WARM_UP_S)
+            asked = scenario_of(args, None, None, rate, seconds + WARM_UP_S, WARM_UP_S)
             arrivals = generate(asked, 1)
-            observed = observe(server, Workload.of(arrivals), arrivals.model, cores, _WARM_UP_S, empty)
+            observed = observe(server, Workload.of(arrivals), arrivals.model, cores, WARM_UP_S, empty)
             say(f"{observed.groups['all'].attainment:.1%} in time, {observed.counted.loads} loads")
             beside = beside_loads(members, places, _HIGH_PART * costs.capacity, _OTHER_PART * costs.capacity, turns)
             tails = observe_tails(server, beside, cores)
             say(f"p99 of high with loads / without: {tails.ratio:.2f}")
-    scenario = scenario_of(args, costs, observed.counted, rate, seconds + _WARM_UP_S, _WARM_UP_S)
+    scenario = scenario_of(args, costs, observed.counted, rate, seconds + WARM_UP_S, WARM_UP_S)
     predicted = predict(scenario, args.process_limits().network_s, arrivals)
     say(f"{predicted.groups['all'].attainment:.1%} in time simulated")
     return Report(

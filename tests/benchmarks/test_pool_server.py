@@ -8,11 +8,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from benchmarks.groups import Group
 from benchmarks.machine import Machine
 from benchmarks.pool_members import answer, member_name, requests_and_answers, write_members
 from benchmarks.pool_server import document_of
+from benchmarks.pool_server_counted import Counted
 from benchmarks.pool_server_load import beside_loads, popularity
-from benchmarks.pool_server_measure import Costs, Counted, Group, Observed, Tails
+from benchmarks.pool_server_measure import Costs, Observed, Tails
 from benchmarks.pool_server_predict import load_spread, predict, scenario_of
 from benchmarks.pool_server_report import Report, draw, render
 from serve_app.composition.pools import expand_pools
