@@ -18,7 +18,7 @@ from benchmarks.chaos.stage import mix_of
 from benchmarks.process import OUT
 from serve_app.config import ModelConfig
 
-CHANGING, HOSTED, NEIGHBOUR = "changing", "hosted", "tiny"
+CHANGING, HOSTED, _NEIGHBOUR = "changing", "hosted", "tiny"
 LOAD_S = 1.0
 """What a large model takes to load, in which processes are killed."""
 
@@ -100,8 +100,8 @@ class ChangingBank(Bank):
 def ask(models: Sequence[ModelConfig]) -> Bank:
     """The questions for these models; see `ChangingBank`."""
     span = Span()
-    others = bank_of([model for model in models if model.name == NEIGHBOUR])
-    found: dict[str, list[Question]] = {NEIGHBOUR: [others.take(NEIGHBOUR) for _ in range(_QUESTIONS)]}
+    others = bank_of([model for model in models if model.name == _NEIGHBOUR])
+    found: dict[str, list[Question]] = {_NEIGHBOUR: [others.take(_NEIGHBOUR) for _ in range(_QUESTIONS)]}
     for model in (CHANGING, HOSTED):
         found[model] = [_question(model, value) for value in range(1, _QUESTIONS + 1)]
     found[CHANGING] = [
@@ -137,7 +137,7 @@ def _python(name: str, **options: Any) -> dict[str, Any]:
 CHANGES = Setup(
     "changes",
     [
-        fixed({"name": NEIGHBOUR, "path": "models/tiny", "batching": {"max_rows": 64, "slo_ms": 50}}, 1),
+        fixed({"name": _NEIGHBOUR, "path": "models/tiny", "batching": {"max_rows": 64, "slo_ms": 50}}, 1),
         _python(CHANGING),
         _python(HOSTED, environment={"python": sys.executable}),
     ],
@@ -145,4 +145,4 @@ CHANGES = Setup(
     classes=QUEUES,
     prepare=_make_models,
 )
-MIX = mix_of({CHANGING: 0.4, HOSTED: 0.3, NEIGHBOUR: 0.3})
+MIX = mix_of({CHANGING: 0.4, HOSTED: 0.3, _NEIGHBOUR: 0.3})

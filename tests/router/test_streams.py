@@ -73,24 +73,24 @@ def closings(tmp_path: Path, model: str = "count") -> int:
     return (tmp_path / model / "closed").stat().st_size
 
 
-def streams(server: LocalServer, model: str = "count") -> dict[str, float]:
-    """The answers in parts that have ended, by how."""
+def counted(server: LocalServer, name: str, model: str) -> dict[str, float]:
+    """A counter of a model, by outcome."""
     return {
         sample.labels["outcome"]: sample.value
         for family in server.router.metrics.registry.collect()
         for sample in family.samples
-        if sample.name == "serve_app_streams_total" and sample.labels["model"] == model
+        if sample.name == name and sample.labels["model"] == model
     }
+
+
+def streams(server: LocalServer, model: str = "count") -> dict[str, float]:
+    """The answers in parts that have ended, by how."""
+    return counted(server, "serve_app_streams_total", model)
 
 
 def outcomes(server: LocalServer, model: str = "count") -> dict[str, float]:
     """Requests by how they ended."""
-    return {
-        sample.labels["outcome"]: sample.value
-        for family in server.router.metrics.registry.collect()
-        for sample in family.samples
-        if sample.name == "serve_app_requests_total" and sample.labels["model"] == model
-    }
+    return counted(server, "serve_app_requests_total", model)
 
 
 def test_an_answer_comes_in_parts(server: LocalServer, tmp_path: Path) -> None:
