@@ -28,12 +28,10 @@ from rich.console import Console
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
 from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
-from benchmarks.server import DIRECT, ROOT, SERVE_APP_RUN, Server, is_ready
+from benchmarks.server import DIRECT, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
 from benchmarks.session import ending_in_order, measuring
 from serve_app.config.files import CACHE_VARIABLE
-from serve_app.config.loader import load_yaml
 
-_DEMO: Final = ROOT / "configs" / "demo.yaml"
 _START_WITHIN_S: Final = 600.0
 _AIM_S: Final = 10.0
 _ASKING: Final = 8
@@ -95,6 +93,13 @@ def make_models(folder: Path, count: int, mib: float) -> int:
     return size
 
 
+def document_of(folder: Path, models: int) -> dict[str, Any]:
+    """A Serve file with one pool: of all models in a folder, or of the first one."""
+    # Those of several folders have one pattern, too: [!.] leaves nothing out.
+    pattern = folder / ("[!.]*" if models > 1 else f"[{_name(0)[0]}]{_name(0)[1:]}")
+    return demo_document(pools=[{"name": "many", "path": str(pattern), "memory": "1GiB"}])
+
+
 def measure(folder: Path, cache: Path, models: int, size: int, *, kept: bool) -> Start:
     """Start a server of a pool once.
 
@@ -108,12 +113,9 @@ def measure(folder: Path, cache: Path, models: int, size: int, *, kept: bool) ->
     Raises:
         BenchmarkError: It did not start, or a member does not answer.
     """
-    document = load_yaml(_DEMO.read_text(encoding="utf-8"))
-    args = document["applications"][0]["args"]
-    # Those of several folders have one pattern, too: [!.] leaves nothing out.
-    pattern = folder / ("[!.]*" if models > 1 else f"[{_name(0)[0]}]{_name(0)[1:]}")
-    args.update(models=[], pools=[{"name": "many", "path": str(pattern), "memory": "1GiB"}])
-    with Server("many-models", document, SERVE_APP_RUN, ROOT, {CACHE_VARIABLE: str(cache)}) as server:
+    with Server(
+        "many-models", document_of(folder, models), SERVE_APP_RUN, ROOT, {CACHE_VARIABLE: str(cache)}
+    ) as server:
         server.wait_until(partial(is_ready, server.urls[DIRECT]), _START_WITHIN_S)
         ready_s = time.monotonic() - server.started_at
         asyncio.run(_ask_all(server.urls[DIRECT], models, size))
@@ -180,7 +182,8 @@ def report(starts: Sequence[Start], mib: float, machine: Machine, date: str) -> 
     return f"""# A thousand models in one pool
 
 Seconds from `serve-app run` until the router is ready, with a pool of one model and with one of {counts[-1]:,}, each of
-{mib:g} MiB and of distinct content. The first start reads all of their files; later ones find in the cache folder
+{mib:g} MiB and of distinct content. The first start reads all of their files, which were written just before, so that
+the system still has what fits into memory; later ones find in the cache folder
 [what it has kept](../pools.md#many-members). `make bench-many-models` makes this page.
 
 {table(start_header, rows)}

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,15 +30,13 @@ from benchmarks.pool_server_measure import measure_costs, observe, observe_tails
 from benchmarks.pool_server_predict import predict, scenario_of
 from benchmarks.pool_server_report import Report, draw, render
 from benchmarks.publishing import now, publish_report
-from benchmarks.server import ROOT
+from benchmarks.server import demo_document
 from benchmarks.session import ending_in_order, measuring
 from serve_app.composition.pools import expand_pools
 from serve_app.config import AppArgs
 from serve_app.config.files import CACHE_VARIABLE
-from serve_app.config.loader import load_yaml
 from serve_app.simulation.workloads import generate
 
-_DEMO = ROOT / "configs" / "demo.yaml"
 _PART = 0.12
 _CONNECTIONS = 32
 _COSTS_S = 5.0
@@ -54,19 +51,9 @@ def document_of(folder: Path, memory: int) -> dict[str, Any]:
         folder: Where they are.
         memory: Of the host, for what is loaded, bytes.
     """
-    document: dict[str, Any] = deepcopy(load_yaml(_DEMO.read_text(encoding="utf-8")))
-    args = document["applications"][0]["args"]
-    args["models"] = []
-    args["pools"] = [
-        {
-            "name": POOL,
-            "path": f"{folder}/*",
-            "memory": memory,
-            "cpus": 0.1,
-            "defaults": {"resources": {"threads": 1}, "batching": {"max_rows": 16, "policy": "eager"}},
-        }
-    ]
-    return document
+    defaults = {"resources": {"threads": 1}, "batching": {"max_rows": 16, "policy": "eager"}}
+    pool = {"name": POOL, "path": f"{folder}/*", "memory": memory, "cpus": 0.1, "defaults": defaults}
+    return demo_document(pools=[pool])
 
 
 def measure(members: int, load: float, seconds: float, turns: int, machine: Machine, console: Console) -> Report:

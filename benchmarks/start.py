@@ -24,11 +24,9 @@ from rich.console import Console
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
 from benchmarks.publishing import machine_table, now, publish_report, table
-from benchmarks.server import ROOT, SERVE_APP_RUN, Server
+from benchmarks.server import SERVE_APP_RUN, Server, demo_document
 from benchmarks.session import ending_in_order, measuring
-from serve_app.config.loader import load_yaml
 
-_DEMO = ROOT / "configs" / "demo.yaml"
 _WITHIN_S = 600.0
 _ASK_EVERY_S = 0.5
 _INPUTS, _HIDDEN, _OUTPUTS = 16, 32, 4
@@ -88,10 +86,7 @@ def measure(models: list[dict[str, Any]], *, fork: bool) -> ManyStart:
     Raises:
         BenchmarkError: It did not start, or some model does not answer.
     """
-    document = load_yaml(_DEMO.read_text(encoding="utf-8"))
-    args = document["applications"][0]["args"]
-    args["models"] = models
-    args.pop("pipelines", None)
+    document = demo_document(models=models)
     command = SERVE_APP_RUN if fork else (*SERVE_APP_RUN, "--no-fork")
     with _RoleServer("start", document, command) as server:
         first, last = asyncio.run(_answers(server, [model["name"] for model in models]))

@@ -83,6 +83,8 @@ class Served:
     """What was measured on a server.
 
     Attributes:
+        rounds: Of each way.
+        seconds: Length of each.
         connections: At once, for answers per second.
         sequence: A pipeline of two steps, and a client that makes two calls.
         overhead: Of the pipeline beside the two calls: how much less it answers per second, as a part.
@@ -93,6 +95,8 @@ class Served:
         kept: Deadlines of the open loop.
     """
 
+    rounds: int
+    seconds: float
     connections: int
     sequence: Sequence[Way]
     overhead: float
@@ -229,6 +233,8 @@ async def _measured(url: str, rounds: int, seconds: float, progress: Progress) -
     told = [_way(name, resting[name], median(rates[name])) for name in sequence]
     shown = [_way(name, resting[name]) for name in branches]
     return Served(
+        rounds,
+        seconds,
         _CONNECTIONS,
         told,
         1.0 - told[0].per_second / told[1].per_second,
