@@ -36,10 +36,9 @@ def test_the_report_has_what_was_measured() -> None:
     assert re.findall("^## (.*)$", render(Report(whole.date, MACHINE)), re.MULTILINE) == ["Machine"]
 
 
-@pytest.mark.parametrize("fault", ["lost", "wrong", "twice"])
-def test_items_that_did_not_end_as_promised_are_told(fault: str) -> None:
+@pytest.mark.parametrize("broken", [replace(KILL, lost=1), replace(KILL, wrong=1), replace(KILL, twice=1)])
+def test_items_that_did_not_end_as_promised_are_told(broken: Kill) -> None:
     """They make the benchmark fail."""
-    broken = replace(KILL, **{fault: 1})
     assert Report("2026-11-26", MACHINE, [KILL, broken]).broken() == [broken]
 
 

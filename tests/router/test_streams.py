@@ -169,11 +169,11 @@ def test_the_whole_has_a_deadline_of_its_own(server: LocalServer, tmp_path: Path
 
 def test_no_answer_takes_longer_than_the_model_allows(tmp_path: Path) -> None:
     """Whatever the request names: it would keep the replica."""
-    model = write(tmp_path, "count") | {"stream_timeout_s": 0.4}
+    model = write(tmp_path, "count") | {"stream_timeout_s": 2.0}
     found: list[int] = []
     with (
         LocalServer({"models": [model]}, linked=True) as server,
-        pytest.raises(DeadlineExceeded, match=r"within 0\.4 s; see stream_timeout_s"),
+        pytest.raises(DeadlineExceeded, match=r"within 2 s; see stream_timeout_s"),
     ):
         server.run(read_into(found, server, -1, timeout_s=30.0, stream_timeout_s=60.0))
     assert found
