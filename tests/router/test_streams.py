@@ -161,7 +161,7 @@ def test_the_whole_has_a_deadline_of_its_own(server: LocalServer, tmp_path: Path
     before = closings(tmp_path)
     found: list[int] = []
     with pytest.raises(DeadlineExceeded):
-        server.run(read_into(found, server, -1, timeout_s=30.0, stream_timeout_s=0.4))
+        server.run(read_into(found, server, -1, timeout_s=30.0, stream_timeout_s=1.0))
     assert found
     server.run(closed(tmp_path / "count", before + 1))
     assert streams(server) == {"deadline_exceeded": 1.0}
