@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.machine import Machine
-from benchmarks.pipelines.served import Served, measure
+from benchmarks.pipelines.served import LONGER, Served, measure
 from benchmarks.pipelines.simulated import ALPHA_S, BETA_S, MAX_ROWS, POLICIES, SLACK, attainment
 from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
 from benchmarks.session import ending_in_order, measuring, steps
@@ -131,7 +131,8 @@ def _served(served: Served) -> Sequence[str]:
         "",
         "Deadlines under load, with two models that wait, 32 ms per batch and 8 ms per row, eight times as long as the",
         f"simulator's. {served.rate:,.0f} requests/s, 90% of what full batches bring, come by the same process, each",
-        f"with a deadline of {served.deadline_ms:.0f} ms from when it was due, so that a late client counts as well:",
+        f"with a deadline of {served.deadline_ms:.0f} ms from when it was due, so that a late client counts as well;",
+        f"rounds of {LONGER * served.seconds:g} s:",
         "",
         table(("two steps", "in time", "lowest to highest"), kept),
         "",

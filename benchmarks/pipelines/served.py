@@ -36,7 +36,7 @@ _CONNECTIONS: Final = 16
 _SLOWER: Final = 8.0
 """Than the models of the simulator: so that what the server costs is small beside them."""
 _DEADLINE_S: Final = SLACK * 2 * _SLOWER * (ALPHA_S + BETA_S)
-_LONGER: Final = 4.0
+LONGER: Final = 4.0
 """Than the other rounds: bursts are few."""
 _LOAD: Final = 0.9
 """Of the open loop: what comes, as a part of what full batches of the models bring."""
@@ -84,7 +84,7 @@ class Served:
 
     Attributes:
         rounds: Of each way.
-        seconds: Length of each.
+        seconds: Length of each; with deadlines they are `LONGER` times as long.
         connections: At once, for answers per second.
         sequence: A pipeline of two steps, and a client that makes two calls.
         overhead: Of the pipeline beside the two calls: how much less it answers per second, as a part.
@@ -228,7 +228,7 @@ async def _measured(url: str, rounds: int, seconds: float, progress: Progress) -
         kept: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds):
             for name, ask in _in_turn(ways, number):
-                kept[name].append(await _open_loop(ask, rate, _DEADLINE_S, _LONGER * seconds, number))
+                kept[name].append(await _open_loop(ask, rate, _DEADLINE_S, LONGER * seconds, number))
             progress.advance(task)
     told = [_way(name, resting[name], median(rates[name])) for name in sequence]
     shown = [_way(name, resting[name]) for name in branches]
