@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from triton_repositories import SUM_DIFF, add_model
+from triton_repositories import CHAIN_STEPS, CHAIN_TENSORS, SUM_DIFF, add_chain, add_ensemble, add_model
 from typer.testing import CliRunner
 
 from serve_app.cli import app
@@ -37,24 +37,25 @@ def test_the_file_means_what_the_repository_means(tmp_path: Path) -> None:
     """It validates, its models and classes are the same, and comments tell what `validate` tells of the repository."""
     repository, out = tmp_path / "models", tmp_path / "out.yaml"
     add_model(repository, "full", SUM_DIFF + FULL)
-    add_model(repository, "chain", 'platform: "ensemble" ensemble_scheduling {}')
+    add_chain(repository)
+    add_ensemble(repository, "nested", (CHAIN_TENSORS + CHAIN_STEPS).replace('"score"', '"chain"', 1))
     assert run("import", "triton", str(repository), "--out", str(out)) == (0, f"wrote {out}\n")
     code, told = run("validate", str(out))  # which warns of models for a GPU where there is none
-    assert (code, told.splitlines()[-1]) == (0, f"{out}: valid; models: full")
+    assert (code, told.splitlines()[-1]) == (0, f"{out}: valid; models: full, prepare, score; pipelines: chain")
     written = load_file(out).args
     read = read_args({"repository": str(repository)})
-    assert (written.models, written.classes) == (read.models, read.classes)
+    assert (written.models, written.pipelines, written.classes) == (read.models, read.pipelines, read.classes)
     comments = [line.strip() for line in out.read_text().splitlines() if line.strip().startswith(f"# {repository}")]
     assert comments == [
-        (
-            f"# {repository}/chain/config.pbtxt:1:22: ensemble_scheduling: ensembles are not served as they are;"
-            " write a pipeline (docs/pipelines.md): model 'chain' is not served"
-        ),
         (
             f"# {repository}/full/config.pbtxt:13:3: dynamic_batching.preferred_batch_size: [4]:"
             " batches have the sizes that measured execution times suggest"
         ),
         f"# {repository}/full/config.pbtxt:17:42: instance_group[0].gpus: Ray chooses the GPU of each replica",
+        (
+            f"# {repository}/nested/config.pbtxt:8:5: ensemble_scheduling.step[0].model_name: 'chain' is an ensemble or"
+            " a pipeline, which no step can be: name its models: model 'nested' is not served"
+        ),
     ]
 
 
