@@ -243,9 +243,11 @@ def write_parts(info: ModelInfo, tensors: Tensors) -> bytes:
 
 def _written(array: Any) -> bytes:
     if array.dtype.hasobject:
-        texts = np.empty(array.shape, np.object_)
-        texts.reshape(-1)[:] = [text.decode("utf-8", "replace") for text in array.reshape(-1).tolist()]
-        return dump_json(texts.tolist())
+        texts = np.empty(array.size, np.object_)
+        texts[:] = [
+            text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text) for text in array.ravel().tolist()
+        ]
+        return dump_json(texts.reshape(array.shape).tolist())
     if array.dtype.kind == "V":  # bfloat16, which JSON writers do not know
         array = array.astype(np.float32)
     if array.nbytes > _ROW_BY_ROW and array.ndim > 1:
