@@ -288,6 +288,15 @@ def test_an_ensemble_without_its_parts_is_wrong(tmp_path: Path, text: str, expec
             id="reshape",
         ),
         pytest.param(
+            'key: "SCALED" value: "scaled"',
+            'key: "SC D" value: "scaled"',
+            (
+                "6:1: ensemble_scheduling: does not fit a pipeline: steps[0].inputs.X: must be the name of an input or"
+                " a step, as in image or digit.0.label, got 'prepare.SC D'"
+            ),
+            id="a tensor with a blank",
+        ),
+        pytest.param(
             "max_batch_size: 4",
             'max_batch_size: 4 model_operations { op_library_filename: "x.so" }',
             "2:19: model_operations: libraries of custom operators are not loaded",
@@ -400,7 +409,7 @@ def test_steps_may_be_models_that_are_configured_by_hand(tmp_path: Path) -> None
     add_chain(tmp_path, CHAIN.replace('"prepare"', '"by-hand"'))
     entry = {"name": "by-hand", "path": str(tmp_path / "prepare")}
     assert faults(tmp_path) == [
-        f"{place}: there is no model 'by-hand'; models: prepare, score"
+        f"{place}: there is no model 'by-hand'; there is prepare, score"
         for place in ("13:5: ensemble_scheduling.step[1].model_name", "18:5: ensemble_scheduling.step[2].model_name")
     ]
     assert told(tmp_path, {"models": [entry]}) == []
@@ -429,7 +438,8 @@ def test_a_pipeline_counts_in_place_of_the_folder(tmp_path: Path) -> None:
 
 def test_a_model_whose_rows_are_elsewhere_is_no_step(tmp_path: Path) -> None:
     """Between steps the rows are in front, and Triton passes tensors on as they are."""
-    floats, shape = TensorProto.FLOAT, ["time", "rows", 4]
+    floats = TensorProto.FLOAT
+    shape: list[int | str | None] = ["time", "rows", 4]
     (tmp_path / "over" / "1").mkdir(parents=True)
     onnx_models.write(
         tmp_path / "over" / "1" / "model.onnx",
@@ -452,6 +462,25 @@ ensemble_scheduling { step { model_name: "over" model_version: -1
         "4:30: ensemble_scheduling.step[0].model_name: over has its rows in dimension 1; leave axis out:"
         " model 'chain' is not served"
     )
+
+
+def test_a_step_has_the_tensors_of_the_version_that_it_names(tmp_path: Path) -> None:
+    """Whatever those of others are."""
+    add_model(tmp_path, "m", "version_policy { all {} }", "add_one")
+    onnx_models.identity(tmp_path / "m" / "2" / "model.onnx", {"a": TensorProto.FLOAT})
+    text = """\
+platform: "ensemble"
+input { name: "A" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+output { name: "B" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+ensemble_scheduling { step { model_name: "m" model_version: 1
+  input_map { key: "x" value: "A" } output_map { key: "y" value: "B" } } }
+"""
+    folder = add_ensemble(tmp_path, "chain", text)
+    assert [step["version"] for step in pipelines(tmp_path)[0]["steps"]] == [1]
+    (folder / "config.pbtxt").write_text(text.replace("model_version: 1", "model_version: -1"))
+    assert faults(tmp_path) == [
+        "5:37: ensemble_scheduling.step[0].output_map[\"y\"]: m has no output 'y'; there is out_a"
+    ]
 
 
 def test_two_ensembles_of_the_same_models(tmp_path: Path) -> None:

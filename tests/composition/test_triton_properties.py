@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from hypothesis_profiles import TIMEOUT_S, examples
 from triton_repositories import CHAIN_STEPS, CHAIN_TENSORS, SUM_DIFF, add_chain, add_model
 
-from serve_app.composition.triton.ensembles import Neighbours, translate_ensemble
+from serve_app.api.open_inference.model_config_pb2 import DESCRIPTOR
+from serve_app.composition.triton.ensembles import translate_ensemble
 from serve_app.composition.triton.fields import MODEL_CONFIG, Document, written
+from serve_app.composition.triton.step_models import Neighbours
 from serve_app.composition.triton.translation import Translated, translate
 from serve_app.errors import ConfigError
 
@@ -176,7 +178,7 @@ NOT_SERVED = frozenset(
         "model_repository_agents",
     }
 )
-STEP = MODEL_CONFIG.fields_by_name["ensemble_scheduling"].message_type.nested_types_by_name["Step"]
+STEP = DESCRIPTOR.message_types_by_name["ModelEnsembling"].nested_types_by_name["Step"]
 MAPS = frozenset({"model_name", "input_map", "output_map"})
 COMPLETE = frozenset({"name", "backend", "platform", "max_batch_size", "input", "output", "default_model_filename"})
 

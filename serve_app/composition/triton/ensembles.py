@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from serve_app.composition.description import describe_models
-from serve_app.composition.pipelines import pipeline_faults, pipeline_infos
 from serve_app.composition.triton.fields import Document, Fields
-from serve_app.composition.triton.tensors import refuse_forms, triton_type
+from serve_app.composition.triton.step_models import (
+    Neighbours,
+    Step,
+    Tensor,
+    compare_tensors,
+    has_only_notes,
+    hint,
+)
+from serve_app.composition.triton.tensors import refuse_forms
 from serve_app.composition.triton.translation import NO_TYPE, check_name, refuse_unsupported
-from serve_app.composition.versions import with_versions
-from serve_app.config import AppArgs, ModelConfig
-from serve_app.config.files import is_remote
 from serve_app.config.pipeline import PipelineConfig, checked_step_name, find_cycle
-from serve_app.config.problems import Location, nearest, short_repr
+from serve_app.config.problems import problems_of, short_repr
 from serve_app.domain.pipeline import ModelStep, Reference
-from serve_app.domain.service import ModelInfo
-from serve_app.domain.traffic import model_of
-from serve_app.errors import ServeAppError
-from serve_app.payloads import TensorSpec
 
 ENSEMBLE: Final = "ensemble"
 _NEWEST: Final = -1
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _READABLE: Final = 48
-
-
-class Neighbours(NamedTuple):
-    """What the steps of an ensemble may name.
-
-    Attributes:
-        models: Entries of `models` by name; ``None`` for a folder whose model is not served.
-        pipelines: Names of the other ensembles and of pipelines.
-        complete: Whether there is nothing else.
-    """
-
-    models: Mapping[str, Mapping[str, Any] | None]
-    pipelines: Collection[str]
-    complete: bool = True
 
 
 def is_ensemble(document: Document) -> bool:
@@ -65,26 +51,7 @@ def translate_ensemble(document: Document, name: str, folder: Path, neighbours: 
     found = _Ensemble(document, name, folder, neighbours).run()
     if found is not None:
         document.tell_rest()
-    return found if _only_notes(document) else None
-
-
-class _Tensor(NamedTuple):
-    """An input or an output of the ensemble, with all its sizes."""
-
-    fields: Fields
-    datatype: str
-    shape: tuple[int, ...]
-
-
-class _Step(NamedTuple):
-    """One step; ``inputs`` and ``outputs`` say by tensor of the model which of the ensemble's it is."""
-
-    fields: Fields
-    name: str
-    model: str
-    version: int | None
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
+    return found if has_only_notes(document) else None
 
 
 class _Ensemble:
@@ -92,8 +59,8 @@ class _Ensemble:
         self._document, self._fields = document, document.fields
         self._name, self._folder, self._neighbours = name, folder, neighbours
         self._rows = 0
-        self._inputs: dict[str, _Tensor] = {}
-        self._outputs: dict[str, _Tensor] = {}
+        self._inputs: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
 
     def run(self) -> dict[str, Any] | None:
         self._read_head()
@@ -101,11 +68,11 @@ class _Ensemble:
         self._outputs = self._tensors("output")
         steps = self._read_steps()
         version = self._version()
-        if not _only_notes(self._document):
+        if not has_only_notes(self._document):
             return None
         makers = self._makers(steps)
         steps = self._connected(steps, makers)
-        if not _only_notes(self._document):
+        if not has_only_notes(self._document):
             return None
         keys = {
             "name": self._name,
@@ -129,10 +96,10 @@ class _Ensemble:
         try:
             pipeline = PipelineConfig.model_validate(keys)
         except ValidationError as error:
-            for fault in error.errors(include_url=False):
-                self._fields.refuse("ensemble_scheduling", f"does not fit a pipeline: {fault['msg']}")
+            for problem in problems_of(error, keys, PipelineConfig.model_json_schema()):
+                self._fields.refuse("ensemble_scheduling", f"does not fit a pipeline: {problem}")
             return None
-        self._check_tensors(pipeline, steps)
+        compare_tensors(self._document, pipeline, steps, self._outputs, self._neighbours)
         return keys
 
     def _read_head(self) -> None:
@@ -156,9 +123,9 @@ class _Ensemble:
         if policy is not None and policy.value("decoupled"):
             policy.note("decoupled", "every request has exactly one answer")
 
-    def _tensors(self, side: str) -> dict[str, _Tensor]:
+    def _tensors(self, side: str) -> dict[str, Tensor]:
         """The ensemble's own inputs or outputs, by name."""
-        found: dict[str, _Tensor] = {}
+        found: dict[str, Tensor] = {}
         for each in self._fields.each(side):
             name, data_type, dims = each.value("name"), each.word("data_type"), each.value("dims")
             refuse_forms(each)
@@ -173,7 +140,7 @@ class _Ensemble:
             elif each.value("label_filename"):
                 each.note("label_filename", "values have the labels of the model that gives them")
             datatype = "BYTES" if data_type == "TYPE_STRING" else data_type.removeprefix("TYPE_")
-            found[name] = _Tensor(each, datatype, (*([-1] if self._rows > 0 else []), *dims))
+            found[name] = Tensor(each, datatype, (*dims,), (*([-1] if self._rows > 0 else []), *dims))
         if not found:
             self._fields.fault(side, f"an ensemble needs at least one {side}")
         return found
@@ -188,7 +155,7 @@ class _Ensemble:
         if each.value("allow_ragged_batch"):
             each.note("allow_ragged_batch", "requests of different shapes do not share a run")
 
-    def _read_steps(self) -> list[_Step]:
+    def _read_steps(self) -> list[Step]:
         scheduling = self._fields.below("ensemble_scheduling")
         steps = [] if scheduling is None else scheduling.each("step")
         if not steps:
@@ -211,7 +178,7 @@ class _Ensemble:
             newest = version == _NEWEST or not each.has("model_version")
             name = _step_name(model, names)
             names.add(name)
-            found.append(_Step(each, name, model, None if newest else version, maps["input_map"], maps["output_map"]))
+            found.append(Step(each, name, model, None if newest else version, maps["input_map"], maps["output_map"]))
         return found
 
     def _check_model(self, step: Fields, model: str) -> None:
@@ -224,9 +191,7 @@ class _Ensemble:
                 "model_name", f"{short_repr(model)} is an ensemble or a pipeline, which no step can be: name its models"
             )
         elif self._neighbours.complete:
-            guess = nearest(model, known)
-            hint = f"did you mean {guess}?" if guess else f"models: {', '.join(known)}"
-            step.fault("model_name", f"there is no model {short_repr(model)}; {hint}")
+            step.fault("model_name", f"there is no model {short_repr(model)}; {hint(model, known)}")
 
     def _version(self) -> int:
         """The version of the ensemble by the names of its folders, whatever is in them."""
@@ -248,7 +213,7 @@ class _Ensemble:
             policy.note("", f"an ensemble has one version here, {version}")
         return max(1, version)
 
-    def _makers(self, steps: Sequence[_Step]) -> dict[str, str]:
+    def _makers(self, steps: Sequence[Step]) -> dict[str, str]:
         """By tensor of the ensemble, what a pipeline calls it. Two that make one are told."""
         makers = {name: name for name in self._inputs}
         for step in steps:
@@ -259,7 +224,7 @@ class _Ensemble:
                 makers.setdefault(tensor, f"{step.name}.{output}")
         return makers
 
-    def _connected(self, steps: Sequence[_Step], makers: Mapping[str, str]) -> list[_Step]:
+    def _connected(self, steps: Sequence[Step], makers: Mapping[str, str]) -> list[Step]:
         """The steps that outputs need. Tensors that nobody makes or uses are told, and so are circles."""
         for step in steps:
             for taken, tensor in step.inputs.items():
@@ -268,7 +233,7 @@ class _Ensemble:
         for name, each in self._outputs.items():
             if name not in makers:
                 each.fields.fault("name", _nobody_makes(name, makers))
-        if not _only_notes(self._document):
+        if not has_only_notes(self._document):
             return []
         plan = {
             step.name: ModelStep(
@@ -296,118 +261,14 @@ class _Ensemble:
                 step.fields.note("", "no output needs it: it does not run")
         return [step for step in steps if step.name in used]
 
-    def _check_tensors(self, pipeline: PipelineConfig, steps: Sequence[_Step]) -> None:
-        """Compare the tensors of the ensemble with those of its models, as far as these are on this machine."""
-        found = _described(pipeline, steps, self._neighbours)
-        if found is None:
-            return
-        config, infos = found
-        for step in steps:
-            for info in (info for info in infos.values() if info.name == step.model):
-                self._check_step(step, info)
-        if not _only_notes(self._document):
-            return
-        for where, fault in pipeline_faults(pipeline, config, infos):
-            self._tell_fault(where, fault, steps)
-        if not _only_notes(self._document) or len({step.model for step in steps}) > len(_names(infos)):
-            return
-        (described,) = pipeline_infos(config, infos)
-        for spec in described.signature.outputs:
-            _check_output(self._outputs[spec.name], spec, pipeline.outputs[spec.name], batched=self._rows > 0)
-
-    def _check_step(self, step: _Step, info: ModelInfo) -> None:
-        """What a pipeline does not tell of a step, or not as well."""
-        if info.streams:
-            step.fields.refuse("model_name", f"{info.name} answers in parts, which no step can")
-        if moved := [spec for spec in (*info.signature.inputs, *info.signature.outputs) if spec.axis]:
-            step.fields.refuse("model_name", f"{info.name} has its rows in dimension {moved[0].axis}; leave axis out")
-        known = {spec.name for spec in info.signature.outputs}
-        for output in step.outputs:
-            if output not in known:
-                guess = nearest(output, known)
-                hint = f"did you mean {guess}?" if guess else f"there is {', '.join(sorted(known))}"
-                step.fields.fault_entry("output_map", output, f"{info.name} has no output {short_repr(output)}; {hint}")
-
-    def _tell_fault(self, where: Location, fault: str, steps: Sequence[_Step]) -> None:
-        match where:
-            case ("steps", int(at), *_):
-                steps[at].fields.fault("", fault)
-            case ("outputs", str(name)):
-                self._outputs[name].fields.fault("", fault)
-            case _:
-                self._fields.fault("ensemble_scheduling", fault)
-
-
-def _described(
-    pipeline: PipelineConfig, steps: Sequence[_Step], neighbours: Neighbours
-) -> tuple[AppArgs, Mapping[str, ModelInfo]] | None:
-    """A configuration of the models of an ensemble, and what is known of those that are on this machine.
-
-    Returns:
-        ``None`` where one has faults, which are told with it.
-    """
-    models = []
-    for name in dict.fromkeys(step.model for step in steps):
-        if (keys := neighbours.models.get(name)) is None:
-            return None
-        try:
-            models.append(ModelConfig.model_validate(keys))
-        except ValidationError:
-            return None
-    here = tuple(model for model in models if not is_remote(model.path))
-    afar = tuple(model for model in models if is_remote(model.path))
-    try:
-        config = with_versions(AppArgs.model_construct(models=here, pipelines=(pipeline,)))
-        infos = describe_models(config, tell=False)
-    except ServeAppError:
-        return None
-    return config.model_copy(update={"models": (*config.models, *afar)}), infos
-
-
-def _names(infos: Mapping[str, ModelInfo]) -> set[str]:
-    return {model_of(name) for name in infos}
-
-
-def _check_output(declared: _Tensor, spec: TensorSpec, made: str, *, batched: bool) -> None:
-    """Compare an output with what a step makes. Of what is not known, nothing is told."""
-    fields, shape = declared.fields, declared.shape
-    if spec.datatype != declared.datatype:
-        fields.fault("data_type", f"is {_triton_name(declared.datatype)}, and {made} is {triton_type(spec)}")
-    if not spec.ranked:
-        return
-    given = f"{made} is {spec.datatype}{list(spec.shape)}"
-    dims = list(shape[1:] if batched else shape)
-    if len(shape) != len(spec.shape) or any(
-        a >= 0 and b >= 0 and a != b for a, b in zip(shape, spec.shape, strict=True)
-    ):
-        fields.fault("dims", f"are {dims}{' without its rows' if batched else ''}, and {given}")
-    elif any(a >= 0 > b for a, b in zip(shape, spec.shape, strict=True)):
-        fields.note("dims", f"answers may have other sizes, too: {given}")
-
-
-def _triton_name(datatype: str) -> str:
-    return triton_type(TensorSpec("", datatype, ()))
-
 
 def _nobody_makes(tensor: str, makers: Mapping[str, str]) -> str:
-    guess = nearest(tensor, makers)
-    hint = f"did you mean {guess}?" if guess else f"there is {', '.join(makers)}"
-    return f"no input is tensor {short_repr(tensor)}, and no step makes it; {hint}"
+    return f"no input is tensor {short_repr(tensor)}, and no step makes it; {hint(tensor, makers)}"
 
 
 def _step_name(model: str, taken: Collection[str]) -> str:
     """What a pipeline calls a step: as its model as far as that may be, and as no other step or input."""
     readable = _UNFIT.sub("-", model)[:_READABLE].strip("-") or "step"
-    return next(name for name in _numbered(readable) if name not in taken)
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}-{number}"
-        number += 1
-
-
-def _only_notes(document: Document) -> bool:
-    return all(remark.level == "note" for remark in document.remarks)
+    if readable not in taken:
+        return readable
+    return next(name for number in count(2) if (name := f"{readable}-{number}") not in taken)

@@ -12,8 +12,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from serve_app.composition.triton.classes import ModelQueues, merge_classes
-from serve_app.composition.triton.ensembles import Neighbours, is_ensemble, translate_ensemble
+from serve_app.composition.triton.ensembles import is_ensemble, translate_ensemble
 from serve_app.composition.triton.fields import FILE, Document
+from serve_app.composition.triton.step_models import Neighbours
 from serve_app.composition.triton.translation import Translated, translate
 from serve_app.config import ModelConfig
 from serve_app.config.files import home, is_remote

@@ -98,7 +98,7 @@ def ask(server: LocalServer, way: Way, model: str, **inputs: npt.NDArray[Any]) -
     return reply.outputs
 
 
-def by_hand(server: LocalServer, way: Way, image: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[Any]]:
+def by_hand(server: LocalServer, way: Way, image: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
     """What a client gets that asks the models of `chain` itself."""
     first = ask(server, way, "prepare", RAW=image)
     scored = ask(server, way, "score", X=first["SCALED"], SUM=first["TOTAL"])
