@@ -483,6 +483,30 @@ ensemble_scheduling { step { model_name: "m" model_version: 1
     ]
 
 
+@pytest.mark.parametrize("bias", ["", 'input_map { key: "bias" value: "A" }'])
+def test_a_step_may_leave_out_what_its_model_has_a_value_for(tmp_path: Path, bias: str) -> None:
+    """Or give it another."""
+    floats = TensorProto.FLOAT
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    onnx_models.write(
+        tmp_path / "m" / "1" / "model.onnx",
+        [helper.make_node("Add", ["x", "bias"], ["y"])],
+        [("x", floats, ["rows", 4]), ("bias", floats, [1, 4])],
+        [("y", floats, ["rows", 4])],
+        {"bias": np.ones((1, 4), np.float32)},
+    )
+    text = f"""\
+platform: "ensemble"
+input {{ name: "A" data_type: TYPE_FP32 dims: [ -1, 4 ] }}
+output {{ name: "B" data_type: TYPE_FP32 dims: [ -1, 4 ] }}
+ensemble_scheduling {{ step {{ model_name: "m" model_version: -1
+  input_map {{ key: "x" value: "A" }} {bias} output_map {{ key: "y" value: "B" }} }} }}
+"""
+    add_ensemble(tmp_path, "chain", text)
+    assert told(tmp_path) == []
+    assert pipelines(tmp_path)[0]["steps"][0]["inputs"] == ({"bias": "A"} if bias else {}) | {"x": "A"}
+
+
 def test_two_ensembles_of_the_same_models(tmp_path: Path) -> None:
     """Both are served, beside models of other folders."""
     add_chain(tmp_path)
