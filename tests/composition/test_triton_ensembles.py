@@ -126,7 +126,7 @@ def test_texts_are_tensors(tmp_path: Path) -> None:
         pytest.param(
             'value: "QUARTER" }',
             'value: "IMAGE" }',
-            "20:5: ensemble_scheduling.step[2].output_map[\"SCALED\"]: tensor 'IMAGE' is made by IMAGE already",
+            "20:5: ensemble_scheduling.step[2].output_map[\"SCALED\"]: tensor 'IMAGE' is an input already",
             id="a step that makes an input",
         ),
         pytest.param(

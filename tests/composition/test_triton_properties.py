@@ -292,5 +292,5 @@ def asks_for_nothing(message: Message, path: tuple[str | int, ...]) -> bool:
         elif isinstance(value, Message):
             value = getattr(value, step)
         else:  # a map
-            value = value[int(step) if step not in value and step.isdecimal() else step]
+            value = next(each for key, each in value.items() if str(key) == step)
     return not value.ListFields() if isinstance(value, Message) else not value

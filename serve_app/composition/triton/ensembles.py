@@ -219,8 +219,8 @@ class _Ensemble:
         for step in steps:
             for output, tensor in step.outputs.items():
                 if tensor in makers:
-                    text = f"tensor {short_repr(tensor)} is made by {makers[tensor]} already"
-                    step.fields.fault_entry("output_map", output, text)
+                    before = "an input" if tensor in self._inputs else f"made by {makers[tensor]}"
+                    step.fields.fault_entry("output_map", output, f"tensor {short_repr(tensor)} is {before} already")
                 makers.setdefault(tensor, f"{step.name}.{output}")
         return makers
 

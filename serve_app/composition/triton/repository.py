@@ -132,9 +132,10 @@ def _read_models(
         if folder.name.startswith(".") or not folder.is_dir():
             continue
         model = found[folder.name] = _Model(folder, str(PurePosixPath(path) / folder.name))
-        if sections := [key for key in ("models", "pipelines") if folder.name in _by_name(given.get(key))]:
+        if folder.name in {**by_hand, **pipelines}:
+            section = "models" if folder.name in by_hand else "pipelines"
             model.notes.append(
-                f"{model.path}: {sections[0]} has an entry {folder.name!r}, which counts in place of the folder"
+                f"{model.path}: {section} has an entry {folder.name!r}, which counts in place of the folder"
             )
             continue
         try:
