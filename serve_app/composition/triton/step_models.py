@@ -17,7 +17,7 @@ from serve_app.config.files import is_remote
 from serve_app.config.pipeline import PipelineConfig
 from serve_app.config.problems import nearest, short_repr
 from serve_app.domain.service import ModelInfo
-from serve_app.errors import ServeAppError
+from serve_app.errors import ServeAppError, some_of
 from serve_app.payloads import TensorSpec
 
 
@@ -118,7 +118,7 @@ def hint(word: str, known: Iterable[str]) -> str:
     """What was meant by a word that is not known, or what there is."""
     known = list(known)
     guess = nearest(word, known)
-    return f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
+    return f"did you mean {guess}?" if guess else f"there is {some_of(known)}"
 
 
 def _described(
