@@ -35,7 +35,6 @@ from serve_app.payloads import TENSORS, Joinable, ModelSignature, TensorSpec
 
 _CLASSIFIERS: Final = frozenset({"image-classification", "audio-classification", "text-classification"})
 _EMBEDDING: Final = "feature-extraction"
-_VERSION: Final = "1"
 _JOINABLE: Final = Joinable("whole", "each step shares the runs of its model", rows=False)
 
 _FormKind: TypeAlias = Literal["unknown", "image", "audio", "text", "number", "boolean", "tensor", "list", "object"]
@@ -48,7 +47,7 @@ class Form(NamedTuple):
         kind: What it is.
         item: Of a list, its elements.
         members: Of an object.
-        datatype: Of a tensor.
+        datatype: Of a tensor; ``ANY`` of what is not known and may be one.
         shape: Of a tensor, the rows in dimension 0; ``None`` where it is not known.
     """
 
@@ -73,6 +72,7 @@ class Form(NamedTuple):
 
 
 _UNKNOWN: Final = Form("unknown")
+_ANY: Final = "ANY"
 _TEXT: Final = Form("text")
 _RANKED: Final = Form("list", Form("object", members={"label": _TEXT, "score": Form("number")}))
 
@@ -110,6 +110,13 @@ def pipeline_infos(config: AppArgs, infos: Mapping[str, ModelInfo]) -> tuple[Mod
     return tuple(found)
 
 
+def pipeline_faults(
+    pipeline: PipelineConfig, config: AppArgs, infos: Mapping[str, ModelInfo]
+) -> list[tuple[Location, str]]:
+    """What does not fit in one pipeline, with the place in it. The arguments are those of `pipeline_infos`."""
+    return list(_Plan(pipeline, config, infos).faults())
+
+
 class _Plan:
     """One pipeline on its way."""
 
@@ -144,12 +151,24 @@ class _Plan:
                 form = self.form(Reference.parse(text))
                 if (media := _media_in(form)) is not None:
                     yield ("outputs", name), f"is {media}, which has no JSON form; name what a step makes of it"
+                elif self.config.max_rows is not None and not _has_rows(_single(form)):
+                    yield ("outputs", name), f"must be a tensor with rows with max_rows, and {text} is {form}"
             except _Fault as fault:
                 yield ("outputs", name), str(fault)
 
     def form(self, reference: Reference) -> Form:
         """What a reference leads to. Raises `_Fault` where it leads nowhere."""
         return _single(_pick(self._forms[reference.name], reference))
+
+    def labels(self, reference: Reference) -> tuple[tuple[str, ...], str]:
+        """Names for the values of a model's output, and the file that they are from; none of what is no such output."""
+        step = self.steps.get(reference.name)
+        infos = self._candidates(step) if isinstance(step, ModelStep) and step.over is None else []
+        outputs = infos[-1].signature.outputs if infos else ()
+        name = ".".join(reference.path) or (outputs[0].name if len(outputs) == 1 else "")
+        if name not in {spec.name for spec in outputs}:
+            return (), ""
+        return infos[-1].labels_of(name), infos[-1].label_files.get(name, "")
 
     def _checked(self, step: Step) -> tuple[Step, Form]:
         match step:
@@ -202,7 +221,7 @@ class _Plan:
 
     def _model(self, step: ModelStep) -> tuple[Step, Form]:
         results = [self._of_model(step, info) for info in self._candidates(step)]
-        return step, _common(results) if results else _UNKNOWN  # a model that is not on this machine
+        return step, _common(results) if results else Form("unknown", datatype=_ANY)  # it is not on this machine
 
     def _candidates(self, step: ModelStep) -> list[ModelInfo]:
         """The versions of a step's model that may run it, as far as they are known."""
@@ -368,11 +387,16 @@ def _meets(form: Form, kind: str) -> bool:
     return kind == "json" and _media_in(form) is None
 
 
+def _has_rows(form: Form) -> bool:
+    """Whether dimension 0 of a value may be rows, as far as it is known."""
+    return form.kind == "unknown" or (form.kind == "tensor" and (form.shape is None or form.shape[:1] == (-1,)))
+
+
 def _check_tensor(reference: str, form: Form, spec: TensorSpec, info: ModelInfo) -> None:
     """Raises `_Fault` where a value cannot be what an input of a model takes."""
     form = _single(form)
     taken = f"{info.name} takes {spec.datatype} {list(spec.shape) if spec.ranked else ''}".rstrip() + f" as {spec.name}"
-    if form.kind == "text" and spec.datatype == "BYTES":
+    if (form.kind == "text" and spec.datatype == "BYTES") or form.datatype == _ANY:
         return
     if form.kind != "tensor":
         raise _Fault(f"{taken}, and {reference} is {form}")
@@ -423,16 +447,19 @@ def _info(plan: _Plan, config: AppArgs) -> ModelInfo:
         reference = Reference.parse(text)
         form = _single(plan.form(reference))
         tensor = None
-        if form.kind == "tensor" and form.datatype != "BYTES":
+        if form.kind == "tensor":
             shape = (-1, -1) if form.shape is None else form.shape
             tensor = TensorSpec(name, form.datatype, shape, ranked=form.shape is not None)
         outputs[name] = Output(reference, tensor)
     inputs = {name: given.value(name) for name, given in pipeline.inputs.items()}
+    labels = {name: plan.labels(output.reference) for name, output in outputs.items() if output.tensor is not None}
+    version, rows = str(pipeline.version), pipeline.max_rows
+    most = config.router.limits.max_request_rows
     classes = config.class_settings()
     return ModelInfo(
         name=pipeline.name,
-        version=_VERSION,
-        versions=(_VERSION,),
+        version=version,
+        versions=(version,),
         task=PIPELINE,
         signature=ModelSignature(
             tuple(
@@ -443,13 +470,15 @@ def _info(plan: _Plan, config: AppArgs) -> ModelInfo:
             ),
             tuple(output.tensor or TensorSpec(name, "BYTES", (1,)) for name, output in outputs.items()),
         ),
-        max_rows=1,
-        max_request_rows=config.router.limits.max_request_rows,
+        max_rows=rows or 1,
+        max_request_rows=min(most, rows or most),
         default_timeout_s={priority: limits.timeout_s for priority, limits in classes.items()},
         labels=(),
         serving=ModelServing(queue_entries={priority: limits.queue_entries for priority, limits in classes.items()}),
-        joinable={"": _JOINABLE},
+        joinable={"": _JOINABLE._replace(rows=rows is not None)},
         levels=config.classes.levels(),
+        output_labels={name: names for name, (names, _) in labels.items() if names},
+        label_files={name: file for name, (_, file) in labels.items() if file},
         numbered=False,
         platform=PIPELINE,
         backend=PIPELINE,
