@@ -164,11 +164,8 @@ class _Plan:
         """Names for the values of a model's output, and the file that they are from; none of what is no such output."""
         step = self.steps.get(reference.name)
         infos = self._candidates(step) if isinstance(step, ModelStep) and step.over is None else []
-        outputs = infos[-1].signature.outputs if infos else ()
-        name = ".".join(reference.path) or (outputs[0].name if len(outputs) == 1 else "")
-        if name not in {spec.name for spec in outputs}:
-            return (), ""
-        return infos[-1].labels_of(name), infos[-1].label_files.get(name, "")
+        name = infos[-1].output_at(reference.path) if infos else ""
+        return (infos[-1].labels_of(name), infos[-1].label_files.get(name, "")) if name else ((), "")
 
     def _checked(self, step: Step) -> tuple[Step, Form]:
         match step:

@@ -128,6 +128,12 @@ class ModelInfo(NamedTuple):
         """Names for the values of a row of an output, or none. They count where there is one for each value."""
         return self.output_labels.get(output, self.labels)
 
+    def output_at(self, path: Sequence[str]) -> str:
+        """The output that a pipeline means by what stands after the dot; empty: it means none of them."""
+        names = [spec.name for spec in self.signature.outputs]
+        name = ".".join(path) or (names[0] if len(names) == 1 else "")
+        return name if name in names else ""
+
     @property
     def segment(self) -> str:
         """Its name as one segment of a URL, percent-encoded."""

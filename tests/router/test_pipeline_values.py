@@ -117,6 +117,7 @@ def test_the_bytes_of_texts_count() -> None:
         (texts(b"not", b"JSON"), r"object \[2\]"),
         (np.zeros((1, 2)), r"float64 \[1, 2\]"),
         (np.zeros(2, np.float32), r"float32 \[2\]"),
+        (np.zeros((1, 3), np.float32), r"float32 \[1, 3\]"),
         ([1.0], "a list"),
     ],
 )

@@ -68,6 +68,7 @@ class Run:
     Attributes:
         seconds: What each step took that has been answered.
         parts: How many parts each map had.
+        infos: What is known of the model that answered each step.
         times: Over all steps.
         unverified: Whether a step may have shared a run without proof.
     """
@@ -98,6 +99,7 @@ class Run:
         self._nbytes = 0
         self.seconds: dict[str, float] = {}
         self.parts: Counter[str] = Counter()
+        self.infos: dict[str, ModelInfo] = {}
         self.times = Times()
         self.unverified = False
 
@@ -227,6 +229,7 @@ class Run:
         )
         answer = await self._service.submit(info.key or info.name, payload, options)
         self._note(answer)
+        self.infos[step.name] = answer.info or info
         result = values.result_of(asked, answer.value)
         self._hold(result)
         return result

@@ -77,8 +77,8 @@ class PipelineService:
         self._traces = traces
         self._peer_statistics = peer_statistics
         self._pipelines = {info.name: _Served(info) for info in pipelines}
-        infos = {info.name: info for info in pipelines}
-        self._models = ChainMap[str, ModelInfo](infos, service.models)  # type: ignore[arg-type] # it is only read
+        self._infos = {info.name: info for info in pipelines}
+        self._models = ChainMap[str, ModelInfo](self._infos, service.models)  # type: ignore[arg-type] # it is only read
         self._in_work = 0
         self._finished: asyncio.Event | None = None
 
@@ -202,6 +202,7 @@ class PipelineService:
             total_s=total_s,
             timeout_s=timeout_s,
             unverified=run.unverified,
+            info=self._labelled(served, run),
             **run.times._asdict(),
         )
         self._metrics.answered(name, answer, began)
@@ -236,6 +237,20 @@ class PipelineService:
         for step, parts in run.parts.items():
             served.parts[step] += _PARTS_WEIGHT * (parts - served.parts[step])
         return run, timeout_s, value
+
+    def _labelled(self, served: _Served, run: Run) -> ModelInfo:
+        """What is known of a pipeline, with the labels of the models that answered: other files may have others."""
+        labels: dict[str, tuple[str, ...]] = {}
+        files: dict[str, str] = {}
+        for name, output in served.plan.outputs.items():
+            info = None if output.tensor is None else run.infos.get(output.reference.name)
+            if info is not None and (given := info.output_at(output.reference.path)):
+                labels |= {name: names} if (names := info.labels_of(given)) else {}
+                files |= {name: file} if (file := info.label_files.get(given)) else {}
+        if (labels, files) != (served.info.output_labels, served.info.label_files):
+            served.info = served.info._replace(output_labels=labels, label_files=files)
+            self._infos[served.info.name] = served.info
+        return served.info
 
     def _own_s(self, served: _Served, options: RequestOptions) -> dict[str, float]:
         """What the steps are expected to cost on an idle server, seconds: maps as those of other requests."""

@@ -269,14 +269,17 @@ def _tensor(value: Any, spec: TensorSpec, *, rows: bool) -> npt.NDArray[Any]:
     if not isinstance(value, np.ndarray):
         raise InvalidRequest(f"{spec.name}: expected a tensor, got {_named(value)}")
     array: npt.NDArray[Any] = value
-    fits = array.dtype == DTYPES[spec.datatype]
-    if fits and spec.ranked:
-        sizes = list(zip(spec.shape, array.shape, strict=False))
-        inner = sizes[1:] if rows else sizes
-        fits = array.ndim == len(spec.shape) and all(want < 0 or want == size for want, size in inner)
-    if not fits:
+    if not _fits(array, spec, rows=rows):
         raise InvalidRequest(f"{spec.name}: expected {_shown(spec)}, got {array.dtype} {list(array.shape)}")
     return array
+
+
+def _fits(array: npt.NDArray[Any], spec: TensorSpec, *, rows: bool) -> bool:
+    """Whether a tensor is of this datatype and shape; ``rows``: whatever its dimension 0 is."""
+    if array.dtype != DTYPES[spec.datatype]:
+        return False
+    sizes = list(zip(spec.shape, array.shape, strict=False))[rows:]
+    return not spec.ranked or (array.ndim == len(spec.shape) and all(want < 0 or want == size for want, size in sizes))
 
 
 def result_of(asked: Any, value: Any) -> Any:
@@ -324,10 +327,8 @@ def _written(name: str, output: Output, value: Any, plan: Pipeline) -> npt.NDArr
         tensor = single(value)
         if not isinstance(tensor, np.ndarray):
             raise InferenceFailed(f"output {name!r}: expected a tensor, got {_named(value)}")
-        if tensor.dtype != DTYPES[spec.datatype] or (spec.ranked and tensor.ndim != len(spec.shape)):
-            raise InferenceFailed(  # its model was loaded anew
-                f"output {name!r}: expected {_shown(spec)}, got {tensor.dtype} {list(tensor.shape)}"
-            )
+        if not _fits(tensor, spec, rows=True):  # its model was loaded anew
+            raise InferenceFailed(f"output {name!r}: expected {_shown(spec)}, got {tensor.dtype} {list(tensor.shape)}")
         return tensor
     try:
         text = _json(value)

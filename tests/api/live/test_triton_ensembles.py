@@ -19,6 +19,7 @@ from local_server import LocalServer
 from triton_repositories import CHAIN_STEPS, CHAIN_TENSORS, add_chain, add_ensemble, add_model
 
 from api.live.conftest import PICTURE, PNG
+from serve_app.api.http_app import HttpSettings
 
 DECODER = """
     import io
@@ -236,3 +237,29 @@ def test_texts_pass_from_step_to_step(server: LocalServer, way: Way) -> None:
     assert [[text.decode() for text in row] for row in again] == texts
     told = httpx.post(f"{server.url}/v1/models/texts/predict", json={"TEXT": texts})
     assert told.json() == {"AGAIN": texts}
+
+
+def test_classes_have_the_labels_that_their_model_has_now(tmp_path: Path) -> None:
+    """A load of other labels changes them in answers, whichever API asks."""
+    add_chain(tmp_path)
+    score = tmp_path / "score"
+    image = tritonclient.grpc.InferInput("IMAGE", [1, 4], "FP32")
+    image.set_data_from_numpy(VALUES[:1])
+    body = {
+        "inputs": [{"name": "IMAGE", "datatype": "FP32", "shape": [1, 4], "data": VALUES[0].tolist()}],
+        "outputs": [{"name": "CLASS", "parameters": {"classification": 3}}],
+    }
+    wanted = [tritonclient.grpc.InferRequestedOutput("CLASS", class_count=3)]
+    with (
+        LocalServer({"repository": str(tmp_path)}, HttpSettings(open_administration=True)) as server,
+        tritonclient.grpc.InferenceServerClient(server.grpc) as client,
+    ):
+        for number, labels in enumerate((["red", "green", "blue"], ["one", "two", "three"])):
+            if number:
+                (score / "labels.txt").write_text("\n".join(labels))
+                assert httpx.post(f"{server.url}/v2/repository/models/score/load", timeout=60).status_code == 200
+            over_http = httpx.post(f"{server.url}/v2/models/chain/infer", json=body).json()["outputs"][0]["data"]
+            answer = client.infer("chain", [image], outputs=wanted).as_numpy("CLASS")
+            assert answer is not None
+            for texts in (over_http, [text.decode() for text in answer.ravel()]):
+                assert [labels[int(text.split(":")[1])] for text in texts] == [text.split(":")[2] for text in texts]
