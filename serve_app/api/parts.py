@@ -231,22 +231,29 @@ def _without_texts(content: bytes) -> bytes:
 
 
 def write_parts(info: ModelInfo, tensors: Tensors) -> bytes:
-    """The outputs of a pipeline as a JSON object. NaN and infinities become null, bytes texts."""
+    """The outputs of a pipeline as a JSON object. NaN and infinities become null, bytes texts.
+
+    Raises:
+        InvalidRequest: Bytes are no text.
+    """
     outputs = _plan(info).outputs
     return dump_json(
         {
-            name: orjson.Fragment(array[0] if outputs[name].tensor is None else _written(array))  # JSON already
+            name: orjson.Fragment(array[0] if outputs[name].tensor is None else _written(name, array))  # JSON already
             for name, array in tensors.items()
         }
     )
 
 
-def _written(array: Any) -> bytes:
+def _written(name: str, array: Any) -> bytes:
     if array.dtype.hasobject:
         texts = np.empty(array.size, np.object_)
-        texts[:] = [
-            text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text) for text in array.ravel().tolist()
-        ]
+        try:
+            texts[:] = [text.decode() if isinstance(text, bytes) else str(text) for text in array.ravel().tolist()]
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                f"output {name!r} is not UTF-8 text, which JSON needs: ask for it by V2, as binary_data"
+            ) from None
         return dump_json(texts.reshape(array.shape).tolist())
     if array.dtype.kind == "V":  # bfloat16, which JSON writers do not know
         array = array.astype(np.float32)

@@ -9,11 +9,11 @@ import numpy as np
 import orjson
 import pytest
 
-from serve_app.api.parts import Parts, parse_parts, tensors_of
-from serve_app.domain.pipeline import PIPELINE, Pipeline, PipelineInput
+from serve_app.api.parts import Parts, parse_parts, tensors_of, write_parts
+from serve_app.domain.pipeline import PIPELINE, Output, Pipeline, PipelineInput, Reference
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import InvalidRequest
-from serve_app.payloads import ModelSignature, Tensors
+from serve_app.payloads import ModelSignature, Tensors, TensorSpec
 from serve_app.scheduling.entry import Priority
 
 
@@ -153,3 +153,12 @@ def test_inputs_have_equally_many_rows() -> None:
 def test_a_list_of_as_many_as_there_may_be() -> None:
     """In their order."""
     assert read(TEXTS, b' { "x" : [ "a", "b", "", "d" ] } ')["x"].tolist() == [b"a", b"b", b"", b"d"]
+
+
+def test_bytes_that_are_no_text_have_no_json() -> None:
+    """They are refused, and not changed into other ones."""
+    outputs = {"y": Output(Reference("x"), TensorSpec("y", "BYTES", (-1,)))}
+    served = info()._replace(pipeline=Pipeline("chain", {}, {}, outputs, max_parts=4))
+    assert write_parts(served, {"y": np.array(["zwölf".encode()], np.object_)}) == '{"y":["zwölf"]}'.encode()
+    with pytest.raises(InvalidRequest, match="output 'y' is not UTF-8 text, which JSON needs"):
+        write_parts(served, {"y": np.array([b"a", b"\xff\xd8"], np.object_)})

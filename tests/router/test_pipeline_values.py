@@ -139,3 +139,12 @@ def test_a_model_that_takes_several_tensors_now_is_told() -> None:
     """Its step has one."""
     with pytest.raises(InvalidRequest, match="model 'houses' takes a, b, and its step has one value"):
         values.payload_of(STEP, model("tensors", "a", "b"), np.zeros((1, 2), np.float32))
+
+
+def test_bytes_that_are_no_text_have_no_json() -> None:
+    """Within an object, likewise."""
+    outputs = {"y": Output(Reference("x"))}
+    (text,) = values.write_outputs(plan(outputs=outputs), lambda _: {"a": texts(b"b")})["y"]
+    assert text == b'{"a":["b"]}'
+    with pytest.raises(InferenceFailed, match="output 'y': bytes that are not UTF-8 text have no JSON form"):
+        values.write_outputs(plan(outputs=outputs), lambda _: {"a": texts(b"b", b"\xff")})

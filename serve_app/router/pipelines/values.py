@@ -366,7 +366,10 @@ def _readable(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return [_readable(each) for each in value.tolist()]
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise InferenceFailed("bytes that are not UTF-8 text have no JSON form") from None
     if isinstance(value, Mapping):
         return {name: _readable(each) for name, each in value.items()}
     return [_readable(each) for each in value] if isinstance(value, list | tuple) else value
