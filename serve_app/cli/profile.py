@@ -33,7 +33,7 @@ from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.composition.profile import sha256
 from serve_app.config import ModelConfig, load_file
 from serve_app.config.files import home, is_remote
-from serve_app.config.problems import nearest, short_repr
+from serve_app.config.problems import hint, short_repr
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, Verdict
 from serve_app.config.profile_points import Point, fit_points
 from serve_app.errors import ConfigError, InferenceFailed
@@ -264,9 +264,7 @@ def _chosen(models: Sequence[ModelConfig], names: Sequence[str], *, everything: 
     problems = []
     for name in names:
         if name not in by_name:
-            guess = nearest(name, by_name)
-            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(by_name)}"
-            problems.append(f"has no model {short_repr(name)}; {hint}")
+            problems.append(f"has no model {short_repr(name)}; {hint(name, by_name)}")
     if everything and names:
         problems.append("--all and --model exclude each other")
     if not everything and not names and len(models) > 1:

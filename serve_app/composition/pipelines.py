@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from serve_app.config import AppArgs
 from serve_app.config.pipeline import PipelineConfig
-from serve_app.config.problems import Location, nearest, place, short_repr
+from serve_app.config.problems import Location, hint, place, short_repr
 from serve_app.domain.pipeline import (
     PIPELINE,
     Choice,
@@ -30,7 +30,7 @@ from serve_app.domain.pipeline import (
 from serve_app.domain.service import ModelInfo, ModelServing
 from serve_app.domain.tasks import kind_of
 from serve_app.domain.traffic import Traffic, model_of, newest_last, version_of
-from serve_app.errors import ConfigError, some_of
+from serve_app.errors import ConfigError
 from serve_app.payloads import TENSORS, Joinable, ModelSignature, TensorSpec
 
 _CLASSIFIERS: Final = frozenset({"image-classification", "audio-classification", "text-classification"})
@@ -227,9 +227,7 @@ class _Plan:
             known = dict.fromkeys(model_of(model.name) for model in self._args.models)
             if step.model in {pipeline.name for pipeline in self._args.pipelines}:
                 raise _Fault(f"model: {short_repr(step.model)} is a pipeline; a step is a model: write its steps here")
-            guess = nearest(step.model, known)
-            hint = f"did you mean {guess}?" if guess else f"models: {some_of(known)}"
-            raise _Fault(f"model: there is no model {short_repr(step.model)}; {hint}")
+            raise _Fault(f"model: there is no model {short_repr(step.model)}; {hint(step.model, known)}")
         infos = [self._infos[model.name] for model in models if model.name in self._infos]
         if step.version is None or not infos:
             return infos
@@ -271,9 +269,7 @@ class _Plan:
         known = {spec.name: spec for spec in (*info.signature.inputs, *info.signature.optional)}
         for name in step.inputs:
             if name not in known:
-                guess = nearest(name, known)
-                hint = f"did you mean {guess}?" if guess else f"it takes {', '.join(known)}"
-                raise _Fault(f"inputs: {info.name} has no input {short_repr(name)}; {hint}")
+                raise _Fault(f"inputs: {info.name} has no input {short_repr(name)}; {hint(name, known)}")
         if missing := [spec.name for spec in info.signature.inputs if spec.name not in step.inputs]:
             raise _Fault(f"inputs: {info.name} also takes {', '.join(missing)}")
         for name, reference in step.inputs.items():
@@ -326,9 +322,7 @@ def _pick(form: Form, reference: Reference) -> Form:
                 if (rest := ".".join(path[at:])) in form.members:  # names of tensors may have dots
                     return form.members[rest]
                 if part not in form.members:
-                    guess = nearest(part, form.members)
-                    hint = f"did you mean {guess}?" if guess else f"there is {', '.join(form.members)}"
-                    raise _Fault(f"{here} has no {short_repr(part)}; {hint}")
+                    raise _Fault(f"{here} has no {short_repr(part)}; {hint(part, form.members)}")
                 form = form.members[part]
             case "list":
                 if not part.isdecimal():

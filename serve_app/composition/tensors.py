@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from serve_app.config.problems import nearest, short_repr
+from serve_app.config.problems import hint, short_repr
 from serve_app.config.tensors import Format, FormatByInput, Labels, LabelsByOutput
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
@@ -168,10 +168,7 @@ def _values(spec: TensorSpec) -> int | None:
 
 
 def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
-    guess = nearest(name, known)
-    return f"there is no {what} {short_repr(name)}; " + (
-        f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
-    )
+    return f"there is no {what} {short_repr(name)}; {hint(name, known)}"
 
 
 def _described(spec: TensorSpec) -> str:

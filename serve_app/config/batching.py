@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from serve_app.config.deprecations import RemovedKey, drop_removed_keys
-from serve_app.config.problems import Location, nearest, short_repr
+from serve_app.config.problems import Location, hint, short_repr
 from serve_app.config.values import Milliseconds, Positive, Section, Share
 from serve_app.domain.settings import JoinSettings
 from serve_app.scheduling.settings import ModelScheduling
@@ -122,8 +122,7 @@ def fallback_problems(fallbacks: Sequence[str], variants: Sequence[str]) -> Iter
     """What is wrong with a model's ``fallbacks``: each must name another one of its variants."""
     for number, name in enumerate(fallbacks):
         if name not in variants:
-            guess = nearest(name, variants)
-            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(sorted(set(variants))) or 'none'}"
-            yield ("fallbacks", number), f"there is no variant {short_repr(name)}; {hint}"
+            known = sorted(set(variants))
+            yield ("fallbacks", number), f"there is no variant {short_repr(name)}; {hint(name, known)}"
         elif name in fallbacks[:number]:
             yield ("fallbacks", number), f"{short_repr(name)} is used twice"

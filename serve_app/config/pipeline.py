@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
 from serve_app.config.names import checked_model_name
-from serve_app.config.problems import Location, nearest, short_repr, validation_error
+from serve_app.config.problems import Location, hint, short_repr, validation_error
 from serve_app.config.values import Section, Size
 from serve_app.domain.pipeline import (
     Choice,
@@ -31,7 +31,8 @@ from serve_app.domain.pipeline import (
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _REFERENCE: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[^.\s]+)*")
-_MOST_STEPS: Final = 64
+MOST_STEPS: Final = 64
+"""Of one pipeline."""
 _MOST_PARTS: Final = 4096
 
 Datatype: TypeAlias = Literal[
@@ -261,7 +262,7 @@ class PipelineConfig(Section):
     inputs: dict[str, PipelineInputConfig] = Field(min_length=1)
     """What a request has, by name."""
 
-    steps: Annotated[tuple[StepConfig, ...], Field(strict=False, min_length=1, max_length=_MOST_STEPS)]
+    steps: Annotated[tuple[StepConfig, ...], Field(strict=False, min_length=1, max_length=MOST_STEPS)]
     """What is done, in any order: a step runs when what it needs is there, and somebody needs its result."""
 
     outputs: dict[str, Ref] = Field(min_length=1)
@@ -323,9 +324,8 @@ class PipelineConfig(Section):
         places += [(("outputs", name), Reference.parse(text)) for name, text in self.outputs.items()]
         for where, reference in places:
             if reference.name not in known:
-                guess = nearest(reference.name, known)
-                hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
-                yield where, f"there is no input or step {short_repr(reference.name)}; {hint}"
+                meant = hint(reference.name, known)
+                yield where, f"there is no input or step {short_repr(reference.name)}; {meant}"
 
     def _graph_faults(self) -> Iterator[tuple[Location, str]]:
         steps = {step.name: step.value() for step in self.steps}

@@ -13,7 +13,7 @@ from serve_app.config.batching import BatchingConfig
 from serve_app.config.files import is_remote
 from serve_app.config.model import HealthConfig, ModelConfig
 from serve_app.config.names import checked_model_name, deployment_name
-from serve_app.config.problems import Location, nearest, short_repr, validation_error
+from serve_app.config.problems import Location, hint, short_repr, validation_error
 from serve_app.config.values import Cpus, Positive, Seconds, Section, Size
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import Pool
@@ -208,9 +208,7 @@ def pool_problems(
         if model.pool is None:
             continue
         if model.pool not in known:
-            guess = nearest(model.pool, known)
-            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known) or 'none'}"
-            yield ("models", number, "pool"), f"there is no pool {short_repr(model.pool)}; {hint}"
+            yield ("models", number, "pool"), f"there is no pool {short_repr(model.pool)}; {hint(model.pool, known)}"
         for where, reason in NOT_OF_MEMBERS.items():
             if _is_set(model, where):
                 yield ("models", number, *where.split(".")), reason

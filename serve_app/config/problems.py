@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from serve_app.errors import some_of
+
 Location: TypeAlias = tuple[str | int, ...]
 """Keys and list positions from the top of a document to a value."""
 
@@ -44,6 +46,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that a misspelt one most likely stands for, or ``None``."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """What was meant by a word that is not known, or what there is."""
+    known = list(known)
+    guess = nearest(word, known)
+    return f"did you mean {guess}?" if guess else f"there is {some_of(known) or 'none'}"
 
 
 def validation_error(faults: Sequence[tuple[Location, str]]) -> ValidationError:
@@ -143,6 +152,8 @@ def _message(details: ErrorDetails, location: Location, data: Any, schema: Mappi
             return f"must be a size such as 32MiB, 2GiB or a number of bytes, got {short_repr(value)}"
         case "too_short":
             return f"needs at least {context['min_length']}, got {context['actual_length']}"
+        case "too_long":
+            return f"may have at most {context['max_length']}, got {context['actual_length']}"
         case "string_too_short":
             return f"must have {context['min_length']} or more characters, got {short_repr(value)}"
         case "greater_than_equal":

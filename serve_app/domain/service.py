@@ -14,7 +14,7 @@ from msgspec import Struct
 from serve_app.domain.pipeline import Pipeline
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.domain.traffic import Asker, TableChange
-from serve_app.errors import ModelNotFound, ModelUnavailable
+from serve_app.errors import ModelNotFound, ModelUnavailable, some_of
 from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
 
@@ -360,7 +360,7 @@ def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
         models: The names that there are.
     """
     # Programs written for Triton look for its words, with which the message begins.
-    listed = ", ".join(models) or "none"
+    listed = some_of(models) or "none"  # gRPC's clients read 8 KiB of it
     return ModelNotFound(f"Request for unknown model: there is no {model[:64]!r} here; models: {listed}")
 
 

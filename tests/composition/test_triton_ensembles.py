@@ -320,6 +320,14 @@ def test_what_cannot_be_a_pipeline_is_left_out_and_told(tmp_path: Path, before: 
     assert f"{tmp_path}/chain/config.pbtxt:{line}" in caught.value.problems
 
 
+def test_more_steps_than_a_pipeline_may_have_are_told_at_once(tmp_path: Path) -> None:
+    """And nothing else of them."""
+    add_chain(tmp_path, CHAIN_TENSORS + "ensemble_scheduling {" + 'step { model_name: "score" }\n' * 65 + "}")
+    assert told(tmp_path) == [
+        "6:1: ensemble_scheduling: a pipeline has at most 64 steps, got 65: model 'chain' is not served"
+    ]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [

@@ -138,6 +138,9 @@ def problems(*pipelines: dict[str, Any]) -> tuple[str, ...]:
             id="a fixed number of rows",
         ),
         pytest.param(
+            pipeline(steps=[FIRST] * 65), "args.pipelines[0].steps: may have at most 64, got 65", id="too many steps"
+        ),
+        pytest.param(
             pipeline(max_parts=5000), "args.pipelines[0].max_parts: must be at most 4096, got 5000", id="too many parts"
         ),
     ],

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from serve_app.backends.kind import RowProof
-from serve_app.config.problems import nearest, short_repr
+from serve_app.config.problems import hint, nearest, short_repr
 from serve_app.errors import ConfigError
 from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
 
@@ -189,9 +189,8 @@ class _Reader:
             for each in reversed(found):  # the last definition of a name is the one that counts
                 if each.name == class_name:
                     return each
-            guess = nearest(class_name, names)
-            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(names) or 'none'}"
-            self._fault(f"has no class {short_repr(class_name)}, which backend_options.class names; {hint}")
+            meant = hint(class_name, names)
+            self._fault(f"has no class {short_repr(class_name)}, which backend_options.class names; {meant}")
             return None
         able = [each for each in found if _method(each, "predict") is not None]
         if len(able) == 1:
@@ -256,8 +255,8 @@ class _Reader:
         kind, shape = told
         if not isinstance(kind, str) or kind not in _TYPES:
             guess = nearest(kind, _TYPES) if isinstance(kind, str) else None
-            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(_TYPES)}"
-            self._fault(f"{place}: unknown type {short_repr(kind)}; {hint}", line)
+            known = f"did you mean {guess}?" if guess else f"there is {', '.join(_TYPES)}"
+            self._fault(f"{place}: unknown type {short_repr(kind)}; {known}", line)
             return None
         if not isinstance(shape, (list, tuple)) or not all(type(size) is int and size >= -1 for size in shape):
             self._fault(f"{place}: a shape is a list of sizes, -1 for one that varies, such as [-1, 4]", line)

@@ -16,13 +16,11 @@ from serve_app.composition.triton.step_models import (
     Step,
     Tensor,
     compare_tensors,
-    has_only_notes,
-    hint,
 )
 from serve_app.composition.triton.tensors import refuse_forms
 from serve_app.composition.triton.translation import NO_TYPE, check_name, refuse_unsupported
-from serve_app.config.pipeline import PipelineConfig, checked_step_name, find_cycle
-from serve_app.config.problems import problems_of, short_repr
+from serve_app.config.pipeline import MOST_STEPS, PipelineConfig, checked_step_name, find_cycle
+from serve_app.config.problems import hint, problems_of, short_repr
 from serve_app.domain.pipeline import ModelStep, Reference
 
 ENSEMBLE: Final = "ensemble"
@@ -51,7 +49,7 @@ def translate_ensemble(document: Document, name: str, folder: Path, neighbours: 
     found = _Ensemble(document, name, folder, neighbours).run()
     if found is not None:
         document.tell_rest()
-    return found if has_only_notes(document) else None
+    return found if document.has_only_notes else None
 
 
 class _Ensemble:
@@ -68,11 +66,11 @@ class _Ensemble:
         self._outputs = self._tensors("output")
         steps = self._read_steps()
         version = self._version()
-        if not has_only_notes(self._document):
+        if not self._document.has_only_notes:
             return None
         makers = self._makers(steps)
         steps = self._connected(steps, makers)
-        if not has_only_notes(self._document):
+        if not self._document.has_only_notes:
             return None
         keys = {
             "name": self._name,
@@ -160,6 +158,9 @@ class _Ensemble:
         steps = [] if scheduling is None else scheduling.each("step")
         if not steps:
             self._fields.fault("ensemble_scheduling", "an ensemble needs at least one step")
+        if len(steps) > MOST_STEPS:  # before anything is made of them
+            self._fields.refuse("ensemble_scheduling", f"a pipeline has at most {MOST_STEPS} steps, got {len(steps)}")
+            return []
         if scheduling is not None and scheduling.value("max_inflight_requests"):
             scheduling.note(
                 "max_inflight_requests", "the queues of classes, router.limits and max_result_bytes bound what waits"
@@ -211,7 +212,7 @@ class _Ensemble:
             several = len(there) > 1 and (of_all or (latest is not None and latest.value("num_versions") > 1))
         if several and policy is not None:
             policy.note("", f"an ensemble has one version here, {version}")
-        return max(1, version)
+        return version
 
     def _makers(self, steps: Sequence[Step]) -> dict[str, str]:
         """By tensor of the ensemble, what a pipeline calls it. Two that make one are told."""
@@ -233,7 +234,7 @@ class _Ensemble:
         for name, each in self._outputs.items():
             if name not in makers:
                 each.fields.fault("name", _nobody_makes(name, makers))
-        if not has_only_notes(self._document):
+        if not self._document.has_only_notes:
             return []
         plan = {
             step.name: ModelStep(

@@ -80,6 +80,11 @@ class Document:
         """The fields of the whole message."""
         return Fields(self, self._message, ())
 
+    @property
+    def has_only_notes(self) -> bool:
+        """Whether nothing was told so far that keeps the model from being served."""
+        return all(remark.level == "note" for remark in self.remarks)
+
     def leaves(self) -> list[Path]:
         """The fields that stand in the file and have no fields inside of them, by path."""
         inner = {path[:steps] for path in self._positions for steps in range(1, len(path))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -15,9 +15,9 @@ from serve_app.composition.versions import with_versions
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.config.files import is_remote
 from serve_app.config.pipeline import PipelineConfig
-from serve_app.config.problems import nearest, short_repr
+from serve_app.config.problems import hint, short_repr
 from serve_app.domain.service import ModelInfo
-from serve_app.errors import ServeAppError, some_of
+from serve_app.errors import ServeAppError
 from serve_app.payloads import TensorSpec
 
 
@@ -95,7 +95,7 @@ def compare_tensors(
         for info in infos.values():
             if info.name == step.model and step.version in {None, int(info.version)}:
                 _check_step(step, info)
-    if not has_only_notes(document):
+    if not document.has_only_notes:
         return
     for where, fault in pipeline_faults(pipeline, config, infos):
         match where:
@@ -103,22 +103,10 @@ def compare_tensors(
                 steps[at].fields.fault("", fault)
             case ("outputs", str(name)):
                 outputs[name].fields.fault("", fault)
-    if has_only_notes(document) and {step.model for step in steps} <= {info.name for info in infos.values()}:
+    if document.has_only_notes and {step.model for step in steps} <= {info.name for info in infos.values()}:
         (described,) = pipeline_infos(config, infos)
         for spec in described.signature.outputs:
             _check_output(outputs[spec.name], spec, pipeline.outputs[spec.name])
-
-
-def has_only_notes(document: Document) -> bool:
-    """Whether nothing was told so far that keeps a model from being served."""
-    return all(remark.level == "note" for remark in document.remarks)
-
-
-def hint(word: str, known: Iterable[str]) -> str:
-    """What was meant by a word that is not known, or what there is."""
-    known = list(known)
-    guess = nearest(word, known)
-    return f"did you mean {guess}?" if guess else f"there is {some_of(known)}"
 
 
 def _described(

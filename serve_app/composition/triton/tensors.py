@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_app.composition.triton.fields import Fields
-from serve_app.config.problems import nearest
+from serve_app.config.problems import hint
 from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.processors.model_folder import ModelFolder
 
@@ -83,9 +83,7 @@ def _read_tensor(each: Fields, known: Mapping[str, TensorSpec], what: str, *, ba
     dims = each.value("dims")
     refuse_forms(each)
     if spec is None:
-        guess = nearest(name, known)
-        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
-        each.fault("name", f"the file has no {what} {name!r}; {hint}")
+        each.fault("name", f"the file has no {what} {name!r}; {hint(name, known)}")
         return None
     data_type = each.word("data_type")
     if data_type not in {_NO_TYPE, triton_type(spec)}:

@@ -392,7 +392,7 @@ class PipelineService:
     def _check_loadable(self, model: str) -> None:
         if (served := self._pipelines.get(model)) is not None:
             names = ", ".join(dict.fromkeys(step.model for step in served.plan.models()))
-            raise Unsupported(f"{model!r} is a pipeline: load and unload its models: {names}")
+            raise Unsupported(f"{model!r} is a pipeline: redeploy, or load and unload its models: {names}")
 
     def _check_open(self) -> None:
         if self._finished is not None:

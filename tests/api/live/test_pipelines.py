@@ -248,7 +248,7 @@ def test_a_pipeline_whose_model_is_unloaded_is_unavailable(pipelines: LocalServe
     told = httpx.post(f"{repository}/passages/unload")
     assert (told.status_code, told.json()["error"]) == (
         501,
-        "'passages' is a pipeline: load and unload its models: words",
+        "'passages' is a pipeline: redeploy, or load and unload its models: words",
     )
     assert httpx.post(f"{repository}/words/unload", timeout=60).status_code == 200
     told = predict(pipelines, "passages", json={"texts": ["the cat"]})
