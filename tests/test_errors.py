@@ -23,7 +23,7 @@ def test_a_message_names_some(count: int, shown: str) -> None:
 
 
 def test_an_unknown_model_is_told_within_what_clients_read() -> None:
-    """gRPC's clients read no more than 8 KiB of an error."""
+    """Clients of gRPC read no more than 8 KiB of an error."""
     told = str(unknown_model("m" * 10_000, (f"model-{number}" for number in range(1000))))
     assert told.startswith(f"Request for unknown model: there is no {'m' * 64!r} here; models: model-0, model-1, ")
     assert told.endswith(", model-9 and 990 more")
