@@ -261,10 +261,7 @@ def _point(measurement: Measurement, options: ProfileOptions) -> Point:
 
 def _chosen(models: Sequence[ModelConfig], names: Sequence[str], *, everything: bool) -> list[ModelConfig]:
     by_name = {model.name: model for model in models}
-    problems = []
-    for name in names:
-        if name not in by_name:
-            problems.append(f"has no model {short_repr(name)}; {hint(name, by_name)}")
+    problems = [f"has no model {short_repr(name)}; {hint(name, by_name)}" for name in names if name not in by_name]
     if everything and names:
         problems.append("--all and --model exclude each other")
     if not everything and not names and len(models) > 1:

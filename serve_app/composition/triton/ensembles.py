@@ -49,7 +49,7 @@ def translate_ensemble(document: Document, name: str, folder: Path, neighbours: 
     found = _Ensemble(document, name, folder, neighbours).run()
     if found is not None:
         document.tell_rest()
-    return found if document.has_only_notes else None
+    return found if document.has_only_notes() else None
 
 
 class _Ensemble:
@@ -66,11 +66,11 @@ class _Ensemble:
         self._outputs = self._tensors("output")
         steps = self._read_steps()
         version = self._version()
-        if not self._document.has_only_notes:
+        if not self._document.has_only_notes():
             return None
         makers = self._makers(steps)
         steps = self._connected(steps, makers)
-        if not self._document.has_only_notes:
+        if not self._document.has_only_notes():
             return None
         keys = {
             "name": self._name,
@@ -234,7 +234,7 @@ class _Ensemble:
         for name, each in self._outputs.items():
             if name not in makers:
                 each.fields.fault("name", _nobody_makes(name, makers))
-        if not self._document.has_only_notes:
+        if not self._document.has_only_notes():
             return []
         plan = {
             step.name: ModelStep(

@@ -80,7 +80,6 @@ class Document:
         """The fields of the whole message."""
         return Fields(self, self._message, ())
 
-    @property
     def has_only_notes(self) -> bool:
         """Whether nothing was told so far that keeps the model from being served."""
         return all(remark.level == "note" for remark in self.remarks)

@@ -95,7 +95,7 @@ def compare_tensors(
         for info in infos.values():
             if info.name == step.model and step.version in {None, int(info.version)}:
                 _check_step(step, info)
-    if not document.has_only_notes:
+    if not document.has_only_notes():
         return
     for where, fault in pipeline_faults(pipeline, config, infos):
         match where:
@@ -103,7 +103,7 @@ def compare_tensors(
                 steps[at].fields.fault("", fault)
             case ("outputs", str(name)):
                 outputs[name].fields.fault("", fault)
-    if document.has_only_notes and {step.model for step in steps} <= {info.name for info in infos.values()}:
+    if document.has_only_notes() and {step.model for step in steps} <= {info.name for info in infos.values()}:
         (described,) = pipeline_infos(config, infos)
         for spec in described.signature.outputs:
             _check_output(outputs[spec.name], spec, pipeline.outputs[spec.name])

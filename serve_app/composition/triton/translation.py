@@ -92,7 +92,7 @@ def translate(
     found = _Translation(document, name, path, folder, environ).run()
     if found is not None:
         document.tell_rest()
-    return found if document.has_only_notes else None
+    return found if document.has_only_notes() else None
 
 
 def check_name(fields: Fields, folder: str) -> None:
@@ -122,17 +122,17 @@ class _Translation:
         fields = self._fields
         refuse_unsupported(fields)
         kind = self._backend()
-        if not self._document.has_only_notes:
+        if not self._document.has_only_notes():
             return None
         location = self._locate(kind)
         self._options = self._declared(location.kind)
-        if not self._document.has_only_notes:
+        if not self._document.has_only_notes():
             return None
         signature = location.kind.inspect(location.model_file, self._name, self._read_options(location.kind)).signature
         check_name(fields, self._name)
         batched = self._batching(signature)
         self._keys |= read_tensors(fields, signature, location.sidecars(), batched=batched)
-        if not self._document.has_only_notes:
+        if not self._document.has_only_notes():
             return None
         instances = read_instances(fields)
         on_gpu = instances.device != "cpu"
