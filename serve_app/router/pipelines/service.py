@@ -206,7 +206,7 @@ class PipelineService:
         )
         self._metrics.answered(name, answer, began)
         if trace is not None:
-            trace.answered(answer, steps=run.seconds)
+            trace.answered(answer, steps=run.steps)
         return answer
 
     async def _run(
@@ -231,7 +231,7 @@ class PipelineService:
             serial=served.serial,
         )
         value = await run.answer()
-        for step, seconds in run.seconds.items():
+        for step, (_, seconds) in run.steps.items():
             served.course.measured(step, priority, own_s[step], seconds)
         for step, parts in run.parts.items():
             served.parts[step] += _PARTS_WEIGHT * (parts - served.parts[step])
