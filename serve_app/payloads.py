@@ -58,13 +58,14 @@ def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
 
 
 def nbytes_of(tensors: Tensors) -> int:
-    """Bytes of tensors, those of texts included."""
-    return sum([array_nbytes(array) for array in tensors.values()])
+    """Bytes that tensors hold, about."""
+    return sum([array_nbytes(array) if array.dtype.hasobject else array.nbytes for array in tensors.values()])
 
 
 def array_nbytes(array: npt.NDArray[Any]) -> int:
-    """The same of one."""
-    return sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
+    """The same of one: of texts, the references and what these lead to."""
+    texts = sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else 0
+    return array.nbytes + texts
 
 
 def _address(array: npt.NDArray[Any]) -> int:

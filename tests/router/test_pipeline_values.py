@@ -104,11 +104,11 @@ def test_results_may_be_nested_deeply() -> None:
 
 
 def test_the_bytes_of_texts_count() -> None:
-    """Not those of the references to them."""
+    """And those of the references to them: a million empty texts are not nothing."""
     array = texts(b"a" * 1000, b"bc")
-    assert values.nbytes_of({"y": array}) == 1 + 1002
-    assert values.payload_bytes({"y": array}) == 1002
-    assert served.nbytes_of({"y": array, "z": np.zeros((2, 2), np.float32)}) == 1002 + 16
+    assert values.nbytes_of({"y": array}) == 1 + 16 + 1002
+    assert values.payload_bytes({"y": array}) == 16 + 1002
+    assert served.nbytes_of({"y": array, "z": np.zeros((2, 2), np.float32)}) == 16 + 1002 + 16
 
 
 @pytest.mark.parametrize(
