@@ -22,7 +22,8 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.api.gateway import Gateway
 from serve_app.api.items import ItemRoutes
-from serve_app.api.jobs import aside, check_metadata, idempotency_key, json_of, number, off, page
+from serve_app.api.job_body import check_metadata
+from serve_app.api.jobs import aside, idempotency_key, json_of, number, off, page
 from serve_app.api.media import opened_form
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.openai import render_error
