@@ -234,7 +234,7 @@ class Census(Struct, frozen=True):
         jobs: By state.
         backlog: Items that wait, by model.
         in_flight: Items that sessions have.
-        nbytes: Bytes of the store; -1 where it does not know.
+        nbytes: Bytes of the store.
     """
 
     jobs: Mapping[str, int]

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from serve_app.domain.settings import RedisSettings
-from serve_app.errors import Conflict, QueueFull, StoreUnavailable
+from serve_app.errors import StoreUnavailable
 from serve_app.jobs import redis_scripts as scripts
 from serve_app.jobs.records import (
     Bounds,
@@ -36,7 +36,7 @@ from serve_app.jobs.records import (
     StoredFile,
 )
 from serve_app.jobs.states import State, unended
-from serve_app.jobs.store import SessionOver, too_many_files
+from serve_app.jobs.store import SessionOver, check_room, other_request, too_many_files, too_many_jobs
 
 logger = logging.getLogger(__name__)
 
@@ -194,12 +194,12 @@ class RedisStore:
         if job.idempotency_key:
             result, known = await self._run_written("KNOWN", job.owner, job.idempotency_key, job.digest)
         if result == b"new":
-            await self._check_room(bounds, sum(item.nbytes for item in items))
+            check_room(await self._nbytes(), sum(item.nbytes for item in items), bounds)
             result, known = await self._create(job, items, bounds)
         if result == b"other":
-            raise Conflict("Idempotency-Key: it came before with another request; use a new one")
+            raise other_request()
         if result == b"many":
-            raise QueueFull(f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs): wait for some", 10.0)
+            raise too_many_jobs(bounds)
         found = await self._job(known.decode())
         assert found is not None
         return found, result == b"new"
@@ -265,10 +265,6 @@ class RedisStore:
                 pipeline.rpush(self._key("backlog", job, model), *map(str, places[start : start + _TOGETHER]))
                 pipeline.expire(self._key("backlog", job, model), _UNFINISHED_S)
                 await pipeline.execute()
-
-    async def _check_room(self, bounds: Bounds, nbytes: int) -> None:
-        if await self._nbytes() + nbytes > bounds.nbytes:
-            raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)
 
     async def _nbytes(self) -> int:
         return int((await self._redis.info("memory"))["used_memory"])
@@ -468,7 +464,7 @@ class RedisStore:
     @_guarded
     async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
         """See `Store.add_file`."""
-        await self._check_room(bounds, len(content))
+        check_room(await self._nbytes(), len(content), bounds)
         if await self._redis.zcard(self._key("files", file.owner)) >= bounds.files:
             raise too_many_files(bounds)
         pipeline = self._redis.pipeline(transaction=True)

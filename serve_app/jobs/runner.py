@@ -36,7 +36,7 @@ from serve_app.errors import (
 )
 from serve_app.jobs.records import Exchanged, Lease, Outcome
 from serve_app.jobs.settings import JobSettings
-from serve_app.jobs.states import ItemEvent, State, item_after
+from serve_app.jobs.states import State
 from serve_app.jobs.store import SessionOver, Store
 
 logger = logging.getLogger(__name__)
@@ -314,8 +314,7 @@ class Runner:
                     most = self._settings.max_result
                     large = f"the answer has {len(reply.body)} bytes; router.jobs.max_result allows {most}"
                     return _failed(lease, PayloadTooLarge(large))
-                done = item_after(State.PROCESSING, ItemEvent.SUCCEEDED)
-                return Outcome(lease.item, done, reply.status, reply.body, reply.headers)
+                return Outcome(lease.item, State.COMPLETED, reply.status, reply.body, reply.headers)
             self.counts.retried += 1
             pause_s = min(_LONGEST_PAUSE_S, max(pause_s, refused.retry_after_s or 0.0))
             if self._now() + pause_s > lease.expires:
@@ -334,5 +333,4 @@ class Runner:
 
 
 def _failed(lease: Lease, error: ServeAppError) -> Outcome:
-    failed = item_after(State.PROCESSING, ItemEvent.FAILED)
-    return Outcome(lease.item, failed, 0, code=error.code, message=error.message)
+    return Outcome(lease.item, State.ERROR, 0, code=error.code, message=error.message)
