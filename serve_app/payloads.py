@@ -64,8 +64,12 @@ def nbytes_of(tensors: Tensors) -> int:
 
 def array_nbytes(array: npt.NDArray[Any]) -> int:
     """The same of one: of texts, the references and what these lead to."""
-    texts = sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else 0
-    return array.nbytes + texts
+    return array.nbytes + text_bytes(array) if array.dtype.hasobject else array.nbytes
+
+
+def text_bytes(texts: npt.NDArray[Any]) -> int:
+    """Bytes of the texts in a tensor of them."""
+    return sum(map(len, texts.ravel().tolist()))
 
 
 def _address(array: npt.NDArray[Any]) -> int:
