@@ -10,11 +10,11 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import msgspec
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
@@ -50,6 +50,8 @@ _UNFINISHED_S: Final = 3600
 _LIMIT_S: Final = 20.0
 """How long one call may take."""
 _SYNC_MS: Final = 5000
+_CONNECTIONS: Final = 100
+"""A job that is being taken holds one until it is on the server's disk, which may take a second."""
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -109,15 +111,19 @@ class RedisStore:
         self._prefix = f"{settings.prefix}jobs:"
         options: dict[str, Any] = {} if settings.ca_file is None else {"ssl_ca_certs": settings.ca_file}
         # Its types are those of clients that decode texts, too.
-        self._redis: Any = Redis.from_url(
-            settings.url,
-            username=settings.username,
-            password=settings.password,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            socket_connect_timeout=settings.write_s,
-            socket_timeout=None,
-            **options,
+        self._redis: Any = Redis.from_pool(
+            BlockingConnectionPool.from_url(
+                settings.url,
+                username=settings.username,
+                password=settings.password,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                socket_connect_timeout=settings.write_s,
+                socket_timeout=None,
+                max_connections=_CONNECTIONS,
+                timeout=None,  # who waits for one is bounded by `_LIMIT_S`, as a whole
+                **options,
+            )
         )
         self._scripts = {
             name: self._redis.register_script(getattr(scripts, name))
