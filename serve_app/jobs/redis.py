@@ -415,9 +415,10 @@ class RedisStore:
         )
 
     @_guarded
-    async def has_waiting(self) -> bool:
+    async def has_waiting(self, models: Collection[str]) -> bool:
         """See `Store.has_waiting`."""
-        return bool(await self._redis.exists(self._key("models")))
+        waiting = {name.decode() for name in await self._redis.smembers(self._key("models"))}
+        return "" in waiting or not waiting.isdisjoint(models)
 
     @_guarded
     async def end_session(self, session: str) -> None:

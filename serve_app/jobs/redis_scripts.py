@@ -191,12 +191,14 @@ redis.call('ZADD', key('sessions'), string.format('%.6f', server_time(lease_of[1
 local held, discarded, finished, ended, leases = key('held', session), 0, {}, {}, {}
 for i = 9, #ARGV, 3 do
   local item, state = ARGV[i], ARGV[i + 1]
-  local job, place = string.match(item, '^([^/]+)/(%d+)/')
+  local job, place, model = string.match(item, '^([^/]+)/(%d+)/(.*)$')
   if redis.call('HDEL', held, item) == 0 then
     discarded = discarded + 1
   elseif not is_live(job) then
     discarded = discarded + 1
     ended[job] = true
+  elseif state == 'PENDING' then
+    wait_again(job, model, {place})
   else
     redis.call('HSET', key('results', job), place, ARGV[i + 2])
     redis.call('HSET', key('ended', job), place, state)

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from serve_app.errors import Conflict, QueueFull
@@ -106,7 +106,7 @@ class Store(Protocol):
 
         Args:
             session: It.
-            outcomes: Of items that it has.
+            outcomes: Of items that it has. One that is PENDING waits again, for whoever can run it.
             room: How many items of which models it takes; none of models that are not named there.
             others: How many of those whose models are not known before they run.
             nbytes: Most bytes of their bodies together, beyond the first.
@@ -117,8 +117,8 @@ class Store(Protocol):
             SessionOver: It was not heard of for too long; nothing of this counts.
         """
 
-    async def has_waiting(self) -> bool:
-        """Whether any item waits to be leased. Writes nothing."""
+    async def has_waiting(self, models: Collection[str]) -> bool:
+        """Whether any item waits for one of these models, or for one that only its request names. Writes nothing."""
 
     async def end_session(self, session: str) -> None:
         """End a session: what it has waits again."""
