@@ -203,6 +203,13 @@ class Texts(NamedTuple):
 Payload: TypeAlias = Tensors | Media | Texts
 
 
+def payload_bytes(payload: Payload) -> int:
+    """Bytes that a payload holds."""
+    if isinstance(payload, dict):
+        return nbytes_of(payload)
+    return len(payload.content) if isinstance(payload, Media) else sum(map(len, payload.texts))
+
+
 class Origin(Struct, frozen=True):
     """Where a request comes from, for the log and the trace of the process that runs it.
 

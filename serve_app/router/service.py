@@ -31,13 +31,13 @@ from serve_app.errors import (
     ServeAppError,
     Unsupported,
 )
-from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload, StreamLimits
+from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload, StreamLimits, payload_bytes
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
 from serve_app.router.in_work import InWork
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.router.parts import PartQueue, Streams
-from serve_app.router.served import Served, care_of, cost_of, informed, may_join, nbytes_of
+from serve_app.router.served import Served, care_of, cost_of, informed, may_join
 from serve_app.router.settings import RoutedModel, StreamSettings
 from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
 from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
@@ -391,7 +391,7 @@ class Service:
             answer = await self._submit(model, payload, options)
         else:
             if not options.nbytes:
-                options = replace(options, nbytes=nbytes_of(payload))
+                options = replace(options, nbytes=payload_bytes(payload))
             answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
             answer = self._with_proof(served, answer)
             if self._traces is not None and answer.cache in _WITHOUT_WORK:
@@ -432,7 +432,7 @@ class Service:
                     timeout_s=timeout_s,
                     rows=rows,
                     bucket=bucket,
-                    nbytes=options.nbytes or nbytes_of(payload),
+                    nbytes=options.nbytes or payload_bytes(payload),
                     parts=queue,
                     variant=options.variant,
                     default_of=default_of,
@@ -489,7 +489,7 @@ class Service:
             self._metrics.shadowed(key, "failed")
             return
         if not options.nbytes:
-            options = replace(options, nbytes=nbytes_of(payload))
+            options = replace(options, nbytes=payload_bytes(payload))
         self._shadows.start(key, payload, options, answer, settings.tolerance)
 
     def _has_room(self, key: str, nbytes: int) -> bool:
@@ -514,7 +514,7 @@ class Service:
                 timeout_s=timeout_s,
                 rows=rows,
                 bucket=bucket,
-                nbytes=options.nbytes or nbytes_of(payload),
+                nbytes=options.nbytes or payload_bytes(payload),
                 variant=options.variant,
                 exact=not options.fallback,
                 default_of=default_of,

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from serve_app import payloads
 from serve_app.api.replies import dump_json
 from serve_app.domain.pipeline import ModelStep, Output, Pipeline, PipelineInput, Reference
 from serve_app.domain.service import ModelInfo
@@ -380,10 +379,3 @@ def _named(value: Any) -> str:
         return "null"
     names = {bytes: "a file", str: "a text", dict: "an object", list: "a list", bool: "true or false"}
     return names.get(type(value), "a tensor" if isinstance(value, np.ndarray) else "a number")
-
-
-def payload_bytes(payload: Payload) -> int:
-    """Bytes that a payload holds."""
-    if isinstance(payload, dict):
-        return payloads.nbytes_of(payload)
-    return len(payload.content) if isinstance(payload, Media) else sum(map(len, payload.texts))
