@@ -29,12 +29,12 @@ from serve_app.jobs.records import (
     Exchanged,
     Item,
     Job,
-    Lease,
     NewItem,
     NewJob,
     Outcome,
     StoredFile,
 )
+from serve_app.jobs.redis_values import as_item, as_job, as_lease, job_fields, pack_item, pack_outcome
 from serve_app.jobs.states import State, unended
 from serve_app.jobs.store import SessionOver, check_room, other_request, too_many_files, too_many_jobs
 
@@ -52,32 +52,6 @@ _LIMIT_S: Final = 20.0
 _SYNC_MS: Final = 5000
 _CONNECTIONS: Final = 100
 """A job that is being taken holds one until it is on the server's disk, which may take a second."""
-
-
-class _Packed(msgspec.Struct, array_like=True):
-    """An item as it is kept."""
-
-    model: str
-    url: str
-    body: bytes
-    headers: Mapping[str, str]
-    custom_id: str
-
-
-class _Result(msgspec.Struct, array_like=True):
-    """An outcome as it is kept."""
-
-    ended: float
-    status: int
-    body: bytes
-    headers: Mapping[str, str]
-    code: str
-    message: str
-
-
-_PACKED: Final = msgspec.msgpack.Decoder(_Packed)
-_RESULT: Final = msgspec.msgpack.Decoder(_Result)
-_pack: Final = msgspec.msgpack.Encoder().encode
 
 
 def _guarded(
@@ -216,26 +190,7 @@ class RedisStore:
         for place, item in enumerate(items):
             backlogs.setdefault(item.model, []).append(place)
         await self._write_items(job.id, items, backlogs)
-        fields = {
-            "id": job.id,
-            "kind": job.kind,
-            "owner": job.owner,
-            "state": State.PENDING.value,
-            "created": repr(job.created),
-            "expires": repr(job.expires),
-            "keep_s": repr(job.keep_s),
-            "total": len(items),
-            "completed": 0,
-            "failed": 0,
-            "headers": json.dumps(dict(job.headers)),
-            "callback": job.callback,
-            "meta": job.meta,
-            "code": "",
-            "told": "",
-            "attempts": 0,
-            "idempotency_key": job.idempotency_key,
-            "models": json.dumps(list(backlogs)),
-        }
+        fields = job_fields(job, len(items), list(backlogs))
         flat = [part for field in fields.items() for part in field]
         names = (job.id, job.owner, job.kind, job.idempotency_key, job.digest)
         result, known = await self._run_written("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat)
@@ -255,10 +210,7 @@ class RedisStore:
         for start in range(0, len(items), _TOGETHER):
             pipeline = self._redis.pipeline(transaction=True)
             part = items[start : start + _TOGETHER]
-            packed = {
-                str(start + n): _pack(_Packed(item.model, item.url, item.body, item.headers, item.custom_id))
-                for n, item in enumerate(part)
-            }
+            packed = {str(start + n): pack_item(item) for n, item in enumerate(part)}
             pipeline.hset(self._key("bodies", job), mapping=packed)
             if names := {str(start + n): item.custom_id for n, item in enumerate(part) if item.custom_id}:
                 pipeline.hset(self._key("names", job), mapping=names)
@@ -276,7 +228,7 @@ class RedisStore:
         return int((await self._redis.info("memory"))["used_memory"])
 
     async def _job(self, job: str) -> Job | None:
-        return _as_job(await self._redis.hgetall(self._key("job", job)))
+        return as_job(await self._redis.hgetall(self._key("job", job)))
 
     @_guarded
     async def job(self, job: str) -> Job | None:
@@ -290,7 +242,7 @@ class RedisStore:
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
             pipeline.hgetall(self._key("job", name))
-        return [job for found in await pipeline.execute() if (job := _as_job(found)) is not None]
+        return [job for found in await pipeline.execute() if (job := as_job(found)) is not None]
 
     async def _page(self, key: str, after: str, limit: int) -> list[str]:
         last = await self._redis.zscore(key, after) if after else None
@@ -339,16 +291,11 @@ class RedisStore:
             pipeline.hmget(self._key("results", job.id), [places[n] for n in part])
             pipeline.hmget(self._key("names", job.id), [places[n] for n in part])
             for n, packed, name in zip(part, *await pipeline.execute(), strict=True):
-                result = None if packed is None else _RESULT.decode(packed)
-                nbytes -= 0 if result is None else len(result.body)
+                item = as_item(int(places[n]), shown[n], name, packed)
+                nbytes -= len(item.body)
                 if nbytes < 0 and items:
                     return None
-                index, called = int(places[n]), (name or b"").decode()
-                if result is None:
-                    state = State.PENDING if shown[n] is State.COMPLETED else shown[n]
-                    items.append(Item(index, state, called))
-                else:
-                    items.append(Item(index, shown[n], called, *msgspec.structs.astuple(result)))
+                items.append(item)
         return nbytes
 
     # ------------------------------------------------------------- sessions
@@ -376,15 +323,7 @@ class RedisStore:
         An answer may be lost on its way. The next exchange has the same number then, and gets the same items.
         """
         turn = self._turns.get(session, 0) + 1
-        told = [
-            part
-            for each in outcomes
-            for part in (
-                each.item,
-                each.state.value,
-                _pack(_Result(now, each.status, each.body, each.headers, each.code, each.message)),
-            )
-        ]
+        told = [part for each in outcomes for part in (each.item, each.state.value, pack_outcome(each, now))]
         exchanged = await self._exchanged(
             session,
             repr(now),
@@ -408,7 +347,7 @@ class RedisStore:
             return None
         discarded, ended, finished, leases = found
         return Exchanged(
-            [_as_lease(*lease) for lease in leases],
+            [as_lease(*lease) for lease in leases],
             discarded,
             frozenset(job.decode() for job in ended),
             tuple(job.decode() for job in finished),
@@ -457,7 +396,7 @@ class RedisStore:
         due = []
         for name in await self._run("DUE", repr(now), limit, repr(now + lease_s)):
             found = await self._redis.hgetall(self._key("job", name.decode()))
-            if (job := _as_job(found)) is not None:
+            if (job := as_job(found)) is not None:
                 due.append(Callback(job, int(found[b"attempts"])))
         return due
 
@@ -518,41 +457,3 @@ class RedisStore:
 
 def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode()
-
-
-def _as_job(found: Mapping[bytes, bytes]) -> Job | None:
-    if not found:
-        return None
-
-    def text(name: str) -> str:
-        return found[name.encode()].decode()
-
-    def when(name: str) -> float | None:
-        return None if name.encode() not in found else float(text(name))
-
-    return Job(
-        id=text("id"),
-        kind=text("kind"),
-        owner=text("owner"),
-        state=State(text("state")),
-        created=float(text("created")),
-        expires=float(text("expires")),
-        started=when("started"),
-        ended=when("ended"),
-        kept_until=when("kept_until"),
-        total=int(text("total")),
-        completed=int(text("completed")),
-        failed=int(text("failed")),
-        callback=text("callback"),
-        meta=found[b"meta"],
-        code=text("code"),
-        told=text("told"),
-    )
-
-
-def _as_lease(item: bytes, owner: bytes, expires: bytes, headers: bytes, losses: bytes, packed: bytes) -> Lease:
-    name = item.decode()
-    job, place, _ = name.split("/", 2)
-    kept = _PACKED.decode(packed)
-    request = NewItem(kept.model, kept.url, kept.body, {**json.loads(headers), **kept.headers}, kept.custom_id)
-    return Lease(name, job, int(place), owner.decode(), float(expires), request, int(losses))
