@@ -193,7 +193,7 @@ class RedisStore:
         fields = job_fields(job, len(items), list(backlogs))
         flat = [part for field in fields.items() for part in field]
         names = (job.id, job.owner, job.kind, job.idempotency_key, job.digest)
-        result, known = await self._run_written("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat)
+        result, known = await self._run_written("CREATE", *names, bounds.jobs, *flat)
         if result != b"new":
             await self._redis.unlink(*self._item_keys(job.id, backlogs))
         return result, known
