@@ -36,7 +36,7 @@ class Kill:
         done_before: How many had ended when it was killed.
         lost: Items without an answer in the end.
         wrong: Items with another answer than a direct request gets.
-        twice: Items that ended more than once, by the job's own count.
+        twice: Items that ended more than once, by the job's own count or by its results.
         seconds: From submission to the end.
     """
 
@@ -106,14 +106,16 @@ def _ended(
 ) -> Kill:
     found = wait(server, job)
     seconds = time.monotonic() - began
-    answers: dict[int, Any] = {}
+    results: list[Any] = []
     after: int | None = -1
     while after is not None:
         page = get(server, f"/v1/jobs/{job}/results?after={after}&limit=1000")
-        answers |= {each["index"]: each.get("body") for each in page["data"]}
+        results += page["data"]
         after = page["next"]
+    answers = {each["index"]: each.get("body") for each in results}
     lost = sum(answers.get(n) is None for n in range(items))
     wrong = sum(answers.get(n) not in (None, direct[n % len(direct)]) for n in range(items))
-    twice = max(0, found["items"]["completed"] + found["items"]["failed"] - items)
+    counted = found["items"]["completed"] + found["items"]["failed"]
+    twice = max(0, counted - items, len(results) - len(answers))
     store = "Redis" if victim == REDIS else "SQLite"
     return Kill(victim, store, items, done, lost, wrong, twice, seconds)

@@ -65,8 +65,8 @@ def _kills(kills: Sequence[Kill]) -> list[str]:
         "## Processes killed with SIGKILL while items run",
         """\
 Two routers and two replicas of `digits`. *Lost* has no answer in the end, *wrong* another one than a direct request
-gets; *ended twice* is by the job's own count. An item may run twice. Seconds are from submission to the end of the job,
-with what it took to start anew what is not started by itself.""",
+gets; *ended twice* is by the job's own count and by its results. An item may run twice. Seconds are from submission to
+the end of the job, with what it took to start anew what is not started by itself.""",
         table(header, rows),
     ]
 

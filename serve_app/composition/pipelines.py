@@ -46,7 +46,7 @@ from serve_app.domain.pipeline import (
 from serve_app.domain.service import ModelInfo, ModelServing
 from serve_app.domain.tasks import kind_of
 from serve_app.domain.traffic import Traffic, model_of, newest_last, version_of
-from serve_app.errors import ConfigError
+from serve_app.errors import ConfigError, some_of
 from serve_app.payloads import TENSORS, Joinable, ModelSignature, TensorSpec
 
 _VERSION: Final = "1"
@@ -184,7 +184,7 @@ class _Plan:
             if step.model in {pipeline.name for pipeline in self._args.pipelines}:
                 raise Misfit(f"model: {short_repr(step.model)} is a pipeline; a step is a model: write its steps here")
             guess = nearest(step.model, known)
-            hint = f"did you mean {guess}?" if guess else f"models: {', '.join(known)}"
+            hint = f"did you mean {guess}?" if guess else f"models: {some_of(known)}"
             raise Misfit(f"model: there is no model {short_repr(step.model)}; {hint}")
         infos = [self._infos[model.name] for model in models if model.name in self._infos]
         if step.version is None or not infos:
