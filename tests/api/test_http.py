@@ -754,7 +754,10 @@ async def test_an_entry_counts_its_texts_beside_its_numbers(
     client: httpx.AsyncClient, service: NumpyService, length: int
 ) -> None:
     """Of a text, the array holds a reference alone."""
-    data = {datatype: [0, 0] for datatype in EVERY_DATATYPE} | {"FP64": [0] * 1000, "BYTES": ["a" * length, ""]}
+    data: dict[str, list[Any]] = {datatype: [0, 0] for datatype in EVERY_DATATYPE} | {
+        "FP64": [0] * 1000,
+        "BYTES": ["a" * length, ""],
+    }
     data["BOOL"] = [False, True]
     inputs = [
         {"name": f"in_{datatype}", "shape": [1, len(values) // 2, 2], "datatype": datatype, "data": values}
