@@ -97,7 +97,7 @@ class Predict(HttpOperation[MediaRequest]):
     def write(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> Reply:
         """What Hugging Face's clients expect of the task; of a pipeline, its outputs by name."""
         if info.pipeline is not None:
-            return Reply(write_parts(answer.value))
+            return Reply(write_parts(info, answer.value))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         assert parsed.decoded is not None
         if parsed.decoded.lone_text and "candidate_labels" in parsed.decoded.payload.parameters:

@@ -26,7 +26,7 @@ class Form(NamedTuple):
         kind: What it is.
         item: Of a list, its elements.
         members: Of an object.
-        datatype: Of a tensor.
+        datatype: Of a tensor; ``ANY`` of what is not known and may be one.
         shape: Of a tensor, the rows in dimension 0; ``None`` where it is not known.
     """
 
@@ -52,6 +52,8 @@ class Form(NamedTuple):
 
 UNKNOWN: Final = Form("unknown")
 """Of JSON."""
+ANY: Final = "ANY"
+"""Datatype of what is not known and may be a tensor."""
 TEXT: Final = Form("text")
 _RANKED: Final = Form("list", Form("object", members={"label": TEXT, "score": Form("number")}))
 
@@ -170,11 +172,16 @@ def meets(form: Form, kind: str) -> bool:
     return kind == "json" and media_in(form) is None
 
 
+def has_rows(form: Form) -> bool:
+    """Whether dimension 0 of a value may be rows, as far as it is known."""
+    return form.kind == "unknown" or (form.kind == "tensor" and (form.shape is None or form.shape[:1] == (-1,)))
+
+
 def check_tensor(reference: str, form: Form, spec: TensorSpec, info: ModelInfo) -> None:
     """Raises `Misfit` where a value cannot be what an input of a model takes."""
     form = single(form)
     taken = f"{info.name} takes {spec.datatype} {list(spec.shape) if spec.ranked else ''}".rstrip() + f" as {spec.name}"
-    if form.kind == "text" and spec.datatype == "BYTES":
+    if (form.kind == "text" and spec.datatype == "BYTES") or form.datatype == ANY:
         return
     if form.kind != "tensor":
         raise Misfit(f"{taken}, and {reference} is {form}")

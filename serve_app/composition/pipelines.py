@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from serve_app.composition.forms import (
+    ANY,
     TEXT,
     UNKNOWN,
     WANTED,
@@ -17,6 +18,7 @@ from serve_app.composition.forms import (
     check_tensor,
     common,
     form_of,
+    has_rows,
     joined_shape,
     media_in,
     meets,
@@ -49,7 +51,6 @@ from serve_app.domain.traffic import Traffic, model_of, newest_last, version_of
 from serve_app.errors import ConfigError, some_of
 from serve_app.payloads import TENSORS, Joinable, ModelSignature, TensorSpec
 
-_VERSION: Final = "1"
 _JOINABLE: Final = Joinable("whole", "each step shares the runs of its model", rows=False)
 
 
@@ -80,6 +81,13 @@ def pipeline_infos(config: AppArgs, infos: Mapping[str, ModelInfo]) -> tuple[Mod
     if problems:
         raise ConfigError(tuple(problems))
     return tuple(found)
+
+
+def pipeline_faults(
+    pipeline: PipelineConfig, config: AppArgs, infos: Mapping[str, ModelInfo]
+) -> list[tuple[Location, str]]:
+    """What does not fit in one pipeline, with the place in it. The arguments are those of `pipeline_infos`."""
+    return list(_Plan(pipeline, config, infos).faults())
 
 
 class _Plan:
@@ -116,12 +124,24 @@ class _Plan:
                 form = self.form(Reference.parse(text))
                 if (media := media_in(form)) is not None:
                     yield ("outputs", name), f"is {media}, which has no JSON form; name what a step makes of it"
+                elif self.config.max_rows is not None and not has_rows(single(form)):
+                    yield ("outputs", name), f"must be a tensor with rows with max_rows, and {text} is {form}"
             except Misfit as fault:
                 yield ("outputs", name), str(fault)
 
     def form(self, reference: Reference) -> Form:
         """What a reference leads to. Raises `Misfit` where it leads nowhere."""
         return single(pick(self._forms[reference.name], reference))
+
+    def labels(self, reference: Reference) -> tuple[tuple[str, ...], str]:
+        """Names for the values of a model's output, and the file that they are from; none of what is no such output."""
+        step = self.steps.get(reference.name)
+        infos = self._candidates(step) if isinstance(step, ModelStep) and step.over is None else []
+        outputs = infos[-1].signature.outputs if infos else ()
+        name = ".".join(reference.path) or (outputs[0].name if len(outputs) == 1 else "")
+        if name not in {spec.name for spec in outputs}:
+            return (), ""
+        return infos[-1].labels_of(name), infos[-1].label_files.get(name, "")
 
     def _checked(self, step: Step) -> tuple[Step, Form]:
         match step:
@@ -174,7 +194,7 @@ class _Plan:
 
     def _model(self, step: ModelStep) -> tuple[Step, Form]:
         results = [self._of_model(step, info) for info in self._candidates(step)]
-        return step, common(results) if results else UNKNOWN  # a model that is not on this machine
+        return step, common(results) if results else Form("unknown", datatype=ANY)  # it is not on this machine
 
     def _candidates(self, step: ModelStep) -> list[ModelInfo]:
         """The versions of a step's model that may run it, as far as they are known."""
@@ -258,16 +278,19 @@ def _info(plan: _Plan, config: AppArgs) -> ModelInfo:
         reference = Reference.parse(text)
         form = single(plan.form(reference))
         tensor = None
-        if form.kind == "tensor" and form.datatype != "BYTES":
+        if form.kind == "tensor":
             shape = (-1, -1) if form.shape is None else form.shape
             tensor = TensorSpec(name, form.datatype, shape, ranked=form.shape is not None)
         outputs[name] = Output(reference, tensor)
     inputs = {name: given.value(name) for name, given in pipeline.inputs.items()}
+    labels = {name: plan.labels(output.reference) for name, output in outputs.items() if output.tensor is not None}
+    version, rows = str(pipeline.version), pipeline.max_rows
+    most = config.router.limits.max_request_rows
     classes = config.class_settings()
     return ModelInfo(
         name=pipeline.name,
-        version=_VERSION,
-        versions=(_VERSION,),
+        version=version,
+        versions=(version,),
         task=PIPELINE,
         signature=ModelSignature(
             tuple(
@@ -278,13 +301,15 @@ def _info(plan: _Plan, config: AppArgs) -> ModelInfo:
             ),
             tuple(output.tensor or TensorSpec(name, "BYTES", (1,)) for name, output in outputs.items()),
         ),
-        max_rows=1,
-        max_request_rows=config.router.limits.max_request_rows,
+        max_rows=rows or 1,
+        max_request_rows=min(most, rows or most),
         default_timeout_s={priority: limits.timeout_s for priority, limits in classes.items()},
         labels=(),
         serving=ModelServing(queue_entries={priority: limits.queue_entries for priority, limits in classes.items()}),
-        joinable={"": _JOINABLE},
+        joinable={"": _JOINABLE._replace(rows=rows is not None)},
         levels=config.classes.levels(),
+        output_labels={name: names for name, (names, _) in labels.items() if names},
+        label_files={name: file for name, (_, file) in labels.items() if file},
         numbered=False,
         platform=PIPELINE,
         backend=PIPELINE,
