@@ -27,7 +27,7 @@ from serve_app.domain.pipeline import (
 from serve_app.domain.service import Answer, InferenceService, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker
 from serve_app.errors import DeadlineExceeded, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
-from serve_app.payloads import Payload, Tensors
+from serve_app.payloads import Payload, Tensors, payload_bytes
 from serve_app.router.pipelines import values
 from serve_app.router.pipelines.branches import Branches
 from serve_app.scheduling.entry import Priority
@@ -220,7 +220,7 @@ class Run:
         options = replace(
             self._options,
             timeout_s=timeout_s,
-            nbytes=values.payload_bytes(payload),
+            nbytes=payload_bytes(payload),
             variant="",
             spent_s=0.0,
             revision=info.revision,
