@@ -13,7 +13,7 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.composition import describe_models, expand_pools, read_args, with_versions
 from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
-from serve_app.composition.locate import missing_models
+from serve_app.composition.locate import looking_once, missing_models
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
 from serve_app.config.files import is_remote
@@ -23,6 +23,7 @@ from serve_app.errors import ConfigError
 _OURS = "#/$defs/serve_app.{model}"
 
 
+@looking_once()
 def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
     """Check a Serve file as strictly as possible without starting anything.
 
@@ -65,7 +66,8 @@ def _check_models(args: AppArgs) -> None:
         if not any(is_remote(path) for path in (model.path, *(variant.path for variant in model.variants)))
     )
     served = with_versions(args.model_copy(update={"models": here}))
-    afar = tuple(model for model in args.models if model not in here)  # of these only the names are known
+    names = {model.name for model in here}
+    afar = tuple(model for model in args.models if model.name not in names)  # of these only the names are known
     pipeline_infos(served.model_copy(update={"models": (*served.models, *afar)}), describe_models(served))
 
 
