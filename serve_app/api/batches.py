@@ -7,7 +7,6 @@ read.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import re
@@ -16,12 +15,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from serve_app.api.forms import opened_form
 from serve_app.api.gateway import Gateway
 from serve_app.api.items import ItemRoutes
 from serve_app.api.jobs import aside, check_metadata, idempotency_key, json_of, number, off, page
@@ -39,7 +37,6 @@ from serve_app.jobs.states import ENDED, State
 _PATIENCE_S: Final = 60.0
 _WINDOW_S: Final = 24 * 3600.0
 _PAGE: Final = 500
-_PIECE: Final = 256 * 1024
 _PURPOSE: Final = "batch"
 _OUTPUT: Final = "-output"
 _ERRORS: Final = "-errors"
@@ -277,25 +274,11 @@ def _understood(body: bytes) -> tuple[_BatchRequest, bytes]:
 
 async def _parse_form(headers: Headers, body: bytes) -> tuple[str, str, bytes]:
     """Name, purpose and content of an uploaded file. Raises `InvalidRequest`."""
-    position = 0
-
-    async def replay() -> Message:
-        nonlocal position
-        piece = body[position : position + _PIECE]
-        position += len(piece)
-        await asyncio.sleep(0)  # others get their turn between pieces: the parser is Python and never waits
-        return {"type": "http.request", "body": piece, "more_body": position < len(body)}
-
-    try:
-        async with Request({"type": "http", "headers": headers}, replay).form(max_files=1, max_fields=8) as form:
-            file, purpose = form.get("file"), form.get("purpose")
-            if not isinstance(file, UploadFile):
-                raise InvalidRequest("file: expected a form field of this name with the file (curl -F file=@...)")
-            return (file.filename or "")[:_MOST_NAME], str(purpose or ""), await file.read()
-    except MultiPartException as error:
-        raise InvalidRequest(f"the multipart form cannot be read: {error.message}") from None
-    except HTTPException as error:
-        raise InvalidRequest(f"the multipart form cannot be read: {error.detail}") from None
+    async with opened_form(dict(headers), body, max_files=1, max_fields=8) as form:
+        file, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest("file: expected a form field of this name with the file (curl -F file=@...)")
+        return (file.filename or "")[:_MOST_NAME], str(purpose or ""), await file.read()
 
 
 def _file(file: StoredFile) -> dict[str, Any]:
