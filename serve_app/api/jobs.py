@@ -25,6 +25,7 @@ from serve_app.errors import (
     Conflict,
     InvalidRequest,
     JobNotFound,
+    ModelNotFound,
     PayloadTooLarge,
     ServeAppError,
     Unsupported,
@@ -242,7 +243,6 @@ class _Endpoints:
         models: dict[tuple[str, str], tuple[str, str]] = {}
         items = []
         for index, item in enumerate(given):
-            place = "" if alone else f"items[{index}]."
             asked_for = item.model or asked.model, item.url or asked.url
             try:
                 if asked_for not in models:
@@ -251,7 +251,9 @@ class _Endpoints:
             except ServeAppError as error:
                 if alone:
                     raise
-                raise error_from_code(error.code, f"{place}{error.message}") from None
+                # What names a field goes on with it; that there is no such model begins with Triton's words.
+                between = ": " if isinstance(error, ModelNotFound) else "."
+                raise error_from_code(error.code, f"items[{index}]{between}{error.message}") from None
         _check_priority(asked.priority)
         check_metadata(asked.metadata)
         return asked, items
