@@ -31,10 +31,10 @@ from rich.console import Console
 from benchmarks import systems
 from benchmarks.answers import open_session
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, describe
-from benchmarks.publishing import folders, write_report
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, now, publish_report, table
 from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.session import ending_in_order, measuring, steps
 from benchmarks.wires import Json
 from serve_app.composition.model import find_files
 from serve_app.config import load_file
@@ -187,7 +187,7 @@ def _answers(url: str, body: bytes) -> bool:
         return False
 
 
-def render(stages: Stages, machine: Machine, repetitions: int, seconds: float) -> str:
+def render(stages: Stages, machine: Machine, date: str, repetitions: int, seconds: float) -> str:
     """The report as Markdown."""
     rest = stages.direct - stages.refused
     way = stages.submitted - stages.queue - stages.execution
@@ -209,11 +209,11 @@ def render(stages: Stages, machine: Machine, repetitions: int, seconds: float) -
         f"Written by `make bench-at-rest`: one connection, one row of `{_MODEL}` as V2 JSON, one request at a time.",
         f"Medians of {repetitions} repetitions of {seconds:g} s per probe, in turns. What happens between submission",
         "in the router and the outputs is from the server's own counters: means, which a single slow request raises.",
-        f"{machine.cpu}, {machine.cores} cores, with everything on them.",
+        "Everything shares the cores.",
         "",
-        "| stage | microseconds |",
-        "| --- | --- |",
-        *(f"| {name} | {value:,.0f} |" for name, value in rows),
+        table(("stage", "microseconds"), [(name, f"{value:,.0f}") for name, value in rows]),
+        "",
+        machine_table(date, machine),
         "",
     ]
     return "\n".join(lines)
@@ -226,9 +226,8 @@ def main(
 ) -> None:
     """Measure a request at rest, stage by stage."""
     console = Console()
-    with ending_in_order(console):
-        machine = describe({})
-        quiet_machine(console)
+    date = now()
+    with ending_in_order(console), measuring(console) as machine:
         model = next(each for each in load_file(_CONFIG).args.models if each.name == _MODEL)
         session = open_session(find_files(model)[""].model_file)
         bodies = _bodies()
@@ -244,12 +243,10 @@ def main(
             for _ in range(repetitions):
                 rounds.append({"session": _session_s(session, seconds / 2), **_round(server.urls, bodies, seconds)})
                 progress.advance(task)
-        stages = Stages(**{name: median(each[name] for each in rounds) * 1e6 for name in rounds[0]})
-        text = render(stages, machine, repetitions, seconds)
-        for folder in folders(publish=publish):
-            report = {"machine": machine, "microseconds": stages, "rounds": rounds}
-            write_report(folder, "at_rest", report, text)
-        console.print(text)
+    stages = Stages(**{name: median(each[name] for each in rounds) * 1e6 for name in rounds[0]})
+    figures = {"date": date, "machine": machine, "microseconds": stages, "rounds": rounds}
+    text = render(stages, machine, date, repetitions, seconds)
+    publish_report(console, "at_rest", figures, text, publish=publish)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +19,9 @@ from rich.console import Console
 from benchmarks import cache_load, cache_path, wrk
 from benchmarks.cache_load import LOADS, Loaded
 from benchmarks.cache_path import MODES, Cost
-from benchmarks.machine import Machine, describe
-from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.session import ending_in_order, measuring, steps
 
 _COSTS = ("request", "no cache", "miss", "hit", "hit in Redis", "lowest to highest hit")
 _LOADS = ("model", "requests", "found", "answers/s", "lowest to highest", "p50 / p99, ms", "server's CPU each, us")
@@ -32,7 +32,7 @@ class Report:
     """What was measured.
 
     Attributes:
-        date: When, ISO 8601.
+        date: When.
         machine: On what.
         repetitions: Runs per line.
         connections: To the real server.
@@ -144,19 +144,11 @@ def main(
 ) -> None:
     """Measure the response cache on this machine."""
     console = Console()
-    with ending_in_order(console):
-        machine = describe({"wrk": wrk.version()})
-        quiet_machine(console)
-        with steps(console) as progress:
-            costs = [] if skip_router else cache_path.measure(repetitions, progress)
-            loads = [] if skip_server else cache_load.measure(connections, seconds, repetitions, progress)
-        date = datetime.now(UTC).date().isoformat()
-        report = Report(date, machine, repetitions, connections, seconds, costs, loads)
-        text = render(report)
-        for folder in folders(publish=publish):
-            write_report(folder, "cache", report, text)
-            draw(report, folder / "cache.svg")
-        console.print(text, highlight=False, markup=False)
+    with ending_in_order(console), measuring(console, {"wrk": wrk.version()}) as machine, steps(console) as progress:
+        costs = [] if skip_router else cache_path.measure(repetitions, progress)
+        loads = [] if skip_server else cache_load.measure(connections, seconds, repetitions, progress)
+    report = Report(now(), machine, repetitions, connections, seconds, costs, loads)
+    publish_report(console, "cache", report, render(report), partial(draw, report), publish=publish)
 
 
 if __name__ == "__main__":

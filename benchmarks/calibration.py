@@ -21,12 +21,12 @@ from benchmarks.calibration_report import draw, render
 from benchmarks.calibration_results import Measured, Report, Run, disturbed
 from benchmarks.calibration_server import Cores, PinnedServer, with_routers
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import describe
+from benchmarks.machine import Machine
 from benchmarks.niceness import go_first
 from benchmarks.open_loop_workload import Workload
 from benchmarks.publishing import folders, write_report
 from benchmarks.server import ROOT
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.config import ServeFile, load_file
 from serve_app.config.profile import Profile
 from serve_app.simulation.workloads import generate
@@ -39,7 +39,13 @@ _MOST_AGAIN = 2
 
 
 def calibrate(
-    seconds: float, repetitions: int, models: Sequence[str], progress: Progress, *, routers_only: bool = False
+    seconds: float,
+    repetitions: int,
+    models: Sequence[str],
+    machine: Machine,
+    progress: Progress,
+    *,
+    routers_only: bool = False,
 ) -> Report:
     """Measure, serve and simulate.
 
@@ -51,6 +57,7 @@ def calibrate(
         seconds: Length of a workload.
         repetitions: How often.
         models: Which of the configuration's.
+        machine: For the report.
         progress: Shows how far it is.
         routers_only: Leave out the workloads behind Serve's proxy.
 
@@ -58,7 +65,7 @@ def calibrate(
         BenchmarkError: The server or the load generator failed.
         ConfigError: The configuration is not valid or a model is not there.
     """
-    file, cores, machine = load_file(_CONFIG), Cores.choose(), describe({})
+    file, cores = load_file(_CONFIG), Cores.choose()
     os.sched_setaffinity(0, {cores.rest})  # the models' core is for the models
     loads = [
         Load(name, _ROWS[name], _BUCKETS.get(name, 0), file.args.model_scheduling()[name].max_rows) for name in models
@@ -139,12 +146,13 @@ def main(
     console = Console()
     if unknown := sorted(set(model or ()) - set(_ROWS)):
         raise typer.BadParameter(f"no model {unknown[0]!r}; there are: {', '.join(_ROWS)}")
-    with ending_in_order(console):
-        quiet_machine(console)
+    with ending_in_order(console), measuring(console) as machine:
         go_first()
         with steps(console) as progress:
             chosen = (10.0, 1) if quick else (seconds, repetitions)
-            report = calibrate(*chosen, list(dict.fromkeys(model or _ROWS)), progress, routers_only=routers_only)
+            report = calibrate(
+                *chosen, list(dict.fromkeys(model or _ROWS)), machine, progress, routers_only=routers_only
+            )
         unsound = report.unsound()
         published = publish and not quick and not model and not routers_only and not unsound
         for folder in folders(publish=published):

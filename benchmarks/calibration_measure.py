@@ -15,11 +15,11 @@ import psutil
 from benchmarks.calibration_cases import Case, Load
 from benchmarks.calibration_server import Cores, Counters, PinnedServer, is_model
 from benchmarks.failure import BenchmarkError
+from benchmarks.groups import Group, masks, observed_groups
 from benchmarks.open_loop import send_apart
 from benchmarks.open_loop_workload import Floats, Result, Workload
 from benchmarks.server import OUT, ROOT
 from serve_app.config.profile import Profile, read_profile
-from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import Curve, Overheads
 
 _FOLDER = OUT / "calibration"
@@ -39,28 +39,6 @@ class Around:
 
     overheads: Overheads
     between_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """What became of the requests of one class, or of all.
-
-    Attributes:
-        offered: How many were sent.
-        in_time: How many were answered by their deadline.
-        p50_s: Median latency of the answers; ``None`` without answers.
-        p99_s: 99th percentile.
-    """
-
-    offered: int
-    in_time: int
-    p50_s: float | None
-    p99_s: float | None
-
-    @property
-    def attainment(self) -> float:
-        """In time / offered."""
-        return self.in_time / self.offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,19 +173,12 @@ def observe(server: PinnedServer, case: Case, workload: Workload, curve: Curve, 
     server.check_alive()
     counted = server.counters(model).since(before)
     spent = _Spent.until_now(server, cores).since(spent)
-    chosen = {"all": np.ones(len(workload), dtype=np.bool_)}
-    chosen |= {priority.label: workload.priority == priority for priority in Priority}
-    in_time = result.in_time(workload)
-    groups, statuses = {}, {}
-    for name, mask in chosen.items():
-        if mask.any():
-            latencies = result.latency_s[mask & (result.status == 200)]
-            p50, p99 = np.quantile(latencies, (0.5, 0.99)).tolist() if len(latencies) else (None, None)
-            groups[name] = Group(int(mask.sum()), int(in_time[mask].sum()), p50, p99)
-            counts = zip(*np.unique(result.status[mask], return_counts=True), strict=True)
-            statuses[name] = {str(status): int(count) for status, count in counts}
+    statuses = {}
+    for name, mask in masks(workload).items():
+        counts = zip(*np.unique(result.status[mask], return_counts=True), strict=True)
+        statuses[name] = {str(status): int(count) for status, count in counts}
     return Observed(
-        groups=groups,
+        groups=observed_groups(workload, result),
         batch_rows=counted.rows / counted.executions if counted.executions else 0.0,
         utilisation=counted.execution_s / case.seconds,
         runs=dict(counted.runs),
@@ -260,17 +231,9 @@ class _Spent:
 
 def _patient(server: PinnedServer, load: Load, arrival_s: Floats, cores: Cores) -> tuple[Result, Counters]:
     """Send requests with plenty of time, all of which must be answered."""
-    count = len(arrival_s)
-    workload = Workload(
-        arrival_s,
-        np.full(count, load.model),
-        np.full(count, int(Priority.NORMAL)),
-        np.full(count, load.rows),
-        np.full(count, load.bucket),
-        np.full(count, _PATIENT_S),
-    )
+    workload = Workload.alike(arrival_s, load.model, _PATIENT_S, rows=load.rows, bucket=load.bucket)
     before = server.counters(load.model)
     result = send_apart(server.asked_at, workload, _FOLDER, cores.rest_command)
     if (result.status != 200).any():
-        raise BenchmarkError(f"{load.model}: {(result.status != 200).sum()} of {count} patient requests failed")
+        raise BenchmarkError(f"{load.model}: {(result.status != 200).sum()} of {len(workload)} patient requests failed")
     return result, server.counters(load.model).since(before)

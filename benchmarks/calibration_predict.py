@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from benchmarks.calibration_cases import Case
-from benchmarks.calibration_measure import Around, Group, Predicted
+from benchmarks.calibration_measure import Around, Predicted
+from benchmarks.groups import simulated_groups
 from serve_app.config import ServeFile
 from serve_app.config.profile import Profile
 from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.results import Tally
 from serve_app.simulation.run import simulate
 from serve_app.simulation.scenario import Noise, Scenario, SimulatedModel
 from serve_app.simulation.workloads import Arrivals
@@ -73,13 +73,8 @@ def predict(
     # The kernel picks a router for every connection.
     system = partial(ServeApp, network_s=network_s, spread="random")
     result = simulate(scenario_of(case, file, profile, around, slowdown), system, seed, arrivals=arrivals)
-    groups = {"all": _group(result.total), **{name: _group(tally) for name, tally in result.classes.items()}}
     # The pauses are no part of the real executions.
     pause_s = around.between_s * result.batch_rows / case.load.max_rows
     executing_s = slowdown * profile.curve()(max(1, round(result.batch_rows)), case.load.bucket)
     utilisation = result.utilisation * executing_s / (executing_s + pause_s)
-    return Predicted(groups=groups, batch_rows=result.batch_rows, utilisation=utilisation)
-
-
-def _group(tally: Tally) -> Group:
-    return Group(tally.offered, tally.in_time, tally.p50_s, tally.p99_s)
+    return Predicted(groups=simulated_groups(result), batch_rows=result.batch_rows, utilisation=utilisation)

@@ -13,7 +13,6 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,15 +26,16 @@ import typer
 from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, describe
+from benchmarks.machine import Machine
 from benchmarks.open_loop import make_bodies, send_apart
-from benchmarks.open_loop_workload import Workload
-from benchmarks.publishing import folders, machine_table, table, write_report
+from benchmarks.open_loop_workload import Workload, poisson
+from benchmarks.publishing import machine_table, now, publish_report, table
 from benchmarks.requests import Request
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.config import IMPORT_PATH
 from serve_app.config.file import read_document
+from serve_app.scheduling.entry import Priority
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
 _SMALL, _LARGE, _GROUPED = "tiny", "minilm", "minilm-grouped"
@@ -43,7 +43,6 @@ _VERSIONS = ("1", "2")
 _WEIGHTS = {"stable": 90, "candidate": 10}
 _CONNECTIONS = 16
 _TOKENS = 64
-_HIGH = 1
 _SEED = 7
 _TIMEOUT_S = 20.0
 SHARES = (0, 10, 100)
@@ -95,7 +94,7 @@ class Report:
     """What was measured.
 
     Attributes:
-        date: When, ISO 8601.
+        date: When.
         machine: On what.
         rounds: Of each case with a shadow.
         seconds: Length of each.
@@ -269,11 +268,8 @@ def _idle(url: str, model: str) -> bool:
 
 def _workload(model: str, rate: float, seconds: float, number: int) -> Workload:
     """Arrivals by a Poisson process, the same for all cases of a round."""
-    random = np.random.default_rng((_SEED, number))
-    count = int(rate * seconds)
-    arrivals = np.cumsum(random.exponential(1 / rate, count))
-    whole = np.ones(count, np.int64)
-    return Workload(arrivals, np.full(count, model), whole * _HIGH, whole, whole * _TOKENS, np.full(count, _TIMEOUT_S))
+    arrival_s = poisson(rate, seconds, (_SEED, number))
+    return Workload.alike(arrival_s, model, _TIMEOUT_S, Priority.HIGH, bucket=_TOKENS)
 
 
 def _medians(model: str, share: int, rounds: Sequence[np.ndarray[Any, Any]], outcomes: Mapping[str, int]) -> Shadowed:
@@ -291,15 +287,10 @@ def main(
 ) -> None:
     """Measure canaries and shadows on this machine."""
     console = Console()
-    with ending_in_order(console):
-        machine = describe({})
-        quiet_machine(console)
+    with ending_in_order(console), measuring(console) as machine:
         canary, shadows = measure(requests, rounds, seconds, rate, console)
-        report = Report(datetime.now(UTC).date().isoformat(), machine, rounds, seconds, rate, canary, shadows)
-        text = render(report)
-        for folder in folders(publish=publish):
-            write_report(folder, "canary", report, text)
-        console.print(text, highlight=False, markup=False)
+    report = Report(now(), machine, rounds, seconds, rate, canary, shadows)
+    publish_report(console, "canary", report, render(report), publish=publish)
 
 
 if __name__ == "__main__":

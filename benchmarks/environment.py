@@ -6,7 +6,6 @@ The same class is asked in the server's process and in one of its own, by the sa
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import math
 import sys
@@ -24,9 +23,9 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from benchmarks.machine import Machine, describe
-from benchmarks.publishing import folders, machine_table, table, write_report
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BuildSettings
 from serve_app.backends.python.kind import PYTHON
@@ -156,10 +155,12 @@ def main(
 ) -> None:
     """Measure what a process of its own costs a Python model."""
     console = Console()
-    with ending_in_order(console), tempfile.TemporaryDirectory() as folder:
-        machine = describe({"numpy": np.__version__})
-        quiet_machine(console)
-        date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    date = now()
+    with (
+        ending_in_order(console),
+        measuring(console, {"numpy": np.__version__}) as machine,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         measured = []
         with steps(console) as progress:
             task = progress.add_task("measuring", total=len(_WORK) * len(_ROWS))
@@ -175,10 +176,8 @@ def main(
                         rate = sum(times[0]) / sum(times[1])
                         measured.append(Measured(work, rows, rows * math.prod(_SHAPE) * 4, least, medians, rate))
                         progress.advance(task)
-        text = render(measured, machine, date, seconds)
-        for place in folders(publish=publish):
-            write_report(place, "environment", {"date": date, "machine": machine, "measured": measured}, text)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    figures = {"date": date, "machine": machine, "measured": measured}
+    publish_report(console, "environment", figures, render(measured, machine, date, seconds), publish=publish)
 
 
 if __name__ == "__main__":

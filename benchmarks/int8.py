@@ -24,7 +24,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from benchmarks.int8_candidates import CANDIDATES, quiet
-from benchmarks.machine import Machine, describe
+from benchmarks.machine import Machine, describe, watched_load
 from benchmarks.publishing import PUBLISHED, machine_table, table, write_report
 from serve_app.backends.onnx.int8.balance import make_session
 from serve_app.payloads import Tensors
@@ -93,7 +93,8 @@ def main(
     rows = _tokens(texts, _TEST_SEED, 256)
     some = rows[:: max(1, texts // _FEW)][:_FEW]
     expected = _embed(sessions["FP32"], rows)
-    times = _times(sessions, rounds)
+    with watched_load(machine):
+        times = _times(sessions, rounds)
     results = []
     for name, session in sessions.items():
         console.print(f"comparing: {name}")

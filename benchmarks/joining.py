@@ -24,10 +24,9 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.joining_load import CASES, Started
 from benchmarks.joining_replica import BuildTimes, Work, start_replica
 from benchmarks.joining_report import Build, Measured, Report, render
-from benchmarks.machine import describe
 from benchmarks.publishing import folders, write_report
 from benchmarks.server import OUT, ROOT
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.session import ending_in_order, measuring
 from benchmarks.turns import Turn
 from serve_app.composition.model import find_files, read_builds
 from serve_app.config import ModelConfig, load_file
@@ -117,10 +116,11 @@ def main(
         raise typer.BadParameter(f"no part is called {', '.join(sorted(unknown))}; there are: {', '.join(_PARTS)}")
     if against is None:
         chosen &= {"proof"}
-    with ending_in_order(console):
+    with (
+        ending_in_order(console),
+        measuring(console, {"wrk": wrk.version()} if "loads" in chosen else {}) as machine,
+    ):
         OUT.mkdir(parents=True, exist_ok=True)
-        machine = describe({"wrk": wrk.version()} if "loads" in chosen else {})
-        quiet_machine(console)
         last = _last(OUT / "joining.json")
         few = min(rounds, _FEW)
         today = datetime.now(UTC).date().isoformat()

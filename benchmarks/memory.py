@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +21,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, describe
-from benchmarks.publishing import folders, picture_style, save_svg, write_report
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
 from benchmarks.requests import write_requests
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
-from benchmarks.session import ending_in_order
+from benchmarks.session import ending_in_order, measuring
 from benchmarks.wires import Binary, Json
 from serve_app.config import IMPORT_PATH, load_file
 from serve_app.config.file import read_document
@@ -98,28 +99,33 @@ def _run(server: Server, millions: float, connections: int, progress: Progress) 
     return readings
 
 
-def render(readings: Sequence[Reading], machine: Machine, arena_mib: float) -> str:
+def render(readings: Sequence[Reading], machine: Machine, date: str, arena_mib: float) -> str:
     """The report as Markdown."""
     growth = slopes(readings)
     settled = next(each for each in readings if each.requests >= _SETTLED * readings[-1].requests)
     last = readings[-1]
+    header = (
+        "processes",
+        f"after {settled.requests / 1e6:.1f} million, MiB",
+        "at the end, MiB",
+        "MiB per million requests",
+    )
+    rows = [(role, f"{settled.mib[role]:,.0f}", f"{last.mib[role]:,.0f}", f"{growth[role]:+.2f}") for role in growth]
+    sums = [sum(each.values()) for each in (settled.mib, last.mib, growth)]
+    rows.append(("**in all**", f"{sums[0]:,.0f}", f"{sums[1]:,.0f}", f"{sums[2]:+.2f}"))
     lines = [
         "# Memory over millions of requests",
         "",
         f"Written by `make bench-memory`: {last.requests:,} requests in {last.seconds / 60:.0f} minutes, by the",
         "router's own port, none failed: one row of `tiny` as V2 JSON, and for 2 s of every 22 s tensors of 602 KB",
         f"to `pool`, which go by the router's arena ({arena_mib:,.0f} MiB at most). Proportional set sizes; growth",
-        f"is that of a line through the readings after the first fifth. {machine.cpu}, {machine.cores} cores.",
+        "is that of a line through the readings after the first fifth.",
         "",
-        f"| processes | after {settled.requests / 1e6:.1f} million, MiB | at the end, MiB | MiB per million requests |",
-        "| --- | --- | --- | --- |",
-        *(f"| {role} | {settled.mib[role]:,.0f} | {last.mib[role]:,.0f} | {growth[role]:+.2f} |" for role in growth),
-        "| **in all** | "
-        + " | ".join(
-            (f"{sum(settled.mib.values()):,.0f}", f"{sum(last.mib.values()):,.0f}", f"{sum(growth.values()):+.2f} |")
-        ),
+        table(header, rows),
         "",
         "![Memory over requests](memory.svg)",
+        "",
+        machine_table(date, machine),
         "",
     ]
     return "\n".join(lines)
@@ -146,16 +152,14 @@ def main(
 ) -> None:
     """Watch the server's memory over millions of requests."""
     console = Console()
-    with ending_in_order(console):
-        machine = describe({"wrk": wrk.version()})
+    date = now()
+    with ending_in_order(console), measuring(console, {"wrk": wrk.version()}) as machine:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as progress:
             readings = _run(Server("serve_app", _document(), SERVE_APP_RUN), millions, connections, progress)
-        text = render(readings, machine, load_file(_CONFIG).args.router.transport.shared_memory / _MIB)
-        for folder in folders(publish=publish):
-            write_report(folder, "memory", {"machine": machine, "readings": readings}, text)
-            draw(readings, folder / "memory.svg")
-        console.print(text)
+    text = render(readings, machine, date, load_file(_CONFIG).args.router.transport.shared_memory / _MIB)
+    figures = {"date": date, "machine": machine, "readings": readings}
+    publish_report(console, "memory", figures, text, partial(draw, readings), publish=publish)
 
 
 if __name__ == "__main__":

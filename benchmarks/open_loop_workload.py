@@ -50,6 +50,27 @@ class Workload:
         return len(self.arrival_s)
 
     @classmethod
+    def alike(
+        cls,
+        arrival_s: Floats,
+        model: str,
+        timeout_s: float,
+        priority: Priority = Priority.NORMAL,
+        rows: int = 1,
+        bucket: int = 0,
+    ) -> Workload:
+        """Requests that differ in when they are due, and in nothing else."""
+        count = len(arrival_s)
+        return cls(
+            arrival_s,
+            np.full(count, model),
+            np.full(count, int(priority)),
+            np.full(count, rows),
+            np.full(count, bucket),
+            np.full(count, timeout_s),
+        )
+
+    @classmethod
     def of(cls, arrivals: Arrivals) -> Workload:
         """What the simulator's generators made."""
         return cls(
@@ -155,6 +176,19 @@ class Result:
             raise BenchmarkError(f"{path}: {error}") from error
         numbers = {"cpu": float(found["cpu"]), "in_flight": int(found["in_flight"]), "wrong": int(found["wrong"])}
         return cls(**{**found, **numbers})
+
+
+def poisson(rate: float, seconds: float, seed: Sequence[int]) -> Floats:
+    """Arrivals at random, seconds from the start.
+
+    Args:
+        rate: How many per second on average.
+        seconds: How long, on average: their number is what is fixed.
+        seed: Chooses the times.
+    """
+    gaps = np.random.default_rng(seed).exponential(1 / rate, max(1, round(rate * seconds)))
+    arrival_s: Floats = np.cumsum(gaps)
+    return arrival_s
 
 
 def summary(workload: Workload, result: Result) -> str:

@@ -25,12 +25,12 @@ from rich.console import Console
 
 from benchmarks import systems
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, describe
+from benchmarks.machine import Machine
 from benchmarks.peers.cases import TRITON
 from benchmarks.peers.systems import CONFIG, PeerServer, Subject
-from benchmarks.publishing import folders, table, write_report
+from benchmarks.publishing import machine_table, now, publish_report, table
 from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.session import ending_in_order, measuring
 
 MODEL = "tiny"
 ENVIRONMENT = ROOT / ".venv-perf-analyzer"
@@ -185,11 +185,11 @@ def _medians(way: Way, figures: Sequence[tuple[float, float, float]]) -> Measure
     return Measured(way.name, way.protocol, median(rates), rates, median(p50s), median(p99s))
 
 
-def page(measured: Sequence[Measured], machine: Machine, settings: Mapping[str, float]) -> str:
+def page(measured: Sequence[Measured], machine: Machine, date: str, settings: Mapping[str, float]) -> str:
     """The report, in Markdown."""
     how = (
         f"{settings['at_once']:.0f} requests at once, {settings['repetitions']:.0f} runs of {settings['seconds']:g} s"
-        f" per line, in turns; {machine.cpu}, {machine.cores} cores, load generator included."
+        " per line, in turns; the load generator shares the cores."
     )
     lines = [
         "# Beside Triton, by Triton's load generator",
@@ -207,7 +207,7 @@ def page(measured: Sequence[Measured], machine: Machine, settings: Mapping[str, 
         ]
         for each in measured
     ]
-    return "\n".join([*lines, table(_HEADER, rows), ""])
+    return "\n".join([*lines, table(_HEADER, rows), "", machine_table(date, machine), ""])
 
 
 def main(
@@ -218,16 +218,12 @@ def main(
 ) -> None:
     """Measure, print and write the report."""
     console = Console()
-    with ending_in_order(console):
-        quiet_machine(console)
-        machine = describe({})
+    date = now()
+    with ending_in_order(console), measuring(console) as machine:
         measured = measure(at_once, seconds, repetitions, console)
-        settings = {"at_once": at_once, "seconds": seconds, "repetitions": repetitions}
-        text = page(measured, machine, settings)
-        for folder in folders(publish=publish):
-            figures = {"machine": machine, "settings": settings, "measured": measured}
-            write_report(folder, "perf_analyzer", figures, text)
-        console.print(text, highlight=False, markup=False)
+    settings = {"at_once": at_once, "seconds": seconds, "repetitions": repetitions}
+    figures = {"date": date, "machine": machine, "settings": settings, "measured": measured}
+    publish_report(console, "perf_analyzer", figures, page(measured, machine, date, settings), publish=publish)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from copy import deepcopy
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,28 +20,26 @@ import typer
 from rich.console import Console
 
 from benchmarks.calibration_server import Cores
-from benchmarks.machine import describe
+from benchmarks.machine import Machine
 from benchmarks.niceness import go_first
 from benchmarks.open_loop_workload import Workload
 from benchmarks.pool_members import write_members
-from benchmarks.pool_server_load import POOL, beside_loads
-from benchmarks.pool_server_measure import PoolServer, measure_costs, observe, observe_tails
+from benchmarks.pool_server_counted import PoolServer
+from benchmarks.pool_server_load import POOL, WARM_UP_S, beside_loads
+from benchmarks.pool_server_measure import measure_costs, observe, observe_tails
 from benchmarks.pool_server_predict import predict, scenario_of
 from benchmarks.pool_server_report import Report, draw, render
-from benchmarks.publishing import folders, write_report
-from benchmarks.server import ROOT
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.publishing import now, publish_report
+from benchmarks.server import demo_document
+from benchmarks.session import ending_in_order, measuring
 from serve_app.composition.pools import expand_pools
 from serve_app.config import AppArgs
 from serve_app.config.files import CACHE_VARIABLE
-from serve_app.config.loader import load_yaml
 from serve_app.simulation.workloads import generate
 
-_DEMO = ROOT / "configs" / "demo.yaml"
 _PART = 0.12
 _CONNECTIONS = 32
 _COSTS_S = 5.0
-_WARM_UP_S = 10.0
 _HIGH_PART, _OTHER_PART = 0.35, 0.1
 """Parts of the capacity that class `high` and the requests beside it ask for, with and without loads."""
 
@@ -54,29 +51,19 @@ def document_of(folder: Path, memory: int) -> dict[str, Any]:
         folder: Where they are.
         memory: Of the host, for what is loaded, bytes.
     """
-    document: dict[str, Any] = deepcopy(load_yaml(_DEMO.read_text(encoding="utf-8")))
-    args = document["applications"][0]["args"]
-    args["models"] = []
-    args["pools"] = [
-        {
-            "name": POOL,
-            "path": f"{folder}/*",
-            "memory": memory,
-            "cpus": 0.1,
-            "defaults": {"resources": {"threads": 1}, "batching": {"max_rows": 16, "policy": "eager"}},
-        }
-    ]
-    return document
+    defaults = {"resources": {"threads": 1}, "batching": {"max_rows": 16, "policy": "eager"}}
+    pool = {"name": POOL, "path": f"{folder}/*", "memory": memory, "cpus": 0.1, "defaults": defaults}
+    return demo_document(pools=[pool])
 
 
-def measure(members: int, load: float, seconds: float, turns: int, console: Console) -> Report:
+def measure(members: int, load: float, seconds: float, turns: int, machine: Machine, console: Console) -> Report:
     """Start a server and measure.
 
     Raises:
         BenchmarkError: The server or the generator failed, or a request to an idle server was answered wrongly.
         ConfigError: The configuration is not valid.
     """
-    cores, machine, began = Cores.choose(), describe({}), time.monotonic()
+    cores, began = Cores.choose(), time.monotonic()
     os.sched_setaffinity(0, {cores.rest})  # the host's core is for the host
 
     def say(what: str) -> None:
@@ -98,18 +85,18 @@ def measure(members: int, load: float, seconds: float, turns: int, console: Cons
             costs = measure_costs(server, members, _CONNECTIONS, cores, _COSTS_S)
             rate = load * costs.capacity
             say(f"capacity {costs.capacity:.0f}/s; {costs.overheads}")
-            asked = scenario_of(args, None, None, rate, seconds + _WARM_UP_S, _WARM_UP_S)
+            asked = scenario_of(args, None, None, rate, seconds + WARM_UP_S, WARM_UP_S)
             arrivals = generate(asked, 1)
-            observed = observe(server, Workload.of(arrivals), arrivals.model, cores, _WARM_UP_S, empty)
+            observed = observe(server, Workload.of(arrivals), arrivals.model, cores, WARM_UP_S, empty)
             say(f"{observed.groups['all'].attainment:.1%} in time, {observed.counted.loads} loads")
             beside = beside_loads(members, places, _HIGH_PART * costs.capacity, _OTHER_PART * costs.capacity, turns)
             tails = observe_tails(server, beside, cores)
             say(f"p99 of high with loads / without: {tails.ratio:.2f}")
-    scenario = scenario_of(args, costs, observed.counted, rate, seconds + _WARM_UP_S, _WARM_UP_S)
+    scenario = scenario_of(args, costs, observed.counted, rate, seconds + WARM_UP_S, WARM_UP_S)
     predicted = predict(scenario, args.process_limits().network_s, arrivals)
     say(f"{predicted.groups['all'].attainment:.1%} in time simulated")
     return Report(
-        datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        now(),
         machine,
         members,
         nbytes,
@@ -136,15 +123,11 @@ def main(
 ) -> None:
     """Measure a pool on the real server, and compare it with the simulator."""
     console = Console()
-    with ending_in_order(console):
-        quiet_machine(console)
+    with ending_in_order(console), measuring(console) as machine:
         go_first()
-        report = measure(members, load, seconds, turns, console)
+        report = measure(members, load, seconds, turns, machine, console)
     text = render(report, "pool_server.svg")
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-    for target in folders(publish=publish):
-        write_report(target, "pool_server", report, text)
-        draw(report, target / "pool_server.svg")
+    publish_report(console, "pool_server", report, text, partial(draw, report), publish=publish)
 
 
 if __name__ == "__main__":

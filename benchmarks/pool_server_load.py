@@ -18,6 +18,8 @@ from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import Stream
 
 POOL = "many"
+WARM_UP_S = 10.0
+"""Of the workload that is simulated as well: requests before this do not count."""
 SHARE = {Priority.HIGH: 0.1, Priority.NORMAL: 0.6, Priority.LOW: 0.3}
 TIMEOUTS_S = {Priority.HIGH: 0.1, Priority.NORMAL: 0.5, Priority.LOW: 2.0}
 _PATIENT_MS = "30000"

@@ -7,11 +7,13 @@ from functools import partial
 from math import log, sqrt
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.groups import Group, simulated_groups
+from benchmarks.pool_server_counted import Counted
 from benchmarks.pool_server_load import POOL, bursts
-from benchmarks.pool_server_measure import Costs, Counted, Group
+from benchmarks.pool_server_measure import Costs
 from serve_app.config import AppArgs
 from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.results import PoolUsage, Tally
+from serve_app.simulation.results import PoolUsage
 from serve_app.simulation.run import simulate
 from serve_app.simulation.scenario import Affine, Noise, Overheads, Scenario, SimulatedModel, SimulatedPool
 from serve_app.simulation.workloads import Arrivals
@@ -84,8 +86,7 @@ def predict(scenario: Scenario, network_s: float, arrivals: Arrivals) -> Predict
     # As in the calibration: the real router counts a deadline from when a request reaches it.
     system = partial(ServeApp, network_s=max(0.0, network_s - scenario.overheads.request_s))
     result = simulate(scenario, system, 0, arrivals=arrivals)
-    groups = {"all": _group(result.total), **{name: _group(tally) for name, tally in result.classes.items()}}
-    return Predicted(groups, result.pools[POOL], result.batch_rows)
+    return Predicted(simulated_groups(result), result.pools[POOL], result.batch_rows)
 
 
 def load_spread(counted: Counted) -> float:
@@ -121,7 +122,3 @@ def _quantile(counted: Counted, quantile: float) -> float:
             )
         below_s, below = most, count
     return below_s
-
-
-def _group(tally: Tally) -> Group:
-    return Group(tally.offered, tally.in_time, tally.p50_s, tally.p99_s)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.machine import Machine
-from benchmarks.pool_server_load import SHARE, TIMEOUTS_S
+from benchmarks.pool_server_load import SHARE, TIMEOUTS_S, WARM_UP_S
 from benchmarks.pool_server_measure import Costs, Observed, Tails
 from benchmarks.pool_server_predict import Predicted, load_spread, mean_load_s, standard_error
 from benchmarks.publishing import machine_table, picture_style, save_svg, table
@@ -97,9 +97,9 @@ larger ones in [scheduling](scheduling.md).
 Members are asked by Zipf's law with exponent 1, each in bursts of its own (20 times the rate for 2 s on average, 30 s
 between), at {report.rate:.0f} requests per second: {report.load:g} of the {costs.capacity:.0f} per second that the
 server answers to clients that ask without a pause. Classes and deadlines: {shares}.
-The generator is open-loop. The simulator meets the same arrivals, for {
-        report.seconds:g} s; 10 s before do not count. It was told
-what loads and executions took in that very run, and what single requests to the idle server took around them.
+The generator is open-loop. The simulator meets the same arrivals. {report.seconds:g} s count, after {WARM_UP_S:g} s
+that do not. It was told what loads and executions took in that very run, and what single requests to the idle server
+took around them.
 
 {
         table(
@@ -108,7 +108,7 @@ what loads and executions took in that very run, and what single requests to the
         )
     }
 
-{table(["", "real", "simulated"], _usage(report))}
+{table(["", f"real, with the first {WARM_UP_S:g} s", "simulated, without"], _usage(report))}
 
 Told, in milliseconds: a run takes {curve.alpha_s * 1e3:.2f}, and {curve.beta_s * 1e3:.2f} per row; a load takes
 {counted.mean_load_s * 1e3:.1f} (sigma {load_spread(counted):.2f}); the way to the router {ways.request_s * 1e3:.2f},
@@ -195,7 +195,7 @@ def _classes(report: Report) -> list[list[str]]:
 
 def _usage(report: Report) -> list[list[str]]:
     counted, usage = report.observed.counted, report.predicted.usage
-    real_s = report.seconds + 10.0
+    real_s = report.seconds + WARM_UP_S
     return [
         ["loads per second", f"{counted.loads / real_s:.1f}", f"{usage.loads / report.seconds:.1f}"],
         ["failed loads", str(counted.failed_loads), "0"],

@@ -12,13 +12,14 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from benchmarks.machine import describe
+from benchmarks.machine import describe, watched_load
 from benchmarks.preprocessing_gap import measure_gaps
 from benchmarks.preprocessing_report import Figures, Report, draw, render
 from benchmarks.publishing import PUBLISHED, write_report
@@ -39,8 +40,8 @@ def main(
     machine = describe({name: version(name) for name in _LIBRARIES})
     checkouts = {"after": _ROOT} if before is None else {"before": before.resolve(), "after": _ROOT}
     measured: dict[str, dict[str, Figures]] = {}
-    for turn in range(rounds):
-        for name, checkout in checkouts.items():
+    with watched_load(machine):
+        for turn, (name, checkout) in product(range(rounds), checkouts.items()):
             console.print(f"round {turn + 1} of {rounds}, {name}: {checkout}")
             for line in _measured(checkout, seconds, only):
                 console.print_json(line)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import orjson
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from benchmarks.machine import Machine
 from benchmarks.process import OUT, ROOT
@@ -39,6 +41,37 @@ def write_report(folder: Path, name: str, figures: Any, text: str) -> None:
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
+def publish_report(
+    console: Console,
+    name: str,
+    figures: Any,
+    text: str,
+    draw: Callable[[Path], None] | None = None,
+    *,
+    publish: bool,
+) -> None:
+    """Write a report into `folders`, with ``name.svg`` where there is a picture, and print it.
+
+    Args:
+        console: For the text.
+        name: Of the report.
+        figures: See `write_report`.
+        text: The report as Markdown.
+        draw: Draws the picture into a file.
+        publish: Whether it goes into the documentation, too.
+    """
+    for folder in folders(publish=publish):
+        write_report(folder, name, figures, text)
+        if draw is not None:
+            draw(folder / f"{name}.svg")
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def now() -> str:
+    """Date and time for a report."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
 @contextmanager
 def picture_style(font_size: int = 9) -> Iterator[None]:
     """Draw and save pictures in here: they look alike, and the same figures give the same bytes."""
@@ -62,7 +95,7 @@ def machine_table(date: str, machine: Machine, others: Sequence[str] = ()) -> st
     """What was measured on.
 
     Args:
-        date: When, ISO 8601.
+        date: When; see `now`.
         machine: What.
         others: Names and versions of packages in other environments.
     """
@@ -77,4 +110,6 @@ def machine_table(date: str, machine: Machine, others: Sequence[str] = ()) -> st
         ["packages", ", ".join([*packages, *others])],
         ["load average before", f"{machine.load_before}"],
     ]
+    if during := machine.load_during:
+        rows.append(["load average during, with the benchmark's own", f"{min(during)} to {max(during)}"])
     return table(["", ""], rows)

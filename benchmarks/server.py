@@ -17,9 +17,21 @@ import yaml
 
 from benchmarks.ports import free_ports, haproxy_variables
 from benchmarks.process import OUT, ROOT, ServerProcess
+from serve_app.config.file import read_document
 from serve_app.config.files import HOME_VARIABLE
 
-__all__ = ["DIRECT", "HOSTS", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "is_ready", "role"]
+__all__ = [
+    "DIRECT",
+    "HOSTS",
+    "OUT",
+    "ROOT",
+    "SERVE_APP_RUN",
+    "SERVE_RUN",
+    "Server",
+    "demo_document",
+    "is_ready",
+    "role",
+]
 
 SERVE_APP_RUN = (sys.executable, "-m", "serve_app.cli", "run", "--no-dashboard")
 SERVE_RUN = (str(Path(sys.executable).with_name("serve")), "run", "--address", "local")
@@ -105,6 +117,22 @@ class Server(ServerProcess):
     def role(command: list[str]) -> str:
         """See `role`."""
         return role(command)
+
+
+def demo_document(**args: Any) -> dict[str, Any]:
+    """The demonstration's Serve file without its models and pipelines.
+
+    Args:
+        **args: What stands under ``args:`` instead of what stands there, e.g. ``models``.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    document = read_document(ROOT / "configs" / "demo.yaml")
+    given = document["applications"][0]["args"]
+    del given["pipelines"]  # they are of its models
+    given.update({"models": [], **args})
+    return document
 
 
 def is_ready(url: str) -> bool:

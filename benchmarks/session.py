@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.machine import Machine, describe, watched_load
 from benchmarks.server import ROOT
 from serve_app.config.files import HOME_VARIABLE
 from serve_app.errors import ConfigError
@@ -41,6 +42,20 @@ def ending_in_order(console: Console) -> Iterator[None]:
         raise typer.Exit(1) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def measuring(console: Console, tools: Mapping[str, str] = MappingProxyType({})) -> Iterator[Machine]:
+    """Yields what is measured on, whose load is noted while the context lasts. Warns of a busy machine.
+
+    Args:
+        console: For the warning.
+        tools: Versions of programs that are not Python packages.
+    """
+    machine = describe(tools)
+    quiet_machine(console)
+    with watched_load(machine):
+        yield machine
 
 
 def quiet_machine(console: Console) -> None:

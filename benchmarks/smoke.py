@@ -20,13 +20,12 @@ from rich.progress import Progress, TaskID
 from benchmarks import cold_start, systems, wrk
 from benchmarks.answers import Sample, make_samples, mistakes, open_session, session_rate
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import describe
 from benchmarks.publishing import folders, write_report
 from benchmarks.report import draw, render
 from benchmarks.requests import JSON_HEADERS, Request, write_requests
 from benchmarks.results import Comparison, Report, Run, ratios, summarise
 from benchmarks.server import OUT, ROOT, SERVE_APP_RUN, SERVE_RUN, Server
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.composition.model import find_files
 from serve_app.config import load_file
 
@@ -152,9 +151,7 @@ def main(
     """Measure serve_app beside stock Ray Serve on this machine, and its cold start."""
     console = Console()
     plan = _Plan(2.0, 1) if quick else _Plan(seconds, repetitions)
-    with ending_in_order(console):
-        machine = describe({"wrk": wrk.version()})
-        quiet_machine(console)
+    with ending_in_order(console), measuring(console, {"wrk": wrk.version()}) as machine:
         with steps(console) as progress:
             starts = None
             if not skip_cold_start:

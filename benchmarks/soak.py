@@ -35,11 +35,11 @@ from benchmarks.chaos.server import LOG_MONITOR, ROUTER, FaultyServer, Reading, 
 from benchmarks.chaos.setups import demo
 from benchmarks.chaos.stage import Aim, Stage, mix_of
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, describe
+from benchmarks.machine import Machine
 from benchmarks.niceness import go_first
 from benchmarks.process import OUT
 from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.session import ending_in_order, measuring
 
 _READ_EVERY_S = 5.0
 _BASE, _WAVE_CONNECTIONS, _WAVE_S = 0.25, 24, 40.0
@@ -438,9 +438,7 @@ def main(
 ) -> None:
     """Keep a server busy for long, and look whether anything grows."""
     console = Console()
-    with ending_in_order(console):
-        machine = describe({})
-        quiet_machine(console)
+    with ending_in_order(console), measuring(console) as machine:
         go_first()
         columns = (TextColumn("{task.description:<24}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with (

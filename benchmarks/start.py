@@ -10,7 +10,6 @@ import asyncio
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -23,13 +22,11 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, describe
-from benchmarks.publishing import folders, machine_table, table, write_report
-from benchmarks.server import ROOT, SERVE_APP_RUN, Server
-from benchmarks.session import ending_in_order, quiet_machine
-from serve_app.config.loader import load_yaml
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.server import SERVE_APP_RUN, Server, demo_document
+from benchmarks.session import ending_in_order, measuring
 
-_DEMO = ROOT / "configs" / "demo.yaml"
 _WITHIN_S = 600.0
 _ASK_EVERY_S = 0.5
 _INPUTS, _HIDDEN, _OUTPUTS = 16, 32, 4
@@ -89,10 +86,7 @@ def measure(models: list[dict[str, Any]], *, fork: bool) -> ManyStart:
     Raises:
         BenchmarkError: It did not start, or some model does not answer.
     """
-    document = load_yaml(_DEMO.read_text(encoding="utf-8"))
-    args = document["applications"][0]["args"]
-    args["models"] = models
-    args.pop("pipelines", None)
+    document = demo_document(models=models)
     command = SERVE_APP_RUN if fork else (*SERVE_APP_RUN, "--no-fork")
     with _RoleServer("start", document, command) as server:
         first, last = asyncio.run(_answers(server, [model["name"] for model in models]))
@@ -136,7 +130,7 @@ async def _answered(client: httpx.AsyncClient, name: str, body: dict[str, Any]) 
     return answer.status_code == 200 and answer.json()["outputs"][0]["shape"] == [1, _OUTPUTS]
 
 
-def report(models: int, starts: list[ManyStart], machine: Machine) -> str:
+def report(models: int, starts: list[ManyStart], machine: Machine, date: str) -> str:
     """The report as Markdown."""
     ways = list(dict.fromkeys(start.way for start in starts))
     rows = []
@@ -160,7 +154,7 @@ lines of configuration each), CPU time until then and memory then. `make bench-s
 
 {table(header, rows)}
 
-{machine_table(datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), machine)}
+{machine_table(date, machine)}
 """
 
 
@@ -172,19 +166,16 @@ def main(
 ) -> None:
     """Measure the start of many models, and print it."""
     console = Console()
-    machine = describe({})
+    date = now()
     starts = []
-    with ending_in_order(console), tempfile.TemporaryDirectory() as folder:
-        quiet_machine(console)
+    with ending_in_order(console), measuring(console) as machine, tempfile.TemporaryDirectory() as folder:
         made = make_models(Path(folder), models)
         for _ in range(repetitions):
             for fork in (True, False) if before else (True,):
                 starts.append(measure(made, fork=fork))
                 console.print(starts[-1], highlight=False)
-    text = report(models, starts, machine)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-    for target in folders(publish=publish):
-        write_report(target, "start", {"models": models, "machine": machine, "starts": starts}, text)
+    figures = {"date": date, "models": models, "machine": machine, "starts": starts}
+    publish_report(console, "start", figures, report(models, starts, machine, date), publish=publish)
 
 
 if __name__ == "__main__":

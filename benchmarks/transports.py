@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -25,10 +26,10 @@ from ray.serve.handle import DeploymentHandle
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.machine import Machine, describe
-from benchmarks.publishing import folders, picture_style, save_svg, write_report
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
 from benchmarks.server import ROOT
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.payloads import Bundle, BundleResult, Success, WireEntry
 from serve_app.transport.arena import Arena
 from serve_app.transport.link_server import LinkServer
@@ -183,28 +184,29 @@ def _measure(sender: DeploymentHandle[Any], seconds: float, repetitions: int, pr
     ]
 
 
-def render(measured: Sequence[Measured], machine: Machine, seconds: float, repetitions: int) -> str:
+def render(measured: Sequence[Measured], machine: Machine, date: str, seconds: float, repetitions: int) -> str:
     """The report as Markdown."""
     lines = [
         "# From router to replica",
         "",
         "Written by `make bench-transports`. One bundle at a time: the median of its round trip, and its CPU time in",
         f"the router's and in the replica's process. Medians of {repetitions} repetitions of {seconds:g} s, in turns.",
-        f"{machine.cpu}, {machine.cores} cores, which both processes and Ray's own share.",
+        "Both processes and Ray's own share the cores.",
         "",
-        "| entries x shape | way | round trip, ms | router CPU, us | replica CPU, us |",
-        "| --- | --- | --- | --- | --- |",
     ]
+    rows = []
     for entries, shape in _CASES:
         size = entries * math.prod(shape) * 4
         name = f"{entries} x {'x'.join(map(str, shape))} ({size / 1024:,.1f} KiB)"
         for way, title in _WAYS.items():
             each = next(m for m in measured if (m.way, m.entries, m.shape) == (way, entries, shape))
-            lines.append(
-                f"| {name} | {title} | {each.p50_ms:.3f} | {each.router_cpu_us:,.0f} | {each.replica_cpu_us:,.0f} |"
+            rows.append(
+                (name, title, f"{each.p50_ms:.3f}", f"{each.router_cpu_us:,.0f}", f"{each.replica_cpu_us:,.0f}")
             )
             name = ""
-    return "\n".join([*lines, "", "![Round trips](transports.svg)", ""])
+    header = ("entries x shape", "way", "round trip, ms", "router CPU, us", "replica CPU, us")
+    picture = "![Round trips](transports.svg)"
+    return "\n".join([*lines, table(header, rows), "", picture, "", machine_table(date, machine), ""])
 
 
 def draw(measured: Sequence[Measured], path: Path) -> None:
@@ -245,9 +247,8 @@ def main(
             "PYTHONPATH": str(ROOT),
         }
     )
-    with ending_in_order(console):
-        machine = describe({})
-        quiet_machine(console)
+    date = now()
+    with ending_in_order(console), measuring(console) as machine:
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
         try:
             options: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0.1}, "max_ongoing_requests": 100}
@@ -259,11 +260,9 @@ def main(
         finally:
             serve.shutdown()
             ray.shutdown()
-        text = render(measured, machine, seconds, repetitions)
-        for folder in folders(publish=publish):
-            write_report(folder, "transports", {"machine": machine, "measured": measured}, text)
-            draw(measured, folder / "transports.svg")
-        console.print(text)
+    figures = {"date": date, "machine": machine, "measured": measured}
+    text = render(measured, machine, date, seconds, repetitions)
+    publish_report(console, "transports", figures, text, partial(draw, measured), publish=publish)
 
 
 if __name__ == "__main__":

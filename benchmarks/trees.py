@@ -21,10 +21,9 @@ from rich.console import Console
 
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import describe
 from benchmarks.publishing import folders, table, write_report
 from benchmarks.server import DIRECT, OUT, ROOT, Server, is_ready
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.session import ending_in_order, measuring
 from benchmarks.turns import GRPC, Case, Turn, take_turns
 from serve_app.config.file import read_document
 from serve_app.config.files import CACHE_VARIABLE
@@ -145,9 +144,7 @@ def main(
         if not chosen:
             raise BenchmarkError(f"no load has {cases} in its name; there are {'; '.join(case.name for case in CASES)}")
         OUT.mkdir(parents=True, exist_ok=True)
-        machine = describe({"wrk": wrk.version()})
-        quiet_machine(console)
-        with console.status("preparing") as status:
+        with measuring(console, {"wrk": wrk.version()}) as machine, console.status("preparing") as status:
             turns, checked = compare(against.resolve(), chosen, rounds, seconds, status.update)
         text = report(turns)
         compared = f"Answers compared with ONNX Runtime's: {sum(checked.values()):,}."

@@ -1,4 +1,4 @@
-"""The project's own client: a picture, a sound, text, embeddings and tensors.
+"""The project's own client: a picture, a sound, text, embeddings, tensors, and several models at once.
 
 python examples/client_sync.py [URL]        needs: pip install ./client pillow
 """
@@ -23,10 +23,12 @@ def main() -> None:
         for model in client.models():
             print(f"{model.name} (version {model.version}, {model.task})")
 
-        digit = client.predict("digits", DATA / "digits" / "7_0783_320px_dark_cmyk.jpg", parameters={"top_k": 2})
+        picture = DATA / "digits" / "7_0783_320px_dark_cmyk.jpg"
+        sound = DATA / "speech" / "seven_en-029_f1_80wpm_16000_8bit.wav"
+        digit = client.predict("digits", picture, parameters={"top_k": 2})
         print("picture:", digit.labels[0].label, f"{digit.labels[0].score:.2f}")
 
-        word = client.predict("spoken-digits", DATA / "speech" / "seven_en-029_f1_80wpm_16000_8bit.wav")
+        word = client.predict("spoken-digits", sound)
         print("sound:", word.labels[0].label)
 
         topic = client.predict(
@@ -39,10 +41,15 @@ def main() -> None:
         one, two, three = client.embed(["A cat sleeps.", "A kitten is asleep.", "Interest rates rise."], "minilm")
         print(f"similarity: {one @ two:.2f} and {one @ three:.2f}")
 
-        with Image.open(DATA / "digits" / "8_0722_28px_dark_palette.png") as picture:
-            pixels = np.asarray(picture.convert("L"), np.float32) / 127.5 - 1.0
+        with Image.open(DATA / "digits" / "8_0722_28px_dark_palette.png") as image:
+            pixels = np.asarray(image.convert("L"), np.float32) / 127.5 - 1.0
         result = client.infer("digits", {"image": pixels[None, None]}, priority="high")
         print("tensor:", result["logits"].argmax(axis=1), "in class", result.served.priority)
+
+        same = client.run_pipeline(
+            "same-digit", {"picture": picture, "sound": sound, "text": "Snow White and the dwarfs"}
+        )
+        print("all three:", same["picture"], same["sound"], same["text"], same["agree"])
 
         try:
             client.embed("too urgent", "minilm", timeout=0.001)

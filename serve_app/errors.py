@@ -31,7 +31,10 @@ Instances survive pickling: every argument is passed to ``super().__init__`` pos
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, Final
+
+_SHOWN_NAMES: Final = 10
 
 
 class ServeAppError(Exception):
@@ -196,6 +199,13 @@ _BY_CODE: dict[str, type[ServeAppError]] = {
         InferenceFailed,
     )
 }
+
+
+def some_of(names: Iterable[str]) -> str:
+    """Names as they may stand in a message: those of a thousand models are too many for a line."""
+    known = list(names)
+    more = len(known) - _SHOWN_NAMES
+    return ", ".join(known) if more <= 1 else f"{', '.join(known[:_SHOWN_NAMES])} and {more:,} more"
 
 
 def error_from_code(code: str, message: str, retry_after_s: float | None = None) -> ServeAppError:

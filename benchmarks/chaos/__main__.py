@@ -19,10 +19,9 @@ from benchmarks.chaos.play import SCENARIOS, play
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.stage import Played
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import describe
 from benchmarks.niceness import go_first
 from benchmarks.publishing import folders
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.session import ending_in_order, measuring, steps
 
 
 def chosen(only: str | None) -> list[Scenario]:
@@ -63,10 +62,8 @@ def main(
         for each in SCENARIOS:
             console.print(f"{each.name:<16} {each.says}", highlight=False)
         return
-    with ending_in_order(console):
+    with ending_in_order(console), measuring(console) as machine:
         scenarios = chosen(only)
-        machine = describe({})
-        quiet_machine(console)
         if not go_first():
             console.print("[yellow]note[/]: as another user than root, the load generator may itself be what is late")
         found: list[Played] = []

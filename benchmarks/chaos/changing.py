@@ -4,162 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import aiohttp
-import numpy as np
-from typing_extensions import override
 
+from benchmarks.chaos.changing_models import (
+    CHANGES,
+    CHANGING,
+    HOSTED,
+    LOAD_S,
+    MIX,
+    ChangingBank,
+    Span,
+    ask,
+    write_revision,
+)
 from benchmarks.chaos.kills import another, lost, ours, require_high, require_right
-from benchmarks.chaos.questions import Bank, Known, Question, bank_of, tensor_question
 from benchmarks.chaos.records import End
 from benchmarks.chaos.scenario import Scenario
-from benchmarks.chaos.server import CONTROLLER, HOST, ROUTER, Setup
-from benchmarks.chaos.setups import QUEUES, fixed
-from benchmarks.chaos.stage import Stage, mix_of
+from benchmarks.chaos.server import CONTROLLER, HOST, ROUTER
+from benchmarks.chaos.stage import Stage
 from benchmarks.failure import BenchmarkError
-from benchmarks.process import OUT
 from serve_app.cli.processes import Process
-from serve_app.config import ModelConfig
 
-_CHANGING, _HOSTED, _NEIGHBOUR = "changing", "hosted", "tiny"
-_FOLDER = OUT / "changing-models"
 _STEADY_S = 4.0
-_LOAD_S = 1.0
-"""What a large model takes to load, in which processes are killed."""
-
-_STEP = 4096
-"""By which the answers of two revisions differ. Inputs are whole numbers below, so that float32 holds all exactly."""
-
-_QUESTIONS = 600
 _STORM = 100
 _AGREE_WITHIN_S = 30.0
 _LOADED_WITHIN_S = 150.0
 """A lease, and a load after it."""
 
-_MODEL = """
-    import time
-
-    class Model:
-        inputs = {{"x": ("float32", [-1, 1])}}
-        outputs = {{"y": ("float32", [-1, 1])}}
-        rows_independent = True
-
-        def setup(self, context):
-            time.sleep({load_s})
-
-        def predict(self, batch):
-            return {{"y": batch["x"] + {added}}}
-"""
-
-
-@dataclass(slots=True)
-class Span:
-    """Which revisions may answer.
-
-    Attributes:
-        oldest: What is asked from now on is answered by this one or a later one: its load was answered.
-        newest: The last one whose files were put in place.
-    """
-
-    oldest: int = 1
-    newest: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Revised(Question):
-    """A question whose answer tells the revision that gave it.
-
-    Attributes:
-        span: What may answer when the answer comes.
-        oldest: What could answer when it was asked.
-    """
-
-    span: Span = field(default_factory=Span)
-    oldest: int = 1
-
-    @override
-    def mistake(self, answer: Known) -> str | None:
-        assert not isinstance(self.known, Mapping)
-        if isinstance(answer, Mapping) or answer.shape != self.known.shape:
-            return f"not one value: {answer}"
-        revision = 1 + (float(answer[0]) - float(self.known[0])) / _STEP
-        if revision.is_integer() and self.oldest <= revision <= self.span.newest:
-            return None
-        return f"{answer[0]:g} is of revision {revision:g}, not of {self.oldest} to {self.span.newest}"
-
-
-class ChangingBank(Bank):
-    """Questions for models of which one changes.
-
-    Attributes:
-        span: Which of its revisions may answer.
-    """
-
-    def __init__(self, questions: Mapping[str, Sequence[Question]], span: Span) -> None:
-        super().__init__(questions)
-        self.span = span
-
-    @override
-    def take(self, model: str) -> Question:
-        question = super().take(model)
-        return replace(question, oldest=self.span.oldest) if isinstance(question, Revised) else question
-
-
-def _ask(models: Sequence[ModelConfig]) -> Bank:
-    span = Span()
-    others = bank_of([model for model in models if model.name == _NEIGHBOUR])
-    found: dict[str, list[Question]] = {_NEIGHBOUR: [others.take(_NEIGHBOUR) for _ in range(_QUESTIONS)]}
-    for model in (_CHANGING, _HOSTED):
-        found[model] = [_question(model, value) for value in range(1, _QUESTIONS + 1)]
-    found[_CHANGING] = [
-        Revised(each.model, each.path, each.request, each.known, each.tensors, span=span) for each in found[_CHANGING]
-    ]
-    return ChangingBank(found, span)
-
-
-def _question(model: str, value: int) -> Question:
-    x = np.array([[value]], np.float32)
-    return tensor_question(model, x, x + _STEP, binary=bool(value % 2))
-
-
-def _write(model: str, revision: int) -> None:
-    """Put a revision of a model in its place."""
-    file = _FOLDER / model / "model.py"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(".tmp")
-    beside.write_text(textwrap.dedent(_MODEL.format(load_s=_LOAD_S, added=_STEP * revision)), encoding="utf-8")
-    beside.rename(file)
-
-
-def _make_models() -> None:
-    for model in (_CHANGING, _HOSTED):
-        _write(model, 1)
-
-
-def _python(name: str, **options: Any) -> dict[str, Any]:
-    model = {"name": name, "path": str(_FOLDER / name), "backend": "python", "backend_options": options}
-    return fixed({**model, "batching": {"max_rows": 32, "slo_ms": 50}}, 2)
-
-
-_CHANGES = Setup(
-    "changes",
-    [
-        fixed({"name": _NEIGHBOUR, "path": "models/tiny", "batching": {"max_rows": 64, "slo_ms": 50}}, 1),
-        _python(_CHANGING),
-        _python(_HOSTED, environment={"python": sys.executable}),
-    ],
-    router={"replicas": 2, "limits": {"headroom": 128}, "access": {"open_administration": True}},
-    classes=QUEUES,
-    prepare=_make_models,
-)
-_MIX = mix_of({_CHANGING: 0.4, _HOSTED: 0.3, _NEIGHBOUR: 0.3})
 _SHARE = 0.3
 """Of the capacity: a process that starts takes a core."""
 
@@ -179,7 +56,7 @@ class _Told:
 
 async def _load(stage: Stage) -> _Told:
     """Load what lies in the folder of the model that changes, by whichever router takes the connection."""
-    url = f"{stage.server.direct}/v2/repository/models/{_CHANGING}/load"
+    url = f"{stage.server.direct}/v2/repository/models/{CHANGING}/load"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_LOADED_WITHIN_S)) as session:
         try:
             async with session.post(url) as answer:
@@ -197,7 +74,7 @@ def _change(stage: Stage) -> None:
     """Put the next revision in its place, from which moment it may be loaded, and answer."""
     span = _span(stage)
     span.newest += 1
-    _write(_CHANGING, span.newest)
+    write_revision(CHANGING, span.newest)
 
 
 async def _loaded(stage: Stage, ends: Counter[str], first: _Told | None = None) -> float:
@@ -231,7 +108,7 @@ async def _loaded(stage: Stage, ends: Counter[str], first: _Told | None = None) 
 
 async def _revisions(stage: Stage) -> set[str]:
     """What the routers say that they serve, asked over so many connections that each of them has some."""
-    return {str((await asyncio.to_thread(stage.server.status)).get(_CHANGING, {}).get("revision")) for _ in range(12)}
+    return {str((await asyncio.to_thread(stage.server.status)).get(CHANGING, {}).get("revision")) for _ in range(12)}
 
 
 async def _agreed(stage: Stage) -> None:
@@ -243,25 +120,46 @@ async def _agreed(stage: Stage) -> None:
         await asyncio.sleep(0.2)
 
 
-def _require_neighbours(stage: Stage) -> None:
-    others = [each for each in stage.records if each.model != _CHANGING]
-    stage.require_none("no request to another model is lost", lost(others))
+@asynccontextmanager
+async def _steady_load(stage: Stage) -> AsyncIterator[None]:
+    """Load the server while the context lasts, and for a while before and after nothing happens."""
+    async with stage.load(_SHARE):
+        await stage.hold(_STEADY_S)
+        yield
+        await stage.hold(_STEADY_S)
+
+
+async def _undisturbed(stage: Stage) -> float:
+    """How long it takes to load the next revision when nothing dies, seconds."""
+    _change(stage)
+    return await _loaded(stage, Counter())
+
+
+async def _begun(stage: Stage, for_s: float) -> asyncio.Task[_Told]:
+    """Begin to load the next revision, and let it go on for so long."""
+    _change(stage)
+    loading = asyncio.create_task(_load(stage))
+    await asyncio.sleep(for_s)
+    return loading
+
+
+def _note_loads(stage: Stage, ends: Counter[str], longest_s: float) -> None:
+    stage.notes.append(f"loads ended with {_counted(ends)}; the longest way to the next load was {longest_s:.1f} s")
+
+
+def _require_loads(stage: Stage, ends: Counter[str], rounds: int) -> None:
+    stage.require("a load works after every death", ends["200"] == rounds, _counted(ends))
 
 
 async def _routers_die(stage: Stage) -> None:
     """A router is killed while a load is under way, at moments spread over its length."""
     ends: Counter[str] = Counter()
     longest = 0.0
-    async with stage.load(_SHARE):
-        await stage.hold(_STEADY_S)
-        _change(stage)
-        usual = await _loaded(stage, ends)
-        ends.clear()
+    async with _steady_load(stage):
+        usual = await _undisturbed(stage)
         rounds = stage.times(8)
         for number in range(rounds):
-            _change(stage)
-            loading = asyncio.create_task(_load(stage))
-            await asyncio.sleep(usual * (number + 0.5) / rounds)
+            loading = await _begun(stage, usual * (number + 0.5) / rounds)
             victim = await stage.one_of(ROUTER)
             mark = await stage.hit(victim, signal.SIGKILL, "one of two routers during a load")
             first = await loading
@@ -269,26 +167,22 @@ async def _routers_die(stage: Stage) -> None:
             await stage.replaced(ROUTER, victim, 2, mark)
             await _agreed(stage)
             await stage.hold(1.0)
-        await stage.hold(_STEADY_S)
-    stage.notes.append(f"loads ended with {_counted(ends)}; the longest way to the next load was {longest:.1f} s")
+    _note_loads(stage, ends, longest)
     require_right(stage)
     stage.require_none("our client, with its retries, sees no error", ours(stage.records))
     unclean = [each for each in lost(stage.records) if each.end is not End.CUT]
     stage.require_none("a client without retries loses nothing but the connections that are cut", unclean)
-    stage.require("a load works after every death", ends["200"] == rounds, _counted(ends))
+    _require_loads(stage, ends, rounds)
 
 
 async def _lease(stage: Stage) -> None:
     """A router dies while replicas prepare what it wants; then other files are to be loaded."""
     ends: Counter[str] = Counter()
-    async with stage.load(_SHARE):
-        await stage.hold(_STEADY_S)
+    async with _steady_load(stage):
         waited = []
         for _ in range(1 if stage.quick else 2):
             while True:
-                _change(stage)
-                loading = asyncio.create_task(_load(stage))
-                await asyncio.sleep(0.6 * _LOAD_S)
+                loading = await _begun(stage, 0.6 * LOAD_S)
                 victim = await stage.one_of(ROUTER)
                 mark = await stage.hit(victim, signal.SIGKILL, "one of two routers during a load")
                 first = await loading
@@ -299,42 +193,37 @@ async def _lease(stage: Stage) -> None:
             _change(stage)
             waited.append(await _loaded(stage, ends))
             await _agreed(stage)
-        await stage.hold(_STEADY_S)
     stage.notes.append(f"loads of other files ended with {_counted(ends)}, after {max(waited):.0f} s at most")
     require_right(stage)
     stage.require_none("our client, with its retries, sees no error", ours(stage.records))
-    stage.require("what nobody agreed on is dropped, and other files are loaded", bool(waited), _counted(ends))
+    in_time = max(waited) <= _LOADED_WITHIN_S
+    stage.require("what nobody agreed on is dropped, and other files are loaded", in_time, _counted(ends))
 
 
 async def _replicas_die(stage: Stage) -> None:
     """One replica, and every other time both, are killed while they prepare a revision."""
     ends: Counter[str] = Counter()
     longest = 0.0
-    async with stage.load(_SHARE):
-        await stage.hold(_STEADY_S)
-        _change(stage)
-        usual = await _loaded(stage, ends)
-        ends.clear()
+    async with _steady_load(stage):
+        usual = await _undisturbed(stage)
         rounds = stage.times(6)
         for number in range(rounds):
-            _change(stage)
-            loading = asyncio.create_task(_load(stage))
-            await asyncio.sleep(usual * (number + 0.5) / rounds)
-            victims = (await stage.find(_CHANGING))[: 1 + number % 2]
+            loading = await _begun(stage, usual * (number + 0.5) / rounds)
+            victims = (await stage.find(CHANGING))[: 1 + number % 2]
             if not victims:
-                raise BenchmarkError(f"there is no replica of {_CHANGING} to hit")
-            for victim in victims:
-                mark = await stage.hit(victim, signal.SIGKILL, f"{len(victims)} of two replicas during a load")
+                raise BenchmarkError(f"there is no replica of {CHANGING} to hit")
+            what = f"{len(victims)} of two replicas during a load"
+            marks = [await stage.hit(victim, signal.SIGKILL, what) for victim in victims]
             first = await loading
             longest = max(longest, await _loaded(stage, ends, first))
-            for victim in victims:
-                await stage.replaced(_CHANGING, victim, 2, mark)
+            for victim, mark in zip(victims, marks, strict=True):
+                await stage.replaced(CHANGING, victim, 2, mark)
             await _agreed(stage)
             await stage.hold(1.0)
-        await stage.hold(_STEADY_S)
-    stage.notes.append(f"loads ended with {_counted(ends)}; the longest way to the next load was {longest:.1f} s")
+    _note_loads(stage, ends, longest)
     require_right(stage)
-    _require_neighbours(stage)
+    others = [each for each in stage.records if each.model != CHANGING]
+    stage.require_none("no request to another model is lost", lost(others))
     # The latter of a request that was at one replica and then at the other: it may be what kills them.
     unclean = [each for each in lost(stage.records) if each.code not in {"model_unavailable", "inference_failed"}]
     stage.require_none("what is lost with both replicas is told by 503, or 500 after the second", unclean)
@@ -342,45 +231,40 @@ async def _replicas_die(stage: Stage) -> None:
     poison = [each for each in stage.records if each.code == "inference_failed"]
     apart = [each for each in poison if not any(each.sent_s <= at_s <= each.ended_s for at_s in both)]
     stage.require_none("and by 500 only then", apart)
-    stage.require("a load works after every death", ends["200"] == rounds, _counted(ends))
+    _require_loads(stage, ends, rounds)
 
 
 async def _controller_dies(stage: Stage) -> None:
     """Serve's controller is killed while a load is under way, and a replica of the model under the next one."""
     ends: Counter[str] = Counter()
-    async with stage.load(_SHARE):
-        await stage.hold(_STEADY_S)
+    async with _steady_load(stage):
         rounds = stage.times(3)
         for number in range(rounds):
-            _change(stage)
-            loading = asyncio.create_task(_load(stage))
-            await asyncio.sleep(_LOAD_S * (number + 0.5) / rounds)
+            loading = await _begun(stage, LOAD_S * (number + 0.5) / rounds)
             victim = await stage.one_of(CONTROLLER)
             mark = await stage.hit(victim, signal.SIGKILL, "Serve's controller during a load")
             await _loaded(stage, ends, await loading)
             await another(stage, CONTROLLER, victim, mark)
             await _agreed(stage)
             await stage.hold(2.0)
-        victim = await stage.one_of(_CHANGING)
-        mark = await stage.hit(victim, signal.SIGKILL, f"a replica of {_CHANGING} under the new controller")
-        await stage.replaced(_CHANGING, victim, 2, mark)
-        await stage.hold(_STEADY_S)
+        victim = await stage.one_of(CHANGING)
+        mark = await stage.hit(victim, signal.SIGKILL, f"a replica of {CHANGING} under the new controller")
+        await stage.replaced(CHANGING, victim, 2, mark)
     require_right(stage)
     stage.require_none("no accepted request is lost", lost(stage.records))
-    stage.require("a load works after every death", ends["200"] == rounds, _counted(ends))
+    _require_loads(stage, ends, rounds)
 
 
 async def _storm(stage: Stage) -> None:
     """A hundred loads at once, by both routers, while the files change again."""
     ends: Counter[str] = Counter()
-    async with stage.load(_SHARE):
-        await stage.hold(_STEADY_S)
+    async with _steady_load(stage):
         for number in range(stage.times(4)):
             _change(stage)
             mark = stage.mark(f"{_STORM} loads at once")
             loading = [asyncio.create_task(_load(stage)) for _ in range(_STORM)]
             if number % 2:
-                await asyncio.sleep(0.5 * _LOAD_S)
+                await asyncio.sleep(0.5 * LOAD_S)
                 _change(stage)
             told = await asyncio.gather(*loading)
             ends.update("changed" if each.status == 400 and "again" in each.text else str(each.status) for each in told)
@@ -388,7 +272,6 @@ async def _storm(stage: Stage) -> None:
             stage.mended(mark)
             await _agreed(stage)
             await stage.hold(1.0)
-        await stage.hold(_STEADY_S)
     require_right(stage)
     clean = ends.keys() <= {"200", "503", "changed"} and ends["200"] > 0
     stage.require("every load is answered, or refused with 503, or since files have changed", clean, _counted(ends))
@@ -397,18 +280,16 @@ async def _storm(stage: Stage) -> None:
 
 async def _hosts_die(stage: Stage) -> None:
     """The process of its own of one of two replicas is killed, ten times."""
-    async with stage.load(_SHARE):
-        await stage.hold(_STEADY_S)
+    async with _steady_load(stage):
         for _ in range(stage.times(10)):
             victim = await stage.one_of(HOST)
-            mark = await stage.hit(victim, signal.SIGKILL, f"the own process of one of two replicas of {_HOSTED}")
+            mark = await stage.hit(victim, signal.SIGKILL, f"the own process of one of two replicas of {HOSTED}")
             await stage.until(partial(_whole, stage, without=victim), "two replicas, each with a process of its own")
             stage.mended(mark)
             await stage.hold(1.0)
-        await stage.hold(_STEADY_S)
     require_right(stage)
     stage.require_none("no accepted request is lost", lost(stage.records))
-    others = [each for each in stage.records if each.model != _HOSTED]
+    others = [each for each in stage.records if each.model != HOSTED]
     stage.require_none("other models do not notice", [each for each in others if each.failed])
     require_high(stage, 0.99)
 
@@ -416,7 +297,7 @@ async def _hosts_die(stage: Stage) -> None:
 def _whole(stage: Stage, without: Process) -> bool:
     """Whether two replicas are there, each with a process of its own that is not this one."""
     server, hosts = stage.server, stage.server.find(HOST)
-    return without not in hosts and len(hosts) == len(server.find(_HOSTED)) == server.replicas(_HOSTED) == 2
+    return without not in hosts and len(hosts) == len(server.find(HOSTED)) == server.replicas(HOSTED) == 2
 
 
 def _counted(ends: Counter[str]) -> str:
@@ -424,7 +305,7 @@ def _counted(ends: Counter[str]) -> str:
 
 
 SCENARIOS = tuple(
-    Scenario(name, says, _CHANGES, play, _MIX, _ask)
+    Scenario(name, says, CHANGES, play, MIX, ask)
     for name, says, play in (
         ("host", "the own process of a Python model is killed, again and again", _hosts_die),
         ("load-router", "a router is killed while a model is loaded, again and again", _routers_die),

@@ -148,6 +148,13 @@ class FaultyServer(Server):
                 continue
         return sorted((each for each in found if each is not None), key=lambda each: each.started)
 
+    def kill(self) -> None:
+        """Kill all its processes, and those that they start meanwhile."""
+        while processes := self._processes():
+            for process in processes:
+                with suppress(psutil.Error):  # it has ended meanwhile
+                    process.kill()
+
     def listening(self, role: str) -> int:
         """How many processes of a role take connections on the routers' own port."""
         port, found = urlsplit(self.direct).port, 0

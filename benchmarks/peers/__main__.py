@@ -15,7 +15,6 @@ from rich.console import Console
 
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import describe
 from benchmarks.peers.cases import CASES, OURS, RAW, Case
 from benchmarks.peers.measure import CaseMeasurement, Plan
 from benchmarks.peers.plots import draw
@@ -23,7 +22,7 @@ from benchmarks.peers.report import render
 from benchmarks.peers.results import Report, failures_of_ours, findings
 from benchmarks.peers.systems import versions
 from benchmarks.publishing import folders, write_report
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.session import ending_in_order, measuring, steps
 
 _QUICK = Plan(seconds=3.0, warm_up_s=2.0, repetitions=1)
 _WARM_UP_S = 2.0
@@ -78,10 +77,8 @@ def main(
     """Measure serve_app beside other servers of the same models on this machine."""
     console = Console()
     plan = _QUICK if quick else Plan(seconds, _WARM_UP_S, repetitions)
-    with ending_in_order(console):
+    with ending_in_order(console), measuring(console, {"wrk": wrk.version()}) as machine:
         chosen = choose(cases, systems, connections)
-        machine = describe({"wrk": wrk.version()})
-        quiet_machine(console)
         results, left_out, found = [], [], []
         with steps(console) as progress:
             for case in chosen:

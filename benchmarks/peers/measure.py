@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
 from benchmarks.open_loop import send_apart
-from benchmarks.open_loop_workload import Workload
+from benchmarks.open_loop_workload import Workload, poisson
 from benchmarks.peers import alone
 from benchmarks.peers.cases import OURS, RAW, Case
 from benchmarks.peers.results import Alone, CaseResult, LeftOut, Paced, Run, median_rates
@@ -22,7 +22,6 @@ from benchmarks.peers.systems import Subject, endpoints, make, settings_of, wire
 from benchmarks.peers.traffic import Sample, make_samples, mistakes
 from benchmarks.process import OUT, ServerProcess
 from benchmarks.requests import write_requests
-from serve_app.scheduling.entry import Priority
 
 _START_WITHIN_S = 240.0
 _DRAIN_WITHIN_S = 120.0
@@ -210,7 +209,8 @@ class CaseMeasurement:
 
     def _pace(self, name: str, share: float, rate: float, repetition: int) -> Paced:
         target = self._targets[name]
-        workload = poisson(self.case.model, rate, self.plan.seconds, self.case.timeout_s, repetition)
+        arrival_s = poisson(rate, self.plan.seconds, (_SEED, repetition))  # the same for every system
+        workload = Workload.alike(arrival_s, self.case.model, self.case.timeout_s)
         base = target.url.partition("/v2/")[0]
         result = send_apart(base, workload, OUT / "open-loop", requests=target.requests)
         good = result.in_time(workload)
@@ -285,25 +285,3 @@ class CaseMeasurement:
     def _system(name: str) -> str:
         """The system that a way in belongs to."""
         return OURS if name.startswith(OURS) else name
-
-
-def poisson(model: str, rate: float, seconds: float, timeout_s: float, repetition: int) -> Workload:
-    """Requests that arrive at random, the same for every system.
-
-    Args:
-        model: Name.
-        rate: Requests per second on average.
-        seconds: Length.
-        timeout_s: Deadline of each.
-        repetition: Chooses the times.
-    """
-    gaps = np.random.default_rng((_SEED, repetition)).exponential(1 / rate, size=max(1, round(rate * seconds)))
-    count = len(gaps)
-    return Workload(
-        np.cumsum(gaps),
-        np.full(count, model),
-        np.full(count, int(Priority.NORMAL)),
-        np.ones(count, np.int64),
-        np.zeros(count, np.int64),
-        np.full(count, timeout_s),
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Final
@@ -18,15 +18,17 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.machine import Machine, describe
-from benchmarks.pipelines.served import Served, measure
+from benchmarks.machine import Machine
+from benchmarks.pipelines.served import LONGER, Served, measure
 from benchmarks.pipelines.simulated import ALPHA_S, BETA_S, MAX_ROWS, POLICIES, SLACK, attainment
-from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
-from benchmarks.session import ending_in_order, quiet_machine, steps
+from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.session import ending_in_order, measuring, steps
 
 STEPS: Final = (2, 3)
 LOADS: Final = (0.5, 0.7, 0.8, 0.9, 1.0)
 _SHOWN: Final = 0.9
+_FIRST_SEED: Final = 10
+"""The lenience of a pipeline's steps was chosen with smaller ones."""
 _AGAIN: Final = "pipeline, a dropped step tried again"
 
 
@@ -53,6 +55,7 @@ class Report:
 
 def simulate(seeds: int, seconds: float, progress: Progress) -> dict[int, dict[str, dict[float, float]]]:
     """By steps, way and load, the percent of requests in time, over the seeds."""
+    tried = range(_FIRST_SEED, _FIRST_SEED + seeds)
     task = progress.add_task("in the simulator", total=len(STEPS) * (len(POLICIES) * len(LOADS) + 1))
     found: dict[int, dict[str, dict[float, float]]] = {}
     for number in STEPS:
@@ -60,10 +63,10 @@ def simulate(seeds: int, seconds: float, progress: Progress) -> dict[int, dict[s
         for policy in POLICIES:
             found[number][policy] = {}
             for load in LOADS:
-                runs = [attainment(number, load, seed, policy, seconds=seconds) for seed in range(seeds)]
+                runs = [attainment(number, load, seed, policy, seconds=seconds) for seed in tried]
                 found[number][policy][load] = 100.0 * mean(runs)
                 progress.advance(task)
-        runs = [attainment(number, _SHOWN, seed, "pipeline", seconds=seconds, again=True) for seed in range(seeds)]
+        runs = [attainment(number, _SHOWN, seed, "pipeline", seconds=seconds, again=True) for seed in tried]
         found[number][_AGAIN] = {_SHOWN: 100.0 * mean(runs)}
         progress.advance(task)
     return found
@@ -113,8 +116,9 @@ def _served(served: Served) -> Sequence[str]:
     return [
         "## On a server",
         "",
-        "The benchmark model `wide` twice, one row of 8 KiB in binary, on the router's own port; medians of rounds in",
-        "turns.",
+        "The benchmark model `wide` twice, one row of 8 KiB in binary, on the router's own port; medians of",
+        f"{served.rounds} rounds of {served.seconds:g} s in turns. The client is in Python and shares the cores: what",
+        "it saves by asking once is in these figures, too.",
         "",
         table(("two steps", "p50, ms", "p99, ms", f"answers/s, {served.connections} connections"), sequence),
         "",
@@ -125,8 +129,10 @@ def _served(served: Served) -> Sequence[str]:
         "",
         f"The branch beside the longer one costs {served.beside_ms:.2f} ms.",
         "",
-        f"Under load, {served.rate:,.0f} requests/s (90% of what two calls bring) by a gamma process, each with a",
-        f"deadline of {served.deadline_ms:.0f} ms:",
+        "Deadlines under load, with two models that wait, 32 ms per batch and 8 ms per row, eight times as long as the",
+        f"simulator's. {served.rate:,.0f} requests/s, 90% of what full batches bring, come by the same process, each",
+        f"with a deadline of {served.deadline_ms:.0f} ms from when it was due, so that a late client counts as well;",
+        f"rounds of {LONGER * served.seconds:g} s:",
         "",
         table(("two steps", "in time", "lowest to highest"), kept),
         "",
@@ -149,7 +155,7 @@ def draw(report: Report, path: Path) -> None:
 
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each case in the simulator.")] = 3,
-    virtual_seconds: Annotated[float, typer.Option(min=10, help="Length of each.")] = 60.0,
+    virtual_seconds: Annotated[float, typer.Option(min=10, help="Length of each.")] = 20.0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each way on the server.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of each.")] = 5.0,
     server: Annotated[bool, typer.Option(help="Also measure on a server.")] = True,
@@ -157,18 +163,11 @@ def main(
 ) -> None:
     """Measure pipelines in the simulator and on this machine."""
     console = Console()
-    with ending_in_order(console):
-        machine = describe({})
-        quiet_machine(console)
-        with steps(console) as progress:
-            served = measure(rounds, seconds, progress) if server else None
-            simulated = simulate(seeds, virtual_seconds, progress)
-        report = Report(datetime.now(UTC).date().isoformat(), machine, seeds, virtual_seconds, simulated, served)
-        text = render(report)
-        for folder in folders(publish=publish):
-            write_report(folder, "pipelines", report, text)
-            draw(report, folder / "pipelines.svg")
-        console.print(text, highlight=False, markup=False)
+    with ending_in_order(console), measuring(console) as machine, steps(console) as progress:
+        served = measure(rounds, seconds, progress) if server else None
+        simulated = simulate(seeds, virtual_seconds, progress)
+    report = Report(now(), machine, seeds, virtual_seconds, simulated, served)
+    publish_report(console, "pipelines", report, render(report), partial(draw, report), publish=publish)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """Pipelines on a real server, beside a client that calls the same models one after the other.
 
 Everything is asked in turns, so that all ways have the same server and the same noise. Tensors travel in binary.
+What pipelines cost is measured with models that compute. Deadlines are measured with models that wait as long as the
+simulator's take, eight times slower: on a machine whose processors are all taken by computing models and the client
+that asks, queues form where no scheduler sees them.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -20,6 +24,7 @@ import orjson
 from rich.progress import Progress
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.pipelines.simulated import ALPHA_S, BETA_S, MAX_ROWS, SLACK
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from serve_app.config import IMPORT_PATH
 from serve_app.config.file import read_document
@@ -28,9 +33,13 @@ _CONFIG: Final = ROOT / "configs" / "bench.yaml"
 _WIDE: Final = 2048
 _TINY: Final = 64
 _CONNECTIONS: Final = 16
-_DEADLINES: Final = 6.0
-"""Of the open loop: the deadline of the whole, in times that a request at rest takes."""
+_SLOWER: Final = 8.0
+"""Than the models of the simulator: so that what the server costs is small beside them."""
+_DEADLINE_S: Final = SLACK * 2 * _SLOWER * (ALPHA_S + BETA_S)
+LONGER: Final = 4.0
+"""Than the other rounds: bursts are few."""
 _LOAD: Final = 0.9
+"""Of the open loop: what comes, as a part of what full batches of the models bring."""
 _CV: Final = 2.0
 _SEED: Final = 11
 
@@ -74,6 +83,8 @@ class Served:
     """What was measured on a server.
 
     Attributes:
+        rounds: Of each way.
+        seconds: Length of each; with deadlines they are `LONGER` times as long.
         connections: At once, for answers per second.
         sequence: A pipeline of two steps, and a client that makes two calls.
         overhead: Of the pipeline beside the two calls: how much less it answers per second, as a part.
@@ -84,6 +95,8 @@ class Served:
         kept: Deadlines of the open loop.
     """
 
+    rounds: int
+    seconds: float
     connections: int
     sequence: Sequence[Way]
     overhead: float
@@ -112,15 +125,24 @@ class _Client:
         """Both steps by one request."""
         return await self._infer("chain", [("x", _WIDE, self._wide)], left_s) is not None
 
-    async def calls(self, left_s: float | None = None, *, passes_on: bool = True) -> bool:
-        """Both steps by two calls; what is left of the deadline is passed on, or each call has the whole."""
-        began = perf_counter()
+    async def calls(self, left_s: float | None = None) -> bool:
+        """Both steps by two calls."""
         middle = await self._infer("wide", [("x", _WIDE, self._wide)], left_s)
+        return middle is not None and await self._infer("wide-again", [("x", _WIDE, middle)], left_s) is not None
+
+    async def waiting_pipeline(self, left_s: float | None = None) -> bool:
+        """Both steps that wait by one request."""
+        return await self._infer("waits-chain", [("x", _TINY, self._tiny)], left_s) is not None
+
+    async def waiting_calls(self, left_s: float | None = None, *, passes_on: bool) -> bool:
+        """Both steps that wait by two calls; what is left of the deadline is passed on, or each call has the whole."""
+        began = perf_counter()
+        middle = await self._infer("waits", [("x", _TINY, self._tiny)], left_s)
         if middle is None:
             return False
         if left_s is not None and passes_on and (left_s := left_s - (perf_counter() - began)) <= 0.0:
             return False
-        return await self._infer("wide-again", [("x", _WIDE, middle)], left_s) is not None
+        return await self._infer("waits-again", [("x", _TINY, middle)], left_s) is not None
 
     async def longer(self, left_s: float | None = None) -> bool:
         """The longer branch alone."""
@@ -153,7 +175,8 @@ class _Client:
                 return None
             if answer.status != 200:
                 raise BenchmarkError(f"{model}: status {answer.status}: {content[:200].decode(errors='replace')}")
-            return content[int(answer.headers["Inference-Header-Content-Length"]) :][: 4 * _WIDE]
+            width = inputs[0][1]
+            return content[int(answer.headers["Inference-Header-Content-Length"]) :][: 4 * width]
 
 
 def measure(rounds: int, seconds: float, progress: Progress) -> Served:
@@ -196,28 +219,29 @@ async def _measured(url: str, rounds: int, seconds: float, progress: Progress) -
                 found = await asyncio.gather(*(_for(seconds, ask) for _ in range(_CONNECTIONS)))
                 rates[name].append(sum(map(len, found)) / (perf_counter() - began))
             progress.advance(task)
-        rate = _LOAD * median(rates["two calls"])
-        deadline_s = _DEADLINES * median(float(np.median(each)) for each in resting["two calls"])
+        rate = _LOAD * MAX_ROWS / (_SLOWER * (ALPHA_S + BETA_S * MAX_ROWS))
         ways: dict[str, Ask] = {
-            "pipeline": client.pipeline,
-            "two calls, what is left": client.calls,
-            "two calls, each its own timeout": partial(client.calls, passes_on=False),
+            "pipeline": client.waiting_pipeline,
+            "two calls, what is left": partial(client.waiting_calls, passes_on=True),
+            "two calls, each its own timeout": partial(client.waiting_calls, passes_on=False),
         }
         kept: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds):
             for name, ask in _in_turn(ways, number):
-                kept[name].append(await _open_loop(ask, rate, deadline_s, seconds, number))
+                kept[name].append(await _open_loop(ask, rate, _DEADLINE_S, LONGER * seconds, number))
             progress.advance(task)
     told = [_way(name, resting[name], median(rates[name])) for name in sequence]
     shown = [_way(name, resting[name]) for name in branches]
     return Served(
+        rounds,
+        seconds,
         _CONNECTIONS,
         told,
         1.0 - told[0].per_second / told[1].per_second,
         shown,
         shown[1].p50_ms - shown[0].p50_ms,
         rate,
-        deadline_s * 1e3,
+        _DEADLINE_S * 1e3,
         [Kept(name, median(each), min(each), max(each)) for name, each in kept.items()],
     )
 
@@ -261,7 +285,7 @@ def _way(name: str, rounds: Sequence[Any], per_second: float = 0.0) -> Way:
 
 
 def _document() -> dict[str, Any]:
-    """`configs/bench.yaml` with the larger of the small models twice, the smallest, and two pipelines of them."""
+    """`configs/bench.yaml` with two small models, the larger twice, two that wait, and their pipelines."""
     document = read_document(_CONFIG)
     args = next(each for each in document["applications"] if each["import_path"] == IMPORT_PATH)["args"]
     given = {model["name"]: model for model in args["models"]}
@@ -271,8 +295,19 @@ def _document() -> dict[str, Any]:
         {**given["wide"], **few},
         {**given["wide"], **few, "name": "wide-again"},
         {**given["tiny"], **few},
+        *({**_waits(), **few, "name": name} for name in ("waits", "waits-again")),
     ]
+    tiny = {"type": "tensor", "datatype": "FP32", "shape": [-1, _TINY]}
     args["pipelines"] = [
+        {
+            "name": "waits-chain",
+            "inputs": {"x": tiny},
+            "steps": [
+                {"name": "first", "model": "waits", "input": "x"},
+                {"name": "second", "model": "waits-again", "input": "first"},
+            ],
+            "outputs": {"y": "second"},
+        },
         {
             "name": "chain",
             "inputs": {"x": wide},
@@ -284,7 +319,7 @@ def _document() -> dict[str, Any]:
         },
         {
             "name": "branches",
-            "inputs": {"x": wide, "z": {"type": "tensor", "datatype": "FP32", "shape": [-1, _TINY]}},
+            "inputs": {"x": wide, "z": tiny},
             "steps": [
                 {"name": "long", "model": "wide", "input": "x"},
                 {"name": "short", "model": "tiny", "input": "z"},
@@ -293,3 +328,12 @@ def _document() -> dict[str, Any]:
         },
     ]
     return document
+
+
+def _waits() -> dict[str, Any]:
+    return {
+        "path": str(Path(__file__).parent / "waits.py"),
+        "backend": "python",
+        "backend_options": {"parameters": {"batch_s": _SLOWER * ALPHA_S, "row_s": _SLOWER * BETA_S}},
+        "batching": {"max_rows": MAX_ROWS, "slo_ms": 1e3 * _DEADLINE_S},
+    }

@@ -17,17 +17,16 @@ import typer
 from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import describe
 from benchmarks.peers.cases import MLSERVER, TRITON
 from benchmarks.peers.systems import versions
-from benchmarks.publishing import folders, write_report
+from benchmarks.publishing import now, publish_report
 from benchmarks.reload.members import measure_members
 from benchmarks.reload.models import KINDS, SIZE
 from benchmarks.reload.report import draw, figures, render
 from benchmarks.reload.swapping import Swapping, Swaps
 from benchmarks.reload.systems import LABELS, PEERS, SYSTEMS, System, memory, ready
 from benchmarks.server import DIRECT
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.session import ending_in_order, measuring
 
 _START_WITHIN_S = 400.0
 _POOL = "pool"
@@ -89,9 +88,9 @@ def main(
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are {', '.join(LABELS)}, and all")
     measured: dict[str, Swaps] = {}
     missing: dict[str, str] = {}
-    machine = describe({"torch": version("torch")} if KINDS["torch-export"].usable else {})
-    with ending_in_order(console):
-        quiet_machine(console)
+    tools = {"torch": version("torch")} if KINDS["torch-export"].usable else {}
+    date = now()
+    with ending_in_order(console), measuring(console, tools) as machine:
         for name in chosen:
             say = partial(_say, console, LABELS[name])
             try:
@@ -105,17 +104,15 @@ def main(
             raise BenchmarkError("nothing was measured")
     how = {**{name: system.how for name, system in SYSTEMS.items()}, _POOL: _HOW_POOL}
     peers = versions([server for name, server in zip(PEERS, (TRITON, MLSERVER), strict=True) if name in measured])
-    text = render(measured, missing, how, connections, machine, peers, note)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    text = render(measured, missing, how, connections, machine, date, peers, note)
     kept = {
+        "date": date,
         "connections": connections,
         "machine": machine,
         "systems": {name: figures(name, found) for name, found in measured.items()},
         "missing": missing,
     }
-    for target in folders(publish=publish):
-        write_report(target, "reload", kept, text)
-        draw(measured, target / "reload.svg")
+    publish_report(console, "reload", kept, text, partial(draw, measured), publish=publish)
 
 
 def _in_a_line(error: BenchmarkError) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,7 @@ def render(
     how: Mapping[str, str],
     connections: int,
     machine: Machine,
+    date: str,
     versions: Mapping[str, str],
     note: str,
 ) -> str:
@@ -70,6 +70,7 @@ def render(
         how: How each was set.
         connections: That asked meanwhile.
         machine: What was measured on.
+        date: When.
         versions: Of other servers, by name.
         note: What a reader must know first; may be empty.
     """
@@ -119,7 +120,6 @@ def render(
     if missing:
         lines += [table(["not measured", "why"], [[LABELS[name], reason] for name, reason in missing.items()]), ""]
     others = [f"{name} {version}" for name, version in versions.items()]
-    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return "\n".join([*lines, machine_table(date, machine, others), ""])
 
 

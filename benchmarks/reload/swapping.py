@@ -16,6 +16,8 @@ from benchmarks.requests import Request
 from benchmarks.wires import Wire
 
 _TIMEOUT_S = 60.0
+_FAULTS = 5
+"""Of which the words are kept."""
 
 
 @dataclass(slots=True)
@@ -48,9 +50,6 @@ class Load:
         self.failed += 1
         if len(self.faults) < _FAULTS:
             self.faults.append(fault[:200])
-
-
-_FAULTS = 5
 
 
 @dataclass(frozen=True, slots=True)

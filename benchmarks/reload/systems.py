@@ -12,13 +12,11 @@ from benchmarks.peers.systems import PeerServer, Subject
 from benchmarks.process import ServerProcess
 from benchmarks.reload.loading import load_by_grpc, load_by_http
 from benchmarks.reload.models import KINDS, MODEL, Kind
-from benchmarks.server import DIRECT, HOSTS, ROOT, SERVE_APP_RUN, Server, is_ready
+from benchmarks.server import DIRECT, HOSTS, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
 from benchmarks.wires import WIRES, Wire
 from serve_app.config import ModelConfig
 from serve_app.config.files import CACHE_VARIABLE
-from serve_app.config.loader import load_yaml
 
-_DEMO = ROOT / "configs" / "demo.yaml"
 _VERSIONS = ("1", "2")
 VERSIONED: Mapping[str, Any] = {"versions": {"latest": len(_VERSIONS)}}
 """Settings of a model that is served in all of its versions."""
@@ -63,12 +61,8 @@ class System:
 
 def ours(models: Mapping[str, Any], folder: Path) -> Server:
     """This server with these arguments, besides those of the demonstration; not yet started."""
-    document = load_yaml(_DEMO.read_text(encoding="utf-8"))
-    args = document["applications"][0]["args"]
-    args["router"]["access"] = {"open_administration": True}
-    args.pop("models")
-    args.pop("pipelines", None)
-    args.update(models)
+    document = demo_document(**models)
+    document["applications"][0]["args"]["router"]["access"] = {"open_administration": True}
     return Server("reload", document, SERVE_APP_RUN, ROOT, {CACHE_VARIABLE: str(folder / "cache")})
 
 

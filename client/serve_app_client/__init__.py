@@ -35,12 +35,13 @@ from serve_app_client.errors import (
     UnsupportedMedia,
 )
 from serve_app_client.hedging import Percentile
-from serve_app_client.jobs import Job, JobOptions, JobResult, infer_item, predict_item
+from serve_app_client.jobs import Job, JobOptions, JobResult, infer_item, pipeline_item, predict_item
 from serve_app_client.results import (
     InferResult,
     Label,
     ModelMetadata,
     ModelSummary,
+    PipelineResult,
     PredictResult,
     Served,
     StreamPart,
@@ -77,6 +78,7 @@ __all__ = [
     "PayloadTooLarge",
     "Percentile",
     "PermissionDenied",
+    "PipelineResult",
     "PredictResult",
     "Priority",
     "QueueFull",
@@ -98,5 +100,6 @@ __all__ = [
     "__version__",
     "deadline",
     "infer_item",
+    "pipeline_item",
     "predict_item",
 ]

@@ -30,8 +30,15 @@ from serve_app_client.deadline import deadline
 from serve_app_client.errors import ConnectionFailed, DeadlineExceeded
 from serve_app_client.hedging import Latencies, Percentile, checked_hedge
 from serve_app_client.jobs import Job, JobOptions, JobResult, not_ended, waiting
-from serve_app_client.media import Media, is_in_memory
-from serve_app_client.results import InferResult, ModelMetadata, ModelSummary, PredictResult, StreamPart
+from serve_app_client.media import Media, Value, are_in_memory, is_in_memory
+from serve_app_client.results import (
+    InferResult,
+    ModelMetadata,
+    ModelSummary,
+    PipelineResult,
+    PredictResult,
+    StreamPart,
+)
 from serve_app_client.retry import RETRYABLE, retry_arguments
 from serve_app_client.streaming import PartReader
 
@@ -137,6 +144,21 @@ class AsyncClient:
             call = self._calls.predict(*arguments, version=version)
         else:  # reads or encodes a file: not in the event loop
             call = await asyncio.to_thread(self._calls.predict, *arguments, version=version)
+        return await self._run(call, self._hedging)
+
+    async def run_pipeline(
+        self,
+        pipeline: str,
+        inputs: Mapping[str, Value],
+        *,
+        version: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> PipelineResult:
+        """Have several models answer one request together. See `serve_app_client.Client.run_pipeline`."""
+        if are_in_memory(inputs):
+            call = self._calls.run_pipeline(pipeline, inputs, options, version=version)
+        else:
+            call = await asyncio.to_thread(self._calls.run_pipeline, pipeline, inputs, options, version=version)
         return await self._run(call, self._hedging)
 
     async def embed(

@@ -20,11 +20,12 @@ from serve_app_client import wire
 from serve_app_client.deadline import Deadline, deadline_of
 from serve_app_client.errors import DeadlineExceeded, InvalidAnswer, Unavailable, error_of
 from serve_app_client.jobs import Job, JobOptions, JobResult, job_body, job_of, result_of
-from serve_app_client.media import Media, body_of
+from serve_app_client.media import Media, Value, body_of, inputs_body, plain
 from serve_app_client.results import (
     InferResult,
     ModelMetadata,
     ModelSummary,
+    PipelineResult,
     PredictResult,
     Served,
     TensorMetadata,
@@ -166,7 +167,7 @@ class Calls:
         whole = deadline_of(stream_timeout, self.patience, monotonic())
         if whole.announced:
             deadline = deadline._replace(at=min(deadline.at, whole.at))
-        body = orjson.dumps(inputs, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+        body = orjson.dumps(inputs, default=plain, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = {"content-type": "application/json", "accept": "text/event-stream, application/json"}
         path = f"{_model_path(model, version)}/generate_stream"
         call = self._post(path, body, headers, options, deadline, _read_refusal)
@@ -188,6 +189,16 @@ class Calls:
         path = f"/v1/models/{_segment(model)}/predict"
         headers = {"content-type": content_type, **_version_header(version)}
         return self._post(path, content, headers, options, deadline, _read_predict)
+
+    def run_pipeline(
+        self, pipeline: str, inputs: Mapping[str, Value], options: CallOptions, *, version: str | None = None
+    ) -> Call[PipelineResult]:
+        """The same route, with inputs by name."""
+        deadline = self._deadline(options)
+        content, content_type = inputs_body(inputs)
+        path = f"/v1/models/{_segment(pipeline)}/predict"
+        headers = {"content-type": content_type, **_version_header(version)}
+        return self._post(path, content, headers, options, deadline, _read_pipeline)
 
     def embed(
         self,
@@ -300,13 +311,6 @@ def _milliseconds(seconds: float) -> str:
     return f"{max(seconds * 1e3, 0.001):.3f}"
 
 
-def _plain(value: Any) -> Any:
-    """What orjson cannot write by itself."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
 def _version_header(version: str | None) -> dict[str, str]:
     return {} if version is None else {wire.X_MODEL_VERSION: _header_value("version", version)}
 
@@ -411,6 +415,10 @@ def _timings(parameters: Any) -> Timings | None:
 
 def _read_predict(answer: Answer) -> PredictResult:
     return PredictResult(_json(answer), served_of(answer))
+
+
+def _read_pipeline(answer: Answer) -> PipelineResult:
+    return PipelineResult(_read_object(answer), served_of(answer))
 
 
 def _read_embeddings(answer: Answer) -> npt.NDArray[np.float32]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import orjson
 
 from serve_app_client.errors import DeadlineExceeded
-from serve_app_client.media import Media, body_of
+from serve_app_client.media import Media, Value, body_of, inputs_body
 from serve_app_client.tensors import decode_answer, encode_request
 from serve_app_client.wire import HEAD_LENGTH
 
@@ -125,6 +125,13 @@ def predict_item(
     if content_type == "application/json":
         return {**item, "body": orjson.Fragment(content)}
     return {**item, "body_base64": base64.b64encode(content).decode(), "content_type": content_type}
+
+
+def pipeline_item(pipeline: str, inputs: Mapping[str, Value], *, custom_id: str = "") -> dict[str, Any]:
+    """An item that asks a pipeline; arguments as of `Client.run_pipeline`."""
+    url = f"/v1/models/{_segment(pipeline)}/predict"
+    body = orjson.Fragment(inputs_body(inputs).content)
+    return {"model": pipeline, "url": url, "custom_id": custom_id, "body": body}
 
 
 def infer_item(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import mimetypes
 import os
@@ -29,6 +30,12 @@ Blob: TypeAlias = bytes | bytearray | memoryview
 Media: TypeAlias = "Texts | Blob | os.PathLike[str] | BinaryIO | Image | npt.NDArray[Any]"
 """What `predict` takes. A string is always a text: a file is a `pathlib.Path`."""
 
+Value: TypeAlias = (
+    "Blob | os.PathLike[str] | BinaryIO | Image | npt.NDArray[Any] | str | float | Sequence[Any] | Mapping[str, Any]"
+    " | None"
+)
+"""What `run_pipeline` takes for one input: a file, text, JSON data, a tensor, or a list of such."""
+
 _UNKNOWN: Final = "application/octet-stream"  # the server looks at the bytes
 _JSON: Final = "application/json"
 
@@ -48,6 +55,15 @@ def is_text(media: Media) -> bool:
 def is_in_memory(media: Media) -> bool:
     """Whether making a body of it neither reads nor encodes a file."""
     return is_text(media) or isinstance(media, Blob)
+
+
+def are_in_memory(inputs: Mapping[str, Value]) -> bool:
+    """The same of the inputs of a pipeline."""
+    return not any(
+        _is_file(each) and not isinstance(each, Blob)
+        for value in inputs.values()
+        for each in (value if isinstance(value, list | tuple) else [value])
+    )
 
 
 def body_of(media: Media, parameters: Mapping[str, Any] | None, sampling_rate: int | None = None) -> Body:
@@ -79,6 +95,31 @@ def body_of(media: Media, parameters: Mapping[str, Any] | None, sampling_rate: i
     return Body(form.read(), form.headers["content-type"])
 
 
+def inputs_body(inputs: Mapping[str, Value]) -> Body:
+    """Make the body of a request to a pipeline: JSON by the names of inputs, with files in base64.
+
+    Args:
+        inputs: By name. Files are bytes, paths, open binary files and PIL images, or lists of these. Arrays are
+            tensors.
+
+    Raises:
+        TypeError: A value is no file and has no JSON form.
+        OSError: A file cannot be read.
+    """
+    parts = {
+        name: [_part(each) for each in value] if isinstance(value, list | tuple) else _part(value)
+        for name, value in inputs.items()
+    }
+    return Body(orjson.dumps(parts, default=plain, option=orjson.OPT_SERIALIZE_NUMPY), _JSON)
+
+
+def plain(value: Any) -> Any:
+    """What orjson cannot write by itself. Raises `TypeError` for what is not made of numpy's values."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
 def file_of(media: Media, sampling_rate: int | None = None) -> Body:
     """The encoded file of a picture or a sound, and its content type. Takes and raises what `body_of` does."""
     if isinstance(media, Blob):
@@ -88,7 +129,7 @@ def file_of(media: Media, sampling_rate: int | None = None) -> Body:
         return Body(path.read_bytes(), content_type_of(path.name))
     if isinstance(media, np.ndarray):
         return _picture_of(media) if sampling_rate is None else _sound_of(media, sampling_rate)
-    if "PIL.Image" in sys.modules and isinstance(media, sys.modules["PIL.Image"].Image):
+    if _is_image(media):
         return _png(media)
     if callable(getattr(media, "read", None)):
         return _read(media)
@@ -102,6 +143,18 @@ def content_type_of(name: str) -> str:
     """The content type of a file by its name; one that leaves it to the server where the name does not tell."""
     guess = mimetypes.guess_type(name)[0] or _UNKNOWN
     return guess if guess.startswith(("image/", "audio/")) or guess == "text/plain" else _UNKNOWN
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, Blob | os.PathLike) or _is_image(value) or callable(getattr(value, "read", None))
+
+
+def _is_image(value: Any) -> bool:
+    return "PIL.Image" in sys.modules and isinstance(value, sys.modules["PIL.Image"].Image)
+
+
+def _part(value: Any) -> Any:
+    return {"b64": base64.b64encode(file_of(value).content).decode()} if _is_file(value) else value
 
 
 def _text_document(media: Any, parameters: Mapping[str, Any] | None) -> dict[str, Any]:

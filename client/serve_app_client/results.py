@@ -148,6 +148,22 @@ class PredictResult:
             raise TypeError(f"the answer holds no numbers alone: {self.value!r:.80}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """The answer of a pipeline.
+
+    Attributes:
+        outputs: By name, as JSON data; tensors are nested lists.
+        served: How it was served.
+    """
+
+    outputs: dict[str, Any]
+    served: Served
+
+    def __getitem__(self, name: str) -> Any:
+        return self.outputs[name]
+
+
 class TensorMetadata(NamedTuple):
     """One input or output of a model.
 

@@ -20,7 +20,7 @@ from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
 from serve_app.domain.service import Answer, InferenceService, ModelInfo
-from serve_app.errors import InvalidRequest, ServeAppError
+from serve_app.errors import InvalidRequest, ServeAppError, some_of
 from serve_app.http.errors import Rendered, code_of, message_of, rendered, status_of
 from serve_app.payloads import Embeddings, Texts
 
@@ -120,7 +120,7 @@ class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
         if info.task != EMBEDDING_TASK:
             others = [other.name for other in self._service.models.values() if other.task == EMBEDDING_TASK]
             raise InvalidRequest(
-                f"model: {info.name!r} makes no embeddings; models that do: {', '.join(others) or 'none'}"
+                f"model: {info.name!r} makes no embeddings; models that do: {some_of(others) or 'none'}"
             )
 
     def hints(self, parsed: _EmbeddingsRequest) -> Hints:  # noqa: ARG002

@@ -139,7 +139,10 @@ def tensors_of(info: ModelInfo, parts: Parts) -> Tensors:
         InvalidRequest: A value is not what the pipeline takes.
     """
     plan = _plan(info)
-    return {name: _tensor(plan.inputs[name], value, plan, info) for name, value in parts.values.items()}
+    tensors = {name: _tensor(plan.inputs[name], value, plan, info) for name, value in parts.values.items()}
+    if info.rows and len(rows := {len(array) for array in tensors.values()}) > 1:
+        raise InvalidRequest(f"the inputs have {' and '.join(map(str, sorted(rows)))} rows; dimension 0 is rows")
+    return tensors
 
 
 def _tensor(given: PipelineInput, value: msgspec.Raw | list[bytes], plan: Pipeline, info: ModelInfo) -> Any:
@@ -193,7 +196,7 @@ def _numbers(given: PipelineInput, raw: msgspec.Raw, info: ModelInfo) -> Any:
         raise InvalidRequest(f"{given.name}: expected {given.datatype} values in lists, {rank} deep") from None
     if shape[0] > info.max_request_rows:
         raise InvalidRequest(f"{given.name}: {shape[0]} rows; the most in one request is {info.max_request_rows}")
-    if any(want >= 0 and want != size for want, size in zip(given.shape[1:], shape[1:], strict=True)):
+    if any(want >= 0 and want != size for want, size in zip(given.shape, shape, strict=True)):
         raise InvalidRequest(f"{given.name}: expected the shape {list(given.shape)}, got {shape}")
     count = math.prod(shape)
     if (count_of(plain, "FP32") != count) if count else (plain.count(b",") >= plain.count(b"[")):
@@ -228,15 +231,24 @@ def _without_texts(content: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def write_parts(tensors: Tensors) -> bytes:
-    """The outputs of a pipeline as a JSON object. NaN and infinities become null."""
-    return dump_json({name: orjson.Fragment(_written(array)) for name, array in tensors.items()})
+def write_parts(info: ModelInfo, tensors: Tensors) -> bytes:
+    """The outputs of a pipeline as a JSON object. NaN and infinities become null, bytes texts."""
+    outputs = _plan(info).outputs
+    return dump_json(
+        {
+            name: orjson.Fragment(array[0] if outputs[name].tensor is None else _written(array))  # JSON already
+            for name, array in tensors.items()
+        }
+    )
 
 
 def _written(array: Any) -> bytes:
     if array.dtype.hasobject:
-        text: bytes = array[0]  # JSON already
-        return text
+        texts = np.empty(array.size, np.object_)
+        texts[:] = [
+            text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text) for text in array.ravel().tolist()
+        ]
+        return dump_json(texts.reshape(array.shape).tolist())
     if array.dtype.kind == "V":  # bfloat16, which JSON writers do not know
         array = array.astype(np.float32)
     if array.nbytes > _ROW_BY_ROW and array.ndim > 1:

@@ -17,7 +17,7 @@ from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.domain.tasks import kind_of
 from serve_app.errors import InvalidRequest
-from serve_app.payloads import Embeddings, Payload
+from serve_app.payloads import Embeddings, Payload, nbytes_of
 
 _ROW_BY_ROW: Final = 64 * 1024
 """Bytes of numbers above which others get their turn between rows."""
@@ -90,14 +90,14 @@ class Predict(HttpOperation[MediaRequest]):
     def write_cost(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> int:  # noqa: ARG002
         """Numbers become texts."""
         if isinstance(answer.value, dict) and info.pipeline is not None:
-            return sum(array.nbytes for array in answer.value.values())
+            return nbytes_of(answer.value)
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         return value.nbytes if isinstance(value, np.ndarray) else 0
 
     def write(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> Reply:
         """What Hugging Face's clients expect of the task; of a pipeline, its outputs by name."""
         if info.pipeline is not None:
-            return Reply(write_parts(answer.value))
+            return Reply(write_parts(info, answer.value))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         assert parsed.decoded is not None
         if parsed.decoded.lone_text and "candidate_labels" in parsed.decoded.payload.parameters:

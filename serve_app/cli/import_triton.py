@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import yaml
 
-from serve_app.composition.triton import Repository, read_repository
+from serve_app.composition.triton import Repository, RepositoryModel, read_repository
 from serve_app.errors import ConfigError
 
 _HEAD: Final = """\
@@ -67,11 +67,21 @@ def triton_file(path: str, environ: Mapping[str, str]) -> str:
 def _lines(repository: Repository) -> Iterator[str]:
     if repository.classes:
         yield from _indented({"classes": dict(repository.classes)}, _INDENT)
-    yield f"{' ' * _INDENT}models:"
-    for model in repository.models:
-        yield from (f"{' ' * (_INDENT + 2)}# {note}" for note in model.notes)
-        if model.keys is not None:
-            yield from _indented([dict(model.keys)], _INDENT + 2)
+    yield from _section("models", (model for model in repository.models if not _is_served_pipeline(model)))
+    if repository.pipelines:
+        yield from _section("pipelines", filter(_is_served_pipeline, repository.models))
+
+
+def _is_served_pipeline(model: RepositoryModel) -> bool:
+    return model.is_pipeline and model.keys is not None
+
+
+def _section(key: str, entries: Iterable[RepositoryModel]) -> Iterator[str]:
+    yield f"{' ' * _INDENT}{key}:"
+    for entry in entries:
+        yield from (f"{' ' * (_INDENT + 2)}# {note}" for note in entry.notes)
+        if entry.keys is not None:
+            yield from _indented([dict(entry.keys)], _INDENT + 2)
 
 
 def _indented(value: Any, spaces: int) -> Iterator[str]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serve_app.composition.triton import Repository, read_repository
+from serve_app.composition.triton import read_repository
 from serve_app.config import AppArgs, parse_args
 from serve_app.config.repository import RepositoryConfig
 from serve_app.errors import ConfigError
 
-_MODEL = re.compile(r"\.models\[(\d+)\]")
+_ENTRY = re.compile(r"\.(models|pipelines)\[(\d+)\]")
 
 _log = logging.getLogger(__name__)
 
@@ -37,32 +37,38 @@ def read_args(data: Any, prefix: str = "args") -> AppArgs:
         return parse_args(data, prefix)  # which tells it with all other faults
     if config.path is None:
         return parse_args(data, prefix)
-    by_hand, classes = data.get("models"), data.get("classes")
-    by_hand = list(by_hand) if isinstance(by_hand, list | tuple) else []
-    classes = classes if isinstance(classes, Mapping) else {}
-    names = {str(model.get("name")) for model in by_hand if isinstance(model, Mapping)}
     try:
-        repository = read_repository(config.path, names, classes, strict=config.strict)
+        repository = read_repository(config.path, data, strict=config.strict)
     except ConfigError as error:
         raise ConfigError(tuple(_placed(problem, prefix) for problem in error.problems)) from None
-    found = repository.served
+    found = {"models": repository.served, "pipelines": repository.pipelines}
     try:
-        args = parse_args(_expanded(data, by_hand, repository), prefix)
+        args = parse_args(_expanded(data, found, repository.classes), prefix)
     except ConfigError as error:
-        names_of = {len(by_hand) + number: model["name"] for number, model in enumerate(found)}
-        raise ConfigError(tuple(_named(problem, names_of) for problem in error.problems)) from None
+        names = {
+            (key, len(_listed(data.get(key))) + number): entry["name"]
+            for key, entries in found.items()
+            for number, entry in enumerate(entries)
+        }
+        raise ConfigError(tuple(_named(problem, names) for problem in error.problems)) from None
     for note in repository.notes:
         _log.warning("%s", note)
     return args
 
 
-def _expanded(data: Mapping[str, Any], by_hand: list[Any], repository: Repository) -> dict[str, Any]:
-    """The arguments with the repository's models in place of its path."""
+def _listed(entries: Any) -> list[Any]:
+    return list(entries) if isinstance(entries, list | tuple) else []
+
+
+def _expanded(
+    data: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]], of_repository: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments with the repository's models and pipelines in place of its path."""
     classes = data.get("classes")
     merged: Any = classes
     if classes is None or isinstance(classes, Mapping):
         merged = dict(classes or {})
-        for name, value in repository.classes.items():
+        for name, value in of_repository.items():
             of_file = merged.get(name)
             if isinstance(value, Mapping) and name != "priorities" and isinstance(of_file, Mapping):
                 merged[name] = {**value, **of_file}
@@ -71,17 +77,19 @@ def _expanded(data: Mapping[str, Any], by_hand: list[Any], repository: Repositor
     rest = {key: value for key, value in data.items() if key != "repository"}
     if isinstance(of_all := data["repository"], Mapping):
         rest["repository"] = {key: value for key, value in of_all.items() if key not in {"path", "strict"}}
-    return {**rest, "models": [*by_hand, *repository.served], **({"classes": merged} if merged else {})}
+    entries = {key: [*_listed(data.get(key)), *of_folders] for key, of_folders in found.items() if of_folders}
+    return {**rest, "models": _listed(data.get("models")), **entries, **({"classes": merged} if merged else {})}
 
 
 def _placed(problem: str, prefix: str) -> str:
     return f"{prefix}.{problem}" if problem.startswith("repository.") else problem
 
 
-def _named(problem: str, names: Mapping[int, str]) -> str:
+def _named(problem: str, names: Mapping[tuple[str, int], str]) -> str:
     """A problem of a model of the repository, by its name instead of a number that stands in no file."""
-    found = _MODEL.search(problem)
-    name = names.get(int(found[1])) if found else None
+    found = _ENTRY.search(problem)
+    name = names.get((found[1], int(found[2]))) if found else None
     if found is None or name is None:
         return problem
-    return f"{problem[: found.start()]}.repository: model {name!r}{problem[found.end() :]}"
+    kind = "model" if found[1] == "models" else "ensemble"
+    return f"{problem[: found.start()]}.repository: {kind} {name!r}{problem[found.end() :]}"

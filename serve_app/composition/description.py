@@ -23,20 +23,21 @@ from serve_app.processors.image import ImageProcessor
 _log = logging.getLogger(__name__)
 
 
-def describe_models(config: AppArgs) -> dict[str, ModelInfo]:
+def describe_models(config: AppArgs, *, tell: bool = True) -> dict[str, ModelInfo]:
     """Read every model's files and describe it, as clients will see it before any replica runs.
 
     Args:
         config: As `with_versions` makes it.
+        tell: Whether the log says what else there is to know of them.
 
     Raises:
         ConfigError: One line per model that cannot be used.
     """
-    described = read_models(config)
-    return {model.name: model_info(model, config, described[model.name]) for model in config.models}
+    described = read_models(config, tell=tell)
+    return {model.name: model_info(model, config, described[model.name], tell=tell) for model in config.models}
 
 
-def read_models(config: AppArgs) -> dict[str, dict[str, Description]]:
+def read_models(config: AppArgs, *, tell: bool = True) -> dict[str, dict[str, Description]]:
     """Read the files of every model and check all that they have to fit.
 
     Returns:
@@ -50,7 +51,7 @@ def read_models(config: AppArgs) -> dict[str, dict[str, Description]]:
     pools = {pool.name: pool for pool in config.pools}
     for model in config.models:
         try:
-            described[model.name] = _read(model)
+            described[model.name] = _read(model, tell=tell)
             if model.pool is not None:
                 problems += member_problems(model, pools[model.pool], find_files(model))
         except ConfigError as error:
@@ -62,7 +63,7 @@ def read_models(config: AppArgs) -> dict[str, dict[str, Description]]:
     return described
 
 
-def _read(model: ModelConfig) -> dict[str, Description]:
+def _read(model: ModelConfig, *, tell: bool) -> dict[str, Description]:
     locations = find_files(model)
     builds = read_builds(model, locations)
     exact = builds[""]
@@ -72,7 +73,7 @@ def _read(model: ModelConfig) -> dict[str, Description]:
     make_samples(model, exact.signature, decode_sample, rows=exact.joinable.rows)  # does what is configured fit?
     _said_of_tensors(model, exact, locations[""], tell=False)
     profile = read_model_profile(model, locations)
-    for note in () if profile is None else profile_notes(model, profile):
+    for note in () if profile is None or not tell else profile_notes(model, profile):
         _log.warning("%s", note)
     return builds
 
@@ -82,6 +83,8 @@ def model_info(
     config: AppArgs,
     builds: Mapping[str, Description],
     locations: Mapping[str, ModelLocation] | None = None,
+    *,
+    tell: bool = True,
 ) -> ModelInfo:
     """Describe a model whose files have been read, as clients will see it; ``locations`` are those files."""
     locations = find_files(model) if locations is None else locations
@@ -110,7 +113,7 @@ def model_info(
         key=model.name if model.name != model_of(model.name) else "",
         streams=builds[""].streams,
         stream_timeout_s=model.stream_timeout_s if builds[""].streams else 0.0,
-        **_said_of_tensors(model, builds[""], exact),
+        **_said_of_tensors(model, builds[""], exact, tell=tell),
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import ByteSize, Field, field_validator
 from serve_app.config.model import ModelConfig
 from serve_app.config.problems import Location, nearest, short_repr
 from serve_app.config.values import Positive, Section, Size, Weight, checked_name
+from serve_app.errors import some_of
 from serve_app.scheduling.settings import DeviceGroup
 
 
@@ -121,5 +122,5 @@ def size(nbytes: int) -> str:
 
 def _unknown(what: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
     guess = nearest(name, known)
-    hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
+    hint = f"did you mean {guess}?" if guess else f"there is {some_of(known)}"
     return f"there is no {what} {short_repr(name)}; {hint}"

@@ -35,7 +35,20 @@ _MOST_STEPS: Final = 64
 _MOST_PARTS: Final = 4096
 
 Datatype: TypeAlias = Literal[
-    "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64", "BF16"
+    "BOOL",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "BF16",
+    "BYTES",
 ]
 
 
@@ -73,7 +86,7 @@ class PipelineInputConfig(Section):
     """Whether it is a list of such, of at most `max_parts`. Not for tensors, whose rows are many already."""
 
     datatype: Datatype | None = None
-    """Of a tensor, as in the Open Inference Protocol: `FP32`, `INT64`, ..."""
+    """Of a tensor, as in the Open Inference Protocol: `FP32`, `INT64`, `BYTES`, ..."""
 
     shape: Annotated[tuple[Annotated[int, Field(ge=-1)], ...], Field(strict=False)] | None = None
     """Of a tensor, with the rows in dimension 0; -1 for a size that may vary: `[-1, 4]`."""
@@ -243,6 +256,9 @@ class PipelineConfig(Section):
     name: str
     """What clients call it. No model may have this name."""
 
+    version: Annotated[int, Field(ge=1)] = 1
+    """Number by which clients may name it; it has no other."""
+
     inputs: dict[str, PipelineInputConfig] = Field(min_length=1)
     """What a request has, by name."""
 
@@ -251,6 +267,10 @@ class PipelineConfig(Section):
 
     outputs: dict[str, Ref] = Field(min_length=1)
     """What an answer has, by name: an input or a step, or a part of it."""
+
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """Rows that a request may have: all inputs and outputs are tensors then, with the rows in dimension 0, as many in
+    each input. Without it tensors have the shapes that `inputs` says, whatever dimension 0 means."""
 
     max_parts: Annotated[int, Field(ge=1, le=_MOST_PARTS)] = 64
     """Parts of a list that a `map` may run over in one request, and of an input with `many`. More are refused."""
@@ -272,7 +292,11 @@ class PipelineConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> PipelineConfig:
-        if faults := [*self._name_faults()] or [*self._reference_faults()] or [*self._graph_faults()]:
+        if (
+            faults := [*self._name_faults(), *self._row_faults()]
+            or [*self._reference_faults()]
+            or [*self._graph_faults()]
+        ):
             raise validation_error(faults)
         return self
 
@@ -282,6 +306,13 @@ class PipelineConfig(Section):
             if step.name in seen:
                 yield ("steps", at, "name"), f"{short_repr(step.name)} is also the name of {seen[step.name]}; rename"
             seen.setdefault(step.name, f"steps[{at}]")
+
+    def _row_faults(self) -> Iterator[tuple[Location, str]]:
+        for name, given in self.inputs.items() if self.max_rows is not None else ():
+            if given.shape is None:
+                yield ("inputs", name, "type"), f"must be tensor with max_rows, got {given.type}"
+            elif given.shape[0] != -1:
+                yield ("inputs", name, "shape"), f"must begin with -1, the rows, with max_rows, got {[*given.shape]}"
 
     def _reference_faults(self) -> Iterator[tuple[Location, str]]:
         known = [*self.inputs, *(step.name for step in self.steps)]

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from api.protocol_service import NumpyService
+from api.protocol_service import EVERY_DATATYPE, NumpyService
 from serve_app import __version__
 from serve_app.api.http_app import HttpSettings, create_app
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull
@@ -747,6 +747,26 @@ async def test_an_entry_counts_as_what_it_holds_in_memory(client: httpx.AsyncCli
     assert len(content) < 64 * 4
     assert (await client.post(INFER, content=content)).status_code == 200
     assert service.calls[-1][2].nbytes == 64 * 4
+
+
+@pytest.mark.parametrize("length", [500, 6000], ids=["decoded in the event loop", "decoded in a thread"])
+async def test_an_entry_counts_its_texts_beside_its_numbers(
+    client: httpx.AsyncClient, service: NumpyService, length: int
+) -> None:
+    """Of a text, the array holds a reference alone."""
+    data: dict[str, list[Any]] = {datatype: [0, 0] for datatype in EVERY_DATATYPE} | {
+        "FP64": [0] * 1000,
+        "BYTES": ["a" * length, ""],
+    }
+    data["BOOL"] = [False, True]
+    inputs = [
+        {"name": f"in_{datatype}", "shape": [1, len(values) // 2, 2], "datatype": datatype, "data": values}
+        for datatype, values in data.items()
+    ]
+    reply = await client.post("/v2/models/mirror/infer", json={"inputs": inputs})
+    assert reply.status_code == 200
+    numbers = 2 * (1 + 2 * (1 + 2 + 4 + 8) + 2 + 4) + 8 * 1000
+    assert service.calls[-1][2].nbytes == numbers + 2 * 8 + length
 
 
 @pytest.mark.parametrize("url", [INFER, PREDICT])

@@ -121,6 +121,7 @@ def test_tensors_are_what_was_sent(given: PipelineInput, value: list[Any]) -> No
         (tensor("FP32", -1, -1), b"[[],1,1]", "x: nested lists have unequal lengths"),
         (tensor("FP32", -1, 2), b"[[1,2],[3]]", "x: nested lists have unequal lengths"),
         (tensor("FP32", -1, 2), b"[[1],[2,3,4]]", "x: expected the shape [-1, 2], got [2, 1]"),
+        (tensor("FP32", 2), b"[1,2,3]", "x: expected the shape [2], got [3]"),
         (TEXTS, b"5", "x: expected a list"),
     ],
 )
@@ -140,6 +141,13 @@ def test_a_part_of_a_form_may_be_no_json(part: bytes) -> None:
         return
     with pytest.raises(InvalidRequest):
         tensors_of(served, Parts({"x": [part]}))
+
+
+def test_inputs_have_equally_many_rows() -> None:
+    """Where dimension 0 is rows."""
+    served = info(tensor("FP32", -1)._replace(name="a"), tensor("FP32", -1)._replace(name="b"))
+    with pytest.raises(InvalidRequest, match="the inputs have 1 and 2 rows; dimension 0 is rows"):
+        tensors_of(served, parse_parts(served, b'{"a": [1, 2], "b": [1]}'))
 
 
 def test_a_list_of_as_many_as_there_may_be() -> None:

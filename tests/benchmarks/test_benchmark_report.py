@@ -12,7 +12,7 @@ import pytest
 from benchmarks import wrk
 from benchmarks.answers import mistake
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine, revision
+from benchmarks.machine import Machine, revision, watched_load
 from benchmarks.publishing import machine_table
 from benchmarks.report import draw, render
 from benchmarks.results import ColdStart, Comparison, Report, Run, Start, ratios, summarise
@@ -130,6 +130,23 @@ def test_reports_name_the_commit() -> None:
     assert "| commit | abc1234 with changes |" in machine_table("2026-01-31", known)
     assert "commit" not in machine_table("2026-01-31", replace(known, commit=""))
     assert re.fullmatch("([0-9a-f]{7,}( with changes)?)?", revision())
+
+
+def test_reports_tell_what_else_ran() -> None:
+    """The load average before, and the lowest and the highest while it was measured."""
+    machine = Machine("A CPU", 2, 24.0, "Linux 6.1", "3.11.7", {}, 0.1)
+    assert "| load average before | 0.1 |" in machine_table("2026-01-31", machine)
+    assert "during" not in machine_table("2026-01-31", machine)
+    told = machine_table("2026-01-31", replace(machine, load_during=[2.5, 1.25, 3.0]))
+    assert "| load average during, with the benchmark's own | 1.25 to 3.0 |" in told
+
+
+def test_the_load_is_noted_however_short_a_measurement_is() -> None:
+    """At its end at least, also where it fails."""
+    machine = Machine("A CPU", 2, 24.0, "Linux 6.1", "3.11.7", {}, 0.1)
+    with pytest.raises(BenchmarkError), watched_load(machine):
+        raise BenchmarkError
+    assert len(machine.load_during) == 1
 
 
 def test_the_report_names_figures_settings_and_the_machine(comparison: Comparison) -> None:

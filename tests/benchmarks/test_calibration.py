@@ -9,12 +9,13 @@ import orjson
 import pytest
 
 from benchmarks.calibration_cases import Case, Load, cases, routed_cases
-from benchmarks.calibration_measure import Around, Group, Observed, Predicted
+from benchmarks.calibration_measure import Around, Observed, Predicted
 from benchmarks.calibration_predict import predict, scenario_of
 from benchmarks.calibration_report import draw, render
 from benchmarks.calibration_results import Compared, Measured, Report, Run
 from benchmarks.calibration_server import Cores, Counters, is_model, with_routers
 from benchmarks.failure import BenchmarkError
+from benchmarks.groups import Group
 from benchmarks.machine import Machine
 from benchmarks.server import ROOT
 from serve_app.config import load_file

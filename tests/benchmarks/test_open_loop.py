@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.open_loop import main, make_bodies, send
-from benchmarks.open_loop_workload import Result, Workload, summary
+from benchmarks.open_loop_workload import Result, Workload, poisson, summary
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.workloads import Arrivals
@@ -31,15 +31,7 @@ def workload(
     arrival_s: list[float], timeout_s: float = 5.0, model: str = "m", priority: Priority = Priority.NORMAL
 ) -> Workload:
     """One request of two rows at each of the times."""
-    count = len(arrival_s)
-    return Workload(
-        np.array(arrival_s, dtype=np.float64),
-        np.full(count, model),
-        np.full(count, int(priority)),
-        np.full(count, 2),
-        np.zeros(count, dtype=np.int64),
-        np.full(count, timeout_s),
-    )
+    return Workload.alike(np.array(arrival_s, dtype=np.float64), model, timeout_s, priority, rows=2)
 
 
 def result(status: list[int], latency_s: list[float]) -> Result:
@@ -120,6 +112,14 @@ async def server() -> AsyncIterator[Server]:
     found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     yield found
     await runner.cleanup()
+
+
+def test_arrivals_are_random_at_the_rate_and_the_same_for_everybody() -> None:
+    """But differ between repetitions."""
+    first, again, other = (poisson(100.0, 50.0, seed) for seed in ((1, 0), (1, 0), (1, 1)))
+    assert len(first) == 5000
+    assert first.tolist() == again.tolist() != other.tolist()
+    assert first[-1] == pytest.approx(50.0, rel=0.1)
 
 
 async def test_sends_do_not_wait_for_answers(server: Server) -> None:

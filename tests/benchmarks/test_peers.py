@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from benchmarks.peers.__main__ import choose
 from benchmarks.peers.alone import make_batches, ways
 from benchmarks.peers.cases import CASES, OURS, OURS_PROXY, RAW, STOCK, TRITON, Aim, Case
 from benchmarks.peers.environments import LOCKS, environment, is_stale
-from benchmarks.peers.measure import Plan, poisson
+from benchmarks.peers.measure import Plan
 from benchmarks.peers.plots import draw
 from benchmarks.peers.report import render
 from benchmarks.peers.results import Alone, CaseResult, LeftOut, Paced, Report, Run, failures_of_ours, findings
@@ -257,19 +256,6 @@ def test_requests_survive_their_file(tmp_path: Path) -> None:
 def test_an_answer_is_read(wire: str, headers: dict[str, str], content: bytes) -> None:
     """Flat, in every form."""
     assert WIRES[wire].answer(headers, content).tolist() == [1.5, 2.0]
-
-
-def test_arrivals_are_random_at_the_rate_and_the_same_for_everybody() -> None:
-    """But differ between repetitions."""
-    first, again, other = (
-        poisson("m", 100.0, 50.0, 2.0, 0),
-        poisson("m", 100.0, 50.0, 2.0, 0),
-        poisson("m", 100, 50, 2, 1),
-    )
-    assert len(first) == 5000
-    assert first.arrival_s.tolist() == again.arrival_s.tolist() != other.arrival_s.tolist()
-    assert math.isclose(first.arrival_s[-1], 50.0, rel_tol=0.1)
-    assert set(first.timeout_s.tolist()) == {2.0}
 
 
 def test_batches_alone_are_padded_to_the_servers_buckets() -> None:

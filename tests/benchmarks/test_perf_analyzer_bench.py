@@ -40,5 +40,8 @@ def test_the_report_has_a_line_per_way() -> None:
     """With the spread of its runs."""
     machine = Machine("A CPU", 2, 8.0, "Linux 6", "3.11", {}, 0.0)
     settings = {"at_once": 64, "seconds": 6.0, "repetitions": 3}
-    text = page([Measured("serve_app", "grpc", 2000.0, (1900.0, 2000.0, 2100.0), 30.0, 45.0)], machine, settings)
+    text = page(
+        [Measured("serve_app", "grpc", 2000.0, (1900.0, 2000.0, 2100.0), 30.0, 45.0)], machine, "2026-01-31", settings
+    )
     assert "| grpc | serve_app | 2,000 | 1,900 to 2,100 | 30.0 / 45.0 |" in text
+    assert "| date | 2026-01-31 |" in text

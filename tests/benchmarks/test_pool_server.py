@@ -8,14 +8,17 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from benchmarks.groups import Group
 from benchmarks.machine import Machine
 from benchmarks.pool_members import answer, member_name, requests_and_answers, write_members
 from benchmarks.pool_server import document_of
+from benchmarks.pool_server_counted import Counted
 from benchmarks.pool_server_load import beside_loads, popularity
-from benchmarks.pool_server_measure import Costs, Counted, Group, Observed, Tails
+from benchmarks.pool_server_measure import Costs, Observed, Tails
 from benchmarks.pool_server_predict import load_spread, predict, scenario_of
 from benchmarks.pool_server_report import Report, draw, render
-from serve_app.composition.pools import expand_pools
+from serve_app.composition import describe_models, expand_pools, read_args, with_versions
+from serve_app.composition.pipelines import pipeline_infos
 from serve_app.config import AppArgs
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import Overheads
@@ -47,6 +50,16 @@ def test_every_member_gives_an_answer_of_its_own(tmp_path: Path) -> None:
     bodies, answers = requests_and_answers([2, 0])
     assert bodies[0].body != bodies[1].body
     assert answers == [answer(2, 0), answer(0, 1)]
+
+
+def test_the_server_is_told_of_nothing_but_the_pool(tmp_path: Path) -> None:
+    """Neither models nor pipelines of the demonstration, whose file it is."""
+    nbytes = write_members(tmp_path, MEMBERS)
+    document = document_of(tmp_path, MEMBERS * nbytes)
+    config = with_versions(expand_pools(read_args(document["applications"][0]["args"])))
+    infos = describe_models(config)
+    assert {info.name for info in infos.values()} == {member_name(number) for number in range(MEMBERS)}
+    assert pipeline_infos(config, infos) == ()
 
 
 def test_members_are_asked_by_zipfs_law() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from triton_repositories import SUM_DIFF, add_model
+from triton_repositories import SUM_DIFF, add_ensemble, add_model
 from typer.testing import CliRunner
 
 from serve_app.cli import app
@@ -25,6 +25,21 @@ model_warmup { inputs { key: "INPUT0" value { dims: 16 zero_data: true } } }
 parameters { key: "intra_op_thread_count" value { string_value: "2" } }
 optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }
 """
+CHAIN = """\
+platform: "ensemble"
+input { name: "A" data_type: TYPE_INT32 dims: [ -1, 16 ] }
+input { name: "B" data_type: TYPE_INT32 dims: [ -1, 16 ] }
+output { name: "DIFFERENCE" data_type: TYPE_INT32 dims: [ -1, 16 ] }
+instance_group {}
+ensemble_scheduling {
+  step { model_name: "full" model_version: -1
+    input_map [ { key: "INPUT0" value: "A" }, { key: "INPUT1" value: "B" } ]
+    output_map { key: "OUTPUT0" value: "sum" } }
+  step { model_name: "full" model_version: 1
+    input_map [ { key: "INPUT0" value: "sum" }, { key: "INPUT1" value: "B" } ]
+    output_map { key: "OUTPUT1" value: "DIFFERENCE" } }
+}
+"""
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -37,24 +52,29 @@ def test_the_file_means_what_the_repository_means(tmp_path: Path) -> None:
     """It validates, its models and classes are the same, and comments tell what `validate` tells of the repository."""
     repository, out = tmp_path / "models", tmp_path / "out.yaml"
     add_model(repository, "full", SUM_DIFF + FULL)
-    add_model(repository, "chain", 'platform: "ensemble" ensemble_scheduling {}')
+    add_ensemble(repository, "chain", CHAIN)
+    add_ensemble(repository, "nested", CHAIN.replace('"full"', '"chain"', 1))
     assert run("import", "triton", str(repository), "--out", str(out)) == (0, f"wrote {out}\n")
     code, told = run("validate", str(out))  # which warns of models for a GPU where there is none
-    assert (code, told.splitlines()[-1]) == (0, f"{out}: valid; models: full")
+    assert (code, told.splitlines()[-1]) == (0, f"{out}: valid; models: full; pipelines: chain")
     written = load_file(out).args
     read = read_args({"repository": str(repository)})
-    assert (written.models, written.classes) == (read.models, read.classes)
+    assert (written.models, written.pipelines, written.classes) == (read.models, read.pipelines, read.classes)
     comments = [line.strip() for line in out.read_text().splitlines() if line.strip().startswith(f"# {repository}")]
     assert comments == [
-        (
-            f"# {repository}/chain/config.pbtxt:1:22: ensemble_scheduling: ensembles are not served as they are;"
-            " write a pipeline (docs/pipelines.md): model 'chain' is not served"
-        ),
         (
             f"# {repository}/full/config.pbtxt:13:3: dynamic_batching.preferred_batch_size: [4]:"
             " batches have the sizes that measured execution times suggest"
         ),
         f"# {repository}/full/config.pbtxt:17:42: instance_group[0].gpus: Ray chooses the GPU of each replica",
+        (
+            f"# {repository}/nested/config.pbtxt:7:10: ensemble_scheduling.step[0].model_name: 'chain' is an ensemble"
+            " or a pipeline, which no step can be: name its models: model 'nested' is not served"
+        ),
+        (
+            f"# {repository}/chain/config.pbtxt:5:1: instance_group: an ensemble has no instances: those of its models"
+            " count"
+        ),
     ]
 
 

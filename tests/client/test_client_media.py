@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from serve_app_client.media import Media, body_of, content_type_of, is_in_memory
+from serve_app_client.media import Media, are_in_memory, body_of, content_type_of, inputs_body, is_in_memory
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,32 @@ def test_text_is_sent_as_json(media: Media, parameters: dict[str, Any] | None, d
     content, content_type = body_of(media, parameters)
     assert (orjson.loads(content), content_type) == (document, "application/json")
     assert is_in_memory(media)
+
+
+def test_a_pipeline_gets_files_in_base64_and_all_else_as_json(tmp_path: Path) -> None:
+    """By the names of its inputs; a list may hold files, too."""
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"png")
+    inputs: dict[str, Any] = {
+        "path": path,
+        "files": [b"one", io.BytesIO(b"two"), memoryview(b"three")],
+        "text": "words",
+        "json": {"deep": [1, None, True]},
+        "tensor": np.arange(4, dtype=np.int16).reshape(2, 2),
+        "rows": [[1, 2], np.float32(0.5)],
+    }
+    body = inputs_body(inputs)
+    assert body.content_type == "application/json"
+    assert orjson.loads(body.content) == {
+        "path": {"b64": "cG5n"},
+        "files": [{"b64": "b25l"}, {"b64": "dHdv"}, {"b64": "dGhyZWU="}],
+        "text": "words",
+        "json": {"deep": [1, None, True]},
+        "tensor": [[0, 1], [2, 3]],
+        "rows": [[1, 2], 0.5],
+    }
+    assert not are_in_memory(inputs)
+    assert are_in_memory({name: inputs[name] for name in ("text", "json", "tensor", "rows")} | {"file": b"one"})
 
 
 def test_files_are_sent_as_they_are(tmp_path: Path) -> None:

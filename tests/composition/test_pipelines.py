@@ -169,6 +169,46 @@ def test_what_fits_becomes_a_plan(models: list[dict[str, Any]]) -> None:
     assert [(spec.name, spec.datatype, spec.shape) for spec in info.signature.outputs] == [("out", "FP32", (-1, -1))]
 
 
+def test_tensors_with_rows_are_those_of_a_model(models: list[dict[str, Any]]) -> None:
+    """With `max_rows`: what is no tensor, or has no rows, cannot be an output then."""
+    pipeline: dict[str, Any] = {
+        "name": "chain",
+        "version": 7,
+        "max_rows": 4,
+        "inputs": {"numbers": INPUTS["numbers"]},
+        "steps": [{"name": "a", "model": "one", "input": "numbers"}, {"name": "b", "equal": ["a", "numbers"]}],
+        "outputs": {"out": "a"},
+    }
+    config = with_versions(read_args({"models": models, "pipelines": [{**pipeline, "steps": pipeline["steps"][:1]}]}))
+    (info,) = pipeline_infos(config, describe_models(config))
+    assert (info.version, info.versions, info.rows, info.max_rows, info.max_request_rows) == ("7", ("7",), True, 4, 4)
+    config = with_versions(
+        read_args({"models": models, "pipelines": [{**pipeline, "outputs": {"out": "a", "same": "b"}}]})
+    )
+    with pytest.raises(ConfigError) as caught:
+        pipeline_infos(config, describe_models(config))
+    assert caught.value.problems == (
+        "args.pipelines[0].outputs.same: must be a tensor with rows with max_rows, and b is true or false",
+    )
+
+
+def test_what_is_not_on_this_machine_fits_everything(models: list[dict[str, Any]]) -> None:
+    """A tensor of a remote model is compared when it is there."""
+    pipeline = {
+        "name": "chain",
+        "inputs": {"numbers": INPUTS["numbers"]},
+        "steps": [
+            {"name": "a", "model": "afar", "inputs": {"x": "numbers"}},
+            {"name": "b", "model": "one", "inputs": {"x": "a.y"}},
+        ],
+        "outputs": {"out": "b"},
+    }
+    config = with_versions(read_args({"models": models, "pipelines": [pipeline]}))
+    afar = config.models[0].model_copy(update={"name": "afar", "path": "s3://bucket/afar"})
+    (info,) = pipeline_infos(config.model_copy(update={"models": (*config.models, afar)}), describe_models(config))
+    assert [spec.datatype for spec in info.signature.outputs] == ["FP32"]
+
+
 def test_each_version_of_a_model_gets_its_own_input(models: list[dict[str, Any]]) -> None:
     """Whatever the other one calls it."""
     pipeline = {

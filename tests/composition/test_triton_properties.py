@@ -14,9 +14,12 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import TIMEOUT_S, examples
-from triton_repositories import SUM_DIFF, add_model
+from triton_repositories import CHAIN_STEPS, CHAIN_TENSORS, SUM_DIFF, add_chain, add_model
 
+from serve_app.api.open_inference.model_config_pb2 import DESCRIPTOR
+from serve_app.composition.triton.ensembles import translate_ensemble
 from serve_app.composition.triton.fields import MODEL_CONFIG, Document, written
+from serve_app.composition.triton.step_models import Neighbours
 from serve_app.composition.triton.translation import Translated, translate
 from serve_app.errors import ConfigError
 
@@ -71,12 +74,32 @@ FOLLOWED = {
     "model_warmup.batch_size",
 }
 """Fields that a configuration here follows, or that are compared with the model's file, whatever their value."""
+FOLLOWED_OF_ENSEMBLES = {
+    "name",
+    "backend",
+    "platform",
+    "max_batch_size",
+    "version_policy.specific.versions",
+    "version_policy.latest.num_versions",
+    "version_policy.all",
+    "input.name",
+    "input.data_type",
+    "input.dims",
+    "output.name",
+    "output.data_type",
+    "output.dims",
+    "ensemble_scheduling.step.model_name",
+    "ensemble_scheduling.step.model_version",
+    "ensemble_scheduling.step.input_map",
+    "ensemble_scheduling.step.output_map",
+}
+"""The same of an ensemble."""
 
 
 def test_every_followed_field_is_one() -> None:
     """The list above names fields of the message."""
     known = set(names(MODEL_CONFIG, ""))
-    assert FOLLOWED - known == set()
+    assert (FOLLOWED | FOLLOWED_OF_ENSEMBLES) - known == set()
 
 
 def names(descriptor: Descriptor, prefix: str) -> list[str]:
@@ -149,13 +172,14 @@ def messages(draw: Callable[..., Any], descriptor: Descriptor, leave_out: frozen
 NOT_SERVED = frozenset(
     {
         "sequence_batching",
-        "ensemble_scheduling",
         "batch_input",
         "batch_output",
         "model_operations",
         "model_repository_agents",
     }
 )
+STEP = DESCRIPTOR.message_types_by_name["ModelEnsembling"].nested_types_by_name["Step"]
+MAPS = frozenset({"model_name", "input_map", "output_map"})
 COMPLETE = frozenset({"name", "backend", "platform", "max_batch_size", "input", "output", "default_model_filename"})
 
 
@@ -165,8 +189,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return add_model(tmp_path_factory.mktemp("repository"), "m")
 
 
+SCHEDULING = frozenset({"ensemble_scheduling", "dynamic_batching"})
+
+
 @settings(max_examples=examples(150))
-@given(message=messages(MODEL_CONFIG, NOT_SERVED | COMPLETE), as_one_line=st.booleans())
+@given(message=messages(MODEL_CONFIG, NOT_SERVED | COMPLETE | {"ensemble_scheduling"}), as_one_line=st.booleans())
 def test_every_set_field_is_followed_or_told(folder: Path, message: Message, as_one_line: bool) -> None:
     """Of a model that is served: what is not in the list is in the notes, but for values that ask for nothing."""
     text = SUM_DIFF + text_format.MessageToString(message, as_one_line=as_one_line)
@@ -175,17 +202,45 @@ def test_every_set_field_is_followed_or_told(folder: Path, message: Message, as_
     if found is None:
         assert stopped
         return
+    check_all_is_told(document, text, FOLLOWED)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ensemble to configure, beside its models."""
+    return add_chain(tmp_path_factory.mktemp("repository"))
+
+
+@settings(max_examples=examples(80))
+@given(message=messages(MODEL_CONFIG, NOT_SERVED | COMPLETE | SCHEDULING), step=messages(STEP, MAPS))
+def test_every_set_field_of_an_ensemble_is_followed_or_told(chain: Path, message: Message, step: Message) -> None:
+    """The same, with any further fields of a step."""
+    further = text_format.MessageToString(step, as_one_line=True)
+    steps = CHAIN_STEPS.replace('model_name: "score" model_version: -1', f'model_name: "score" {further}')
+    text = CHAIN_TENSORS + steps + text_format.MessageToString(message)
+    document = Document("config.pbtxt", text)
+    models = {name: {"name": name, "path": str(chain.parent / name)} for name in ("prepare", "score")}
+    found = translate_ensemble(document, "chain", chain, Neighbours(models, ()))
+    stopped = [remark for remark in document.remarks if remark.level != "note"]
+    if found is None:
+        assert stopped
+        return
+    check_all_is_told(document, text, FOLLOWED_OF_ENSEMBLES)
+
+
+def check_all_is_told(document: Document, text: str, followed: set[str]) -> None:
+    """Compare what stands in a file with what was told of it."""
     told = tuple(remark.field for remark in document.remarks)
     read = message_factory.GetMessageClass(MODEL_CONFIG)()
     text_format.Parse(text, read)
     for path in document.leaves():
         field = written(path)
         is_told = any(field == each or field.startswith((f"{each}.", f"{each}[")) for each in told)
-        assert is_told or bare(path) in FOLLOWED or asks_for_nothing(read, path), field
+        assert is_told or bare(path) in followed or asks_for_nothing(read, path), field
 
 
 @settings(max_examples=examples(100))
-@given(message=messages(MODEL_CONFIG, frozenset()))
+@given(message=messages(MODEL_CONFIG, frozenset({"ensemble_scheduling"})))
 def test_whatever_stands_in_a_file_is_served_or_refused_with_its_place(folder: Path, message: Message) -> None:
     """No other error, and never neither."""
     document = Document("config.pbtxt", text_format.MessageToString(message))
@@ -237,5 +292,5 @@ def asks_for_nothing(message: Message, path: tuple[str | int, ...]) -> bool:
         elif isinstance(value, Message):
             value = getattr(value, step)
         else:  # a map
-            value = value[int(step) if step not in value and step.isdecimal() else step]
+            value = next(each for key, each in value.items() if str(key) == step)
     return not value.ListFields() if isinstance(value, Message) else not value

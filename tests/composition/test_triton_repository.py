@@ -101,7 +101,7 @@ def test_an_entry_of_models_counts_in_place_of_a_folder(tmp_path: Path) -> None:
     by_hand = {"name": "a", "path": str(tmp_path / "a"), "batching": {"max_rows": 3}}
     args = read(tmp_path, models=[by_hand])
     assert [(model.name, model.batching.max_rows) for model in args.models] == [("a", 3), ("b", 32)]
-    assert told(tmp_path, taken=["a"]) == [
+    assert told(tmp_path, given={"models": [by_hand]}) == [
         f"{tmp_path}/a: models has an entry 'a', which counts in place of the folder".removeprefix(f"{tmp_path}/")
     ]
 
@@ -154,7 +154,7 @@ def test_classes_are_shared(tmp_path: Path) -> None:
         (250.0, 16),
         (250.0, 5),
     ]
-    assert told(tmp_path, classes={"high": {"timeout_ms": 100}}) == [
+    assert told(tmp_path, given={"classes": {"high": {"timeout_ms": 100}}}) == [
         (
             f"{name}/config.pbtxt:11:43: dynamic_batching.default_queue_policy.default_timeout_microseconds:"
             " classes.high.timeout_ms of the configuration counts"
@@ -178,7 +178,7 @@ def test_levels_that_differ_are_told(tmp_path: Path) -> None:
     assert told(tmp_path) == [f"{name}/{place}: {why}" for name in "ab"]
     assert read(tmp_path).classes.priorities == {}
     given = {"priorities": {3: "normal"}}
-    assert told(tmp_path, classes=given) == [
+    assert told(tmp_path, given={"classes": given}) == [
         f"{name}/{place}: classes.priorities of the configuration counts" for name in "ab"
     ]
 

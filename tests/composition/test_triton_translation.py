@@ -270,10 +270,6 @@ def test_what_is_told(tmp_path: Path, text: str, told: str) -> None:
     ("text", "told"),
     [
         (
-            'platform: "ensemble" ensemble_scheduling { step { model_name: "x" } }',
-            ("1:22: ensemble_scheduling: ensembles are not served as they are; write a pipeline (docs/pipelines.md)"),
-        ),
-        (
             "sequence_batching { oldest {} }",
             (
                 "1:1: sequence_batching: models that keep a state between requests are not served;"

@@ -128,6 +128,16 @@ def problems(*pipelines: dict[str, Any]) -> tuple[str, ...]:
             id="shape of a picture",
         ),
         pytest.param(
+            pipeline(max_rows=4),
+            "args.pipelines[0].inputs.picture.type: must be tensor with max_rows, got image",
+            id="rows of a picture",
+        ),
+        pytest.param(
+            pipeline(max_rows=4, inputs={"picture": {"type": "tensor", "datatype": "FP32", "shape": [2, 4]}}),
+            "args.pipelines[0].inputs.picture.shape: must begin with -1, the rows, with max_rows, got [2, 4]",
+            id="a fixed number of rows",
+        ),
+        pytest.param(
             pipeline(max_parts=5000), "args.pipelines[0].max_parts: must be at most 4096, got 5000", id="too many parts"
         ),
     ],

@@ -47,6 +47,7 @@ SCRIPTS = (
             "text: football",
             "similarity: 0.81 and 0.05",
             "tensor: [8] in class high",
+            "all three: seven seven seven True",
             "1 ms is not enough: deadline_",
         ),
     ),

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks.machine import describe
+from benchmarks.machine import describe, watched_load
 from benchmarks.process import OUT
 from benchmarks.publishing import folders, write_report
 from hostile.asking import Asker, Findings
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = describe({})
     began = time.monotonic()
     numbers = range(options.first, options.first + options.cases)
-    with Server() as server:
+    with watched_load(machine), Server() as server:
         findings, looks = run(server, numbers, options.seed, options.connections)
         took_s = time.monotonic() - began
         ended = not server.alive()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,9 @@ _SAID_AT_MOST = 20
 _LEAKS = (b"Traceback", b"site-packages", b'File \\"', b"/serve_app/")
 _CANARY_EVERY = 200
 _NOT_OURS = frozenset({501})
-"""The one 5xx that blames the request: a part of the protocol that is not served."""
+"""The one 5xx that always blames the request: a part of the protocol that is not served."""
+_OWN_TIME = re.compile(rb"stream[-_]timeout", re.IGNORECASE)
+"""A request that says how long its answer may take may be too late by that: 504 is its own doing."""
 
 
 @dataclass
@@ -125,7 +128,8 @@ class Asker:
             await self._hang_up()
             return
         findings.statuses[asked.kind, response.status] += 1
-        if response.status >= 500 and response.status not in _NOT_OURS:
+        late = response.status == 504 and _OWN_TIME.search(asked.wire)
+        if response.status >= 500 and response.status not in _NOT_OURS and not late:
             findings.fault(f"case {number} ({asked.kind}): {response.status} {bytes(response.body[:300])!r}")
         elif response.status == 0 and asked.http and asked.whole:
             findings.fault(f"case {number} ({asked.kind}): the connection ended without an answer")

@@ -46,6 +46,13 @@ def test_every_kind_is_survived() -> None:
     assert {status for _, status in findings.statuses} >= {200, 400, 404, 413, 415}
 
 
+def test_a_request_that_gives_itself_no_time_is_late_and_no_fault() -> None:
+    """This one allows its answer 5e-324 ms."""
+    with Server() as server:
+        findings, _ = run(server, range(671, 672), seed=0, connections=1)
+    assert (findings.faults, dict(findings.statuses)) == ([], {("document", 504): 1})
+
+
 def test_the_report_says_what_was_asked_and_found(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of a run as anybody starts it; here one that takes more memory than it may."""
     assert main(["--cases", "400", "--into", str(tmp_path)]) == 0

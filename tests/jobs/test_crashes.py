@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 from jobs.crashing import ITEMS
+from jobs.processes import started
 from jobs.stores import LEASE_S, MakeStore, all_items, answered, exchanged, opened
 
 from serve_app.jobs.records import JOB
 from serve_app.jobs.states import State
 
-_ROOT = Path(__file__).parents[2]
 _LINES = (3, 29, 64, 101)
 """After so many acknowledgements a process is killed, in the middle of what it does then."""
 
 
 def _killed(kind: str, place: str, run: int, lines: int) -> list[str]:
     """What a process was acknowledged before it was killed."""
-    path = os.pathsep.join([str(_ROOT), str(_ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "jobs.crashing", kind, place, str(run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as child:
-        assert child.stdout is not None
-        said = [child.stdout.readline().strip() for _ in range(lines)]
-        child.kill()
-        said += [line.strip() for line in child.stdout if line.endswith("\n")]
-    return said
+    with started("crashing", kind, place, str(run)) as (process, output):
+        said = [output.readline().strip() for _ in range(lines)]
+        process.kill()
+        return said + [line.strip() for line in output if line.endswith("\n")]
 
 
 async def test_what_was_acknowledged_outlives_processes(make_store: MakeStore, kind_and_place: tuple[str, str]) -> None:

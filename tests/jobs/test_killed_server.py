@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,25 +10,20 @@ from typing import Any
 
 import httpx
 from jobs.killed_server import args_of
+from jobs.processes import started
 from local_server import LocalServer
 
-_ROOT = Path(__file__).parents[2]
 ITEMS = 400
 KILLS = 2
 
 
 @contextmanager
 def _server(folder: Path) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
-    path = os.pathsep.join([str(_ROOT), str(_ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "SERVE_APP_HOME": str(_ROOT)}
-    command = [sys.executable, "-m", "jobs.killed_server", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        with httpx.Client(base_url=process.stdout.readline().strip(), timeout=60) as client:
-            try:
-                yield client, process
-            finally:
-                process.kill()
+    with (
+        started("killed_server", str(folder)) as (process, output),
+        httpx.Client(base_url=output.readline().strip(), timeout=60) as client,
+    ):
+        yield client, process
 
 
 def _body(n: int) -> dict[str, Any]:

@@ -6,16 +6,15 @@ PyTriton brings Triton without its ONNX Runtime backend, so this is not the fast
 
 from __future__ import annotations
 
-import os
-import sysconfig
 from typing import Any
 
 import numpy as np
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
-from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
+from pytriton.triton import Triton
 
 from benchmarks.peers.apps.settings import Session, Settings
+from benchmarks.peers.apps.triton_settings import SECURITY, config, find_library
 
 
 def tensor(name: str, dtype: Any, shape: tuple[int | str, ...]) -> Tensor:
@@ -31,18 +30,7 @@ def main(settings: Settings) -> None:
     def infer(**inputs: Any) -> list[Any]:
         return [session.run(inputs)]
 
-    grpc, metrics = settings.more_ports
-    config = TritonConfig(
-        http_address="127.0.0.1",
-        http_port=settings.port,
-        grpc_address="127.0.0.1",
-        grpc_port=grpc,
-        metrics_port=metrics,
-        log_verbose=0,
-    )
-    # Otherwise statistics need a token, which Triton's own load generator cannot give.
-    security = TritonSecurityConfig(restricted_endpoints=[])
-    with Triton(config=config, security_config=security) as triton:
+    with Triton(config=config(settings), security_config=SECURITY) as triton:
         triton.bind(
             model_name=settings.model,
             infer_func=infer,
@@ -58,8 +46,5 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
-    # Triton's workers embed an interpreter, and shall find this one's library: that of another patch release does not
-    # fit this one's standard library.
-    folders = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
-    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
+    find_library()
     main(Settings.from_command_line())

@@ -9,13 +9,12 @@ former ones answer until then.
 
 from __future__ import annotations
 
-import os
-import sysconfig
 from pathlib import Path
 
-from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
+from pytriton.triton import Triton
 
 from benchmarks.peers.apps.settings import Settings
+from benchmarks.peers.apps.triton_settings import SECURITY, config, find_library
 
 _CONFIG = """
 backend: "python"
@@ -53,25 +52,12 @@ def main(settings: Settings) -> None:
     """Serve until the process is ended."""
     version = Path(settings.model_file).parent
     (version / "model.py").write_text(_MODEL.format(threads=settings.threads), encoding="ascii")
-    config = _CONFIG.format(max_rows=settings.max_rows, delay_us=round(settings.max_wait_ms * 1000))
-    (version.parent / "config.pbtxt").write_text(config, encoding="ascii")
-    grpc, metrics = settings.more_ports
-    server = TritonConfig(
-        model_repository=version.parent.parent,
-        http_address="127.0.0.1",
-        http_port=settings.port,
-        grpc_address="127.0.0.1",
-        grpc_port=grpc,
-        metrics_port=metrics,
-        log_verbose=0,
-    )
-    # The repository API needs a token otherwise.
-    with Triton(config=server, security_config=TritonSecurityConfig(restricted_endpoints=[])) as triton:
+    described = _CONFIG.format(max_rows=settings.max_rows, delay_us=round(settings.max_wait_ms * 1000))
+    (version.parent / "config.pbtxt").write_text(described, encoding="ascii")
+    with Triton(config=config(settings, version.parent.parent), security_config=SECURITY) as triton:
         triton.serve()
 
 
 if __name__ == "__main__":
-    # As in `triton_app`: its workers shall find this interpreter's library.
-    folders = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
-    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
+    find_library()
     main(Settings.from_command_line())

@@ -14,7 +14,7 @@ from serve_app.api.open_inference.configuration import joinable_parameters, mode
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
 from serve_app.domain.service import InferenceService, ModelInfo
-from serve_app.errors import ModelUnavailable
+from serve_app.errors import ModelUnavailable, some_of
 from serve_app.payloads import TensorSpec
 
 __all__ = ["EXTENSIONS", "model_config", "model_metadata", "routes"]
@@ -112,7 +112,7 @@ class _Endpoints:
     async def ready(self, _: Request) -> Response:
         if not self._service.ready():
             waiting = [name for name in self._service.models if not self._service.model_ready(name)]
-            raise ModelUnavailable("not ready to take work" + (f" for: {', '.join(waiting)}" if waiting else ""))
+            raise ModelUnavailable("not ready to take work" + (f" for: {some_of(waiting)}" if waiting else ""))
         return json_response({"ready": True})
 
     async def model(self, request: Request) -> Response:

@@ -195,7 +195,7 @@ def _part(given: PipelineInput) -> Any:
     """One input of a pipeline."""
     part: Any = {"image": {"b64": _PICTURE}, "audio": {"b64": _sound()}, "text": "a text", "json": {}}.get(given.kind)
     if given.kind == "tensor":
-        part = False if given.datatype == "BOOL" else 0
+        part = {"BOOL": False, "BYTES": ""}.get(given.datatype, 0)
         for size in reversed(given.shape):
             part = [part] * max(1, size)
     return [part] if given.many else part

@@ -142,7 +142,7 @@ class Fields:
         if field.message_type is not None:
             for key in found:
                 self._document.take((*self._path, name, str(key)))
-            return {str(key): each for key, each in found.items()}
+            return {str(key): found[key] for key in sorted(found)}
         self._document.take((*self._path, name))
         return list(found)
 
@@ -183,6 +183,10 @@ class Fields:
     def note_entry(self, name: str, key: str, text: str) -> None:
         """As `note`, of one entry of a map."""
         self._document.tell("note", (*self._path, name, key), text)
+
+    def fault_entry(self, name: str, key: str, text: str) -> None:
+        """As `fault`, of one entry of a map."""
+        self._document.tell("fault", (*self._path, name, key), text)
 
     def refuse(self, name: str, text: str) -> None:
         """Say why the model cannot be served."""

@@ -73,20 +73,21 @@ class _Finder:
             field = None if descriptor is None else descriptor.fields_by_name.get(name)
             if descriptor is not None and field is None:
                 self._found.unknown.append(Unknown(position, name, tuple(descriptor.fields_by_name)))
-            for below in self._values(field):
+            for place, below in self._values(field):
                 if field is None:
                     continue
                 path: Path = (name,)
                 if field.is_repeated and field.message_type is not None:
                     number = counts[name] = counts.get(name, -1) + 1
                     path = (name, number)
+                    position = place or position
                     if _is_entry(field.message_type):
                         key, below = self._entry(below)  # noqa: PLW2901 - the same without its key and value
                         path = (name, key)
                         if path in found:
                             self._found.twice.append((position, path))
                 found.setdefault(path, position)
-                found.update({(*path, *steps): place for steps, place in below.items()})
+                found.update({(*path, *steps): inside for steps, inside in below.items()})
             if not self._tokens.TryConsume(","):
                 self._tokens.TryConsume(";")
         return found
@@ -96,14 +97,14 @@ class _Finder:
         key = next((str(steps[1]) for steps in below if steps[0] == "key" and len(steps) > 1), "")
         return key, {steps[1:]: place for steps, place in below.items() if steps[0] == "value" and len(steps) > 1}
 
-    def _values(self, field: FieldDescriptor | None) -> Iterator[dict[Path, Position]]:
-        """For each value of a field, the fields inside of it."""
+    def _values(self, field: FieldDescriptor | None) -> Iterator[tuple[Position | None, dict[Path, Position]]]:
+        """For each value of a field, where it stands in a list, and the fields inside of it."""
         self._tokens.TryConsume(":")
         if not self._tokens.TryConsume("["):
-            yield self._value(field)
+            yield None, self._value(field)
             return
         while not self._tokens.TryConsume("]"):
-            yield self._value(field)
+            yield self._position(), self._value(field)
             self._tokens.TryConsume(",")
 
     def _value(self, field: FieldDescriptor | None) -> dict[Path, Position]:

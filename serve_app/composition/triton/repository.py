@@ -1,10 +1,10 @@
-"""All models of a Triton repository, and what they ask of the classes that they share here."""
+"""All models and ensembles of a Triton repository, and what they ask of the classes that they share here."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -12,7 +12,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from serve_app.composition.triton.classes import ModelQueues, merge_classes
+from serve_app.composition.triton.ensembles import is_ensemble, translate_ensemble
 from serve_app.composition.triton.fields import FILE, Document
+from serve_app.composition.triton.step_models import Neighbours
 from serve_app.composition.triton.translation import Translated, translate
 from serve_app.config import ModelConfig
 from serve_app.config.files import home, is_remote
@@ -29,13 +31,15 @@ class RepositoryModel:
 
     Attributes:
         name: Its name.
-        keys: An entry of `models`; ``None`` where it is not served.
+        keys: An entry of `models`, or of `pipelines`; ``None`` where it is not served.
         notes: What is followed otherwise than there, or why it is not served, one line each.
+        is_pipeline: Whether it is an ensemble.
     """
 
     name: str
     keys: Mapping[str, Any] | None
     notes: tuple[str, ...]
+    is_pipeline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,12 @@ class Repository:
     @property
     def served(self) -> list[dict[str, Any]]:
         """The entries of `models`."""
-        return [dict(model.keys) for model in self.models if model.keys is not None]
+        return [dict(model.keys) for model in self.models if model.keys is not None and not model.is_pipeline]
+
+    @property
+    def pipelines(self) -> list[dict[str, Any]]:
+        """The entries of `pipelines`."""
+        return [dict(model.keys) for model in self.models if model.keys is not None and model.is_pipeline]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -63,8 +72,7 @@ class Repository:
 
 def read_repository(
     path: str,
-    taken: Collection[str] = (),
-    classes: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
     *,
     strict: bool = False,
@@ -73,8 +81,8 @@ def read_repository(
 
     Args:
         path: The folder, relative to ``SERVE_APP_HOME`` or absolute.
-        taken: Names of models that are configured by hand: their folders are left out.
-        classes: What the configuration says of classes, which counts more than what models ask.
+        given: What else stands under ``args:``. Folders that are called as one of its `models` or `pipelines` are left
+            out; what it says of `classes` counts more than what models ask.
         environ: Environment variables; by default those of this process.
         strict: Whether all of them must be served.
 
@@ -92,26 +100,13 @@ def read_repository(
         folders = sorted(root.iterdir(), key=lambda item: item.name)
     except OSError as error:
         raise ConfigError((f"repository.path: {path}: cannot be read: {error.strerror}",)) from None
-    found: dict[str, _Model] = {}
-    problems: list[str] = []
-    for folder in folders:
-        if folder.name.startswith(".") or not folder.is_dir():
-            continue
-        model = _Model(folder.name, str(PurePosixPath(path) / folder.name))
-        found[folder.name] = model
-        if folder.name in taken:
-            model.notes.append(
-                f"{model.path}: models has an entry {folder.name!r}, which counts in place of the folder"
-            )
-            continue
-        try:
-            model.read(folder, environ, strict=strict)
-        except ConfigError as error:
-            problems += error.problems
-    served = [model for model in found.values() if model.translated is not None]
+    given = {} if given is None else given
+    found, problems = _read_models(path, folders, given, environ, strict=strict)
+    served = [model for model in found if model.translated is not None]
     _share_gpus(served)
     queues = [ModelQueues(model.document, model.translated.queues) for model in served if model.translated is not None]
-    merged = merge_classes(queues, {} if classes is None else classes)
+    classes = given.get("classes")
+    merged = merge_classes(queues, classes if isinstance(classes, Mapping) else {})
     for model in served:
         try:
             ModelConfig.model_validate(model.keys)
@@ -121,45 +116,101 @@ def read_repository(
     if problems:
         raise ConfigError(tuple(problems))
     return Repository(
-        tuple(
-            RepositoryModel(model.name, None if model.translated is None else model.keys, tuple(model.lines()))
-            for model in found.values()
-        ),
+        tuple(RepositoryModel(model.name, model.entry, tuple(model.lines()), model.is_ensemble) for model in found),
         merged,
     )
+
+
+def _read_models(
+    path: str, folders: Iterable[Path], given: Mapping[str, Any], environ: Mapping[str, str], *, strict: bool
+) -> tuple[list[_Model], list[str]]:
+    """Every folder, with faults: models first, since ensembles are made of them."""
+    by_hand, pipelines = _by_name(given.get("models")), _by_name(given.get("pipelines"))
+    found: dict[str, _Model] = {}
+    problems: list[str] = []
+    for folder in folders:
+        if folder.name.startswith(".") or not folder.is_dir():
+            continue
+        model = found[folder.name] = _Model(folder, str(PurePosixPath(path) / folder.name))
+        if folder.name in {**by_hand, **pipelines}:
+            section = "models" if folder.name in by_hand else "pipelines"
+            model.notes.append(
+                f"{model.path}: {section} has an entry {folder.name!r}, which counts in place of the folder"
+            )
+            continue
+        try:
+            model.read(environ, strict=strict)
+        except ConfigError as error:
+            problems += error.problems
+    ensembles = {name: model for name, model in found.items() if model.is_ensemble}
+    entries = {name: model.entry for name, model in found.items() if name not in {*ensembles, *pipelines}}
+    neighbours = Neighbours({**entries, **by_hand}, {*ensembles, *pipelines}, complete=not given.get("pools"))
+    for model in ensembles.values():
+        try:
+            model.read_ensemble(neighbours, strict=strict)
+        except ConfigError as error:
+            problems += error.problems
+    return list(found.values()), problems
+
+
+def _by_name(entries: Any) -> dict[str, Mapping[str, Any]]:
+    """What is configured by hand, as far as it has a name."""
+    given = entries if isinstance(entries, list | tuple) else []
+    return {str(entry.get("name")): entry for entry in given if isinstance(entry, Mapping)}
 
 
 class _Model:
     """A folder while the repository is read."""
 
-    def __init__(self, name: str, path: str) -> None:
-        self.name, self.path = name, path
+    def __init__(self, folder: Path, path: str) -> None:
+        self.name, self.path = folder.name, path
         self.document: Document | None = None
         self.translated: Translated | None = None
+        self.pipeline: dict[str, Any] | None = None
+        self.is_ensemble = False
         self.notes: list[str] = []
+        self._folder = folder
 
     @property
     def keys(self) -> dict[str, Any]:
         return {} if self.translated is None else self.translated.keys
 
-    def read(self, folder: Path, environ: Mapping[str, str], *, strict: bool) -> None:
-        """Translate it. Raises `ConfigError` for what is wrong, and if ``strict`` for what cannot be served."""
-        file = f"{self.path}/{FILE}"
+    @property
+    def entry(self) -> dict[str, Any] | None:
+        """Of `models` or `pipelines`; ``None`` where it is not served."""
+        return self.pipeline if self.translated is None else self.translated.keys
+
+    def read(self, environ: Mapping[str, str], *, strict: bool) -> None:
+        """Translate it, unless it is an ensemble.
+
+        Raises:
+            ConfigError: Something is wrong with it; if ``strict``, it cannot be served.
+        """
         try:
-            if (folder / FILE).is_file():
-                self.document = Document(file, (folder / FILE).read_text(encoding="utf-8"))
-            self.translated = translate(self.document, self.name, self.path, folder, environ)
+            if (self._folder / FILE).is_file():
+                self.document = Document(f"{self.path}/{FILE}", (self._folder / FILE).read_text(encoding="utf-8"))
+                self.is_ensemble = is_ensemble(self.document)
+            if not self.is_ensemble:
+                self.translated = translate(self.document, self.name, self.path, self._folder, environ)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError((f"{file}: cannot be read: {error}",)) from None
+            raise ConfigError((f"{self.path}/{FILE}: cannot be read: {error}",)) from None
         except ServeAppError as error:
             problems = error.problems if isinstance(error, ConfigError) else (str(error),)
-            if self.document is not None or strict or (folder / FILE).is_file():
+            if self.document is not None or strict or (self._folder / FILE).is_file():
                 raise ConfigError(problems) from None
             self.notes += self._not_served(problems)
             return
-        if self.document is None:
-            return
-        remarks = self.document.remarks
+        self._settle(strict=strict)
+
+    def read_ensemble(self, neighbours: Neighbours, *, strict: bool) -> None:
+        """The same of an ensemble."""
+        assert self.document is not None
+        self.pipeline = translate_ensemble(self.document, self.name, self._folder, neighbours)
+        self._settle(strict=strict)
+
+    def _settle(self, *, strict: bool) -> None:
+        """What keeps it from being served becomes an error or notes."""
+        remarks = [] if self.document is None else self.document.remarks
         faults = tuple(remark.line() for remark in remarks if remark.level == "fault")
         refusals = [remark.line() for remark in remarks if remark.level == "refusal"]
         if faults and not refusals:
@@ -175,7 +226,7 @@ class _Model:
 
     def lines(self) -> Iterator[str]:
         yield from self.notes
-        if self.translated is not None and self.document is not None:
+        if self.entry is not None and self.document is not None:
             yield from (remark.line() for remark in self.document.remarks)
 
 

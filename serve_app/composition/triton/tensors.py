@@ -67,16 +67,21 @@ def triton_type(spec: TensorSpec) -> str:
     return f"TYPE_{'STRING' if spec.datatype == 'BYTES' else spec.datatype}"
 
 
+def refuse_forms(each: Fields) -> None:
+    """Say what is not done with an input or an output."""
+    reshape = each.below("reshape")
+    if reshape is not None and reshape.value("shape") != each.value("dims"):
+        each.refuse("reshape", "tensors are passed on with the shape that they come with")
+    for name in ("is_shape_tensor", "is_non_linear_format_io"):
+        if each.value(name):
+            each.refuse(name, "is for TensorRT's plans")
+
+
 def _read_tensor(each: Fields, known: Mapping[str, TensorSpec], what: str, *, batched: bool) -> TensorSpec | None:
     name = each.value("name")
     spec = known.get(name)
-    dims, reshape = each.value("dims"), each.below("reshape")
-    if reshape is not None and reshape.value("shape") != dims:
-        each.refuse("reshape", "tensors are passed on with the shape that they come with")
-    if each.value("is_shape_tensor"):
-        each.refuse("is_shape_tensor", "is for TensorRT's plans")
-    if each.value("is_non_linear_format_io"):
-        each.refuse("is_non_linear_format_io", "is for TensorRT's plans")
+    dims = each.value("dims")
+    refuse_forms(each)
     if spec is None:
         guess = nearest(name, known)
         hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
@@ -85,7 +90,7 @@ def _read_tensor(each: Fields, known: Mapping[str, TensorSpec], what: str, *, ba
     data_type = each.word("data_type")
     if data_type not in {_NO_TYPE, triton_type(spec)}:
         each.fault("data_type", f"is {data_type}, and the file has {triton_type(spec)}")
-    if each.has("dims") and spec.ranked and reshape is None:
+    if each.has("dims") and spec.ranked and not each.has("reshape"):
         _check_dims(each, dims, spec, batched=batched)
     return spec
 

@@ -20,7 +20,6 @@ from serve_app.errors import ConfigError
 from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
 
 _UNSUPPORTED: Final = {
-    "ensemble_scheduling": "ensembles are not served as they are; write a pipeline (docs/pipelines.md)",
     "sequence_batching": (
         "models that keep a state between requests are not served; the client sends the state as tensors"
     ),
@@ -33,7 +32,7 @@ _UNSUPPORTED_LISTS: Final = {
 }
 _ZEROS: Final[Mapping[str, Any]] = {"BYTES": "", "BOOL": False}
 _DTYPES: Final[Mapping[str, str]] = {f"TYPE_{datatype}": name for name, datatype in DATATYPES.items()}
-_NO_TYPE: Final = "TYPE_INVALID"
+NO_TYPE: Final = "TYPE_INVALID"
 _WARM_UP_FOLDER: Final = "warmup"
 _PYTHON_BACKEND: Final = "python"
 _PYTHON_FILE: Final = "model.py"
@@ -96,6 +95,22 @@ def translate(
     return found if all(remark.level == "note" for remark in document.remarks) else None
 
 
+def check_name(fields: Fields, folder: str) -> None:
+    """Compare the name that a `config.pbtxt` gives with that of its folder."""
+    if (given := fields.value("name")) not in {"", folder}:
+        fields.fault("name", f"is {short_repr(given)}, but the folder is {short_repr(folder)}")
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Say which parts of a configuration keep it from being served."""
+    for name, why in _UNSUPPORTED.items():
+        if fields.has(name):
+            fields.refuse(name, why)
+    for name, why in _UNSUPPORTED_LISTS.items():
+        for each in fields.each(name)[:1]:
+            each.refuse("", why)
+
+
 class _Translation:
     def __init__(self, document: Document, name: str, path: str, folder: Path, environ: Mapping[str, str]) -> None:
         self._document, self._fields = document, document.fields
@@ -105,7 +120,7 @@ class _Translation:
 
     def run(self) -> Translated | None:
         fields = self._fields
-        self._refuse_unsupported()
+        refuse_unsupported(fields)
         kind = self._backend()
         if any(remark.level != "note" for remark in self._document.remarks):
             return None
@@ -114,8 +129,7 @@ class _Translation:
         if any(remark.level != "note" for remark in self._document.remarks):
             return None
         signature = location.kind.inspect(location.model_file, self._name, self._read_options(location.kind)).signature
-        if (given := fields.value("name")) not in {"", self._name}:
-            fields.fault("name", f"is {short_repr(given)}, but the folder is {short_repr(self._name)}")
+        check_name(fields, self._name)
         batched = self._batching(signature)
         self._keys |= read_tensors(fields, signature, location.sidecars(), batched=batched)
         if any(remark.level != "note" for remark in self._document.remarks):
@@ -140,15 +154,6 @@ class _Translation:
         batching = fields.below("dynamic_batching")
         return Translated(self._keys, instances, QueueSettings() if batching is None else read_queues(batching))
 
-    def _refuse_unsupported(self) -> None:
-        fields = self._fields
-        for name, why in _UNSUPPORTED.items():
-            if fields.has(name):
-                fields.refuse(name, why)
-        for name, why in _UNSUPPORTED_LISTS.items():
-            for each in fields.each(name)[:1]:
-                each.refuse("", why)
-
     def _backend(self) -> AnyKind | None:
         """What runs the model; ``None``: its file tells."""
         fields = self._fields
@@ -167,8 +172,7 @@ class _Translation:
             if not fitting:
                 known = ", ".join(dict.fromkeys(kind.triton_name or kind.name for kind in kinds_of(None)))
                 instead = _INSTEAD.get(given, f"there is {known}")
-                if not (key == "platform" and fields.has("ensemble_scheduling")):
-                    fields.refuse(key, f"no backend here runs {short_repr(given)}; {instead}")
+                fields.refuse(key, f"no backend here runs {short_repr(given)}; {instead}")
                 return None
             file = fields.value("default_model_filename")
             kind = next((each for each in fitting if file and each.recognises(file)), fitting[0])
@@ -320,7 +324,7 @@ class _Translation:
         """What an input holds, as `warm_up.inputs` says it."""
         rule: dict[str, Any] = {}
         dims, data_type = each.value("dims"), each.word("data_type")
-        if data_type not in {_NO_TYPE, triton_type(spec)}:
+        if data_type not in {NO_TYPE, triton_type(spec)}:
             each.fault("data_type", f"is {data_type}, and the file has {triton_type(spec)}")
         shape = spec.shape[1:] if batched else spec.shape
         if len(dims) != len(shape) or any(size not in {-1, dim} for dim, size in zip(dims, shape, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,12 +14,22 @@ import numpy as np
 import onnx_models
 import pytest
 import tritonclient.http as triton
+from client.both_clients import EitherClient
 from local_server import LocalServer, make_tokenizer
+from PIL import Image
 
 from api.live.conftest import PICTURE, SOUND
 from serve_app.api.http_app import HttpSettings
 from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app.cli.key_file import add
+from serve_app_client import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    pipeline_item,
+)
 
 PIPELINES: list[dict[str, Any]] = [
     {
@@ -80,7 +90,9 @@ def configuration(folder: Path) -> dict[str, Any]:
 def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """A server that has them, and lets everybody unload models."""
     settings = HttpSettings(open_administration=True)
-    with LocalServer(configuration(tmp_path_factory.mktemp("models")), settings) as running:
+    folder = tmp_path_factory.mktemp("models")
+    router = {"jobs": {"path": str(folder / "jobs.sqlite")}}
+    with LocalServer({**configuration(folder), "router": router}, settings) as running:
         yield running
 
 
@@ -254,6 +266,69 @@ def test_a_pipeline_whose_model_is_unloaded_is_unavailable(pipelines: LocalServe
     assert httpx.get(f"{pipelines.url}/v2/models/passages/ready").status_code == 503
     assert httpx.post(f"{repository}/words/load", timeout=60).status_code == 200
     assert predict(pipelines, "passages", json={"texts": ["the cat"]}).status_code == 200
+
+
+@pytest.fixture(params=["sync", "async"])
+async def client(request: pytest.FixtureRequest, pipelines: LocalServer) -> AsyncIterator[EitherClient]:
+    """This project's client, of each kind in turn."""
+    made: type[Client] | type[AsyncClient] = Client if request.param == "sync" else AsyncClient
+    async with EitherClient(made(pipelines.url)) as either:
+        yield either
+
+
+async def test_our_client_sends_files_by_the_names_of_inputs(client: EitherClient) -> None:
+    """As paths, bytes, open files and images of Pillow; and is told how the request was served."""
+    with SOUND.open("rb") as opened, Image.open(PICTURE) as image:
+        for picture, sound in ((PICTURE, SOUND.read_bytes()), (image, opened), (PICTURE.read_bytes(), SOUND)):
+            answer = await client.call(
+                "run_pipeline", "same-digit", {"picture": picture, "sound": sound}, priority="high", request_id="r-1"
+            )
+            assert answer.outputs == {"agree": False, "seen": "four", "heard": "eight"}
+            assert answer["heard"] == "eight"
+    assert (answer.served.priority, answer.served.request_id) == ("high", "r-1")
+
+
+async def test_our_client_sends_lists_and_tensors(client: EitherClient) -> None:
+    """An input that takes many is a list; arrays are tensors, which `infer` sends in binary."""
+    texts = ["the cat", "a dog sat"]
+    vectors = (await client.call("run_pipeline", "passages", {"texts": texts}))["vectors"]
+    for text, vector in zip(texts, vectors, strict=True):
+        alone = await client.call("embed", text, "words")
+        np.testing.assert_allclose([vector], alone, rtol=1e-5)
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for given in (x, x.tolist(), x.astype(np.float64), x.T.copy().T):
+        answer = await client.call("run_pipeline", "twice", {"x": given}, version="1")
+        assert answer.outputs == {"y": (x + 2).tolist(), "middle": (x + 1).tolist()}
+    np.testing.assert_array_equal((await client.call("infer", "twice", {"x": x}))["y"], x + 2)
+
+
+async def test_our_client_tells_what_a_pipeline_does_not_take(client: EitherClient) -> None:
+    """As of a model."""
+    with pytest.raises(InvalidRequest, match="sound missing; pipeline 'same-digit' takes picture, sound"):
+        await client.call("run_pipeline", "same-digit", {"picture": PICTURE})
+    with pytest.raises(InvalidRequest, match="step 'drawn': the content"):
+        await client.call("run_pipeline", "same-digit", {"picture": b"nothing", "sound": SOUND})
+    with pytest.raises(ModelNotFound, match="no version '2'"):
+        await client.call("run_pipeline", "twice", {"x": [[1, 2]]}, version="2")
+    with pytest.raises(DeadlineExceeded):
+        await client.call("run_pipeline", "twice", {"x": [[1, 2]]}, timeout=1e-9)
+    with pytest.raises(TypeError, match="not JSON serializable: bytes"):
+        await client.call("run_pipeline", "twice", {"x": {"inside": b"1"}})
+    with pytest.raises(FileNotFoundError):
+        await client.call("run_pipeline", "same-digit", {"picture": PICTURE.with_name("none"), "sound": SOUND})
+
+
+async def test_our_client_makes_jobs_of_pipelines(client: EitherClient) -> None:
+    """An item for each request."""
+    items = [pipeline_item("same-digit", {"picture": PICTURE, "sound": SOUND}, custom_id="both")]
+    job = await client.call("submit_job", [*items, pipeline_item("twice", {"x": [[1, 2]]})])
+    assert (await client.call("wait_for_job", job.id, 60.0)).state == "COMPLETED"
+    results = client.client.job_results(job.id)
+    found = [each async for each in results] if isinstance(results, AsyncIterator) else [*results]
+    assert [(each.custom_id, each.value) for each in found] == [
+        ("both", {"agree": False, "seen": "four", "heard": "eight"}),
+        ("", {"y": [[3.0, 4.0]], "middle": [[2.0, 3.0]]}),
+    ]
 
 
 def test_a_key_for_a_pipeline_needs_none_of_its_models(guarded: tuple[LocalServer, dict[str, str]]) -> None:

@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     add_model(folder, "sums", SUM_DIFF + LEVELS + ON_CPU)
     pictures = add_model(folder, "pictures", PICTURES + ON_CPU, "image_logits", version=2)
     (pictures / "colours.txt").write_text("red\ngreen\nblue\nnone\n")
-    add_model(folder, "chain", 'platform: "ensemble" ensemble_scheduling { step { model_name: "sums" } }')
+    add_model(folder, "stateful", "sequence_batching {}")
     edge_case_models.ids(folder / "ids" / "1" / "model.onnx")
     (folder / "ids" / "config.pbtxt").write_text(IDS + ON_CPU)
     (folder / "ids" / "warmup").mkdir()
@@ -150,5 +150,5 @@ def test_a_model_is_warmed_up_with_its_file(server: LocalServer) -> None:
 
 def test_what_is_not_supported_is_not_there(server: LocalServer) -> None:
     """And nothing else is missing."""
-    assert infer(server, "chain", {}).status_code == 404
+    assert infer(server, "stateful", {}).status_code == 404
     assert set(get(server, "/status")["models"]) == {"sums", "pictures", "ids", "sums-by-hand", "pictures-by-hand"}

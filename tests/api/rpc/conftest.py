@@ -44,6 +44,31 @@ class Client:
         return self.channel.stream_stream(f"/{INFERENCE.full_name}/{name}")(metadata=metadata, timeout=20)
 
 
+async def next_of(stream: Any) -> pb.ModelStreamInferResponse:
+    """The next answer."""
+    return pb.ModelStreamInferResponse.FromString(await stream.read())
+
+
+class Nobody:
+    """Whoever carries a call, saying nothing and listening to nothing."""
+
+    def invocation_metadata(self) -> None:
+        """None came."""
+
+    def peer(self) -> str:
+        """From nowhere."""
+        return ""
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Not told to anybody."""
+
+    def set_details(self, details: str) -> None:
+        """Not told to anybody."""
+
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        """Not told to anybody."""
+
+
 async def failure(call: Any) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     """How a call that must fail has failed: status, details and trailing metadata."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:

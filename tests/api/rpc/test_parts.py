@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from api.protocol_service import DOUBLE, MODELS, WIDE, NumpyService
-from api.rpc.conftest import Client, failure, parameter, request_of
+from api.rpc.conftest import Client, Nobody, failure, next_of, parameter, request_of
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
@@ -34,11 +34,6 @@ def ask(
 ) -> bytes:
     """A request, serialized."""
     return request_of(model, id=str(number), parameters=parameters).SerializeToString()
-
-
-async def next_of(stream: Any) -> pb.ModelStreamInferResponse:
-    """The next answer."""
-    return pb.ModelStreamInferResponse.FromString(await stream.read())
 
 
 async def all_of(stream: Any) -> list[pb.ModelStreamInferResponse]:
@@ -179,26 +174,6 @@ async def test_wrong_types_of_parameters(client: Client) -> None:
         await stream.write(ask(parameters={name: parameter("yes", "string")}))
         assert f"parameters.{name}: expected" in (await next_of(stream)).error_message
     stream.cancel()
-
-
-class Nobody:
-    """Whoever carries a call, saying nothing and listening to nothing."""
-
-    def invocation_metadata(self) -> None:
-        """None came."""
-
-    def peer(self) -> str:
-        """From nowhere."""
-        return ""
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        """Not told to anybody."""
-
-    def set_details(self, details: str) -> None:
-        """Not told to anybody."""
-
-    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-        """Not told to anybody."""
 
 
 async def test_no_parts_are_made_for_a_client_that_does_not_read(service: NumpyService, bodies: BodyReader) -> None:

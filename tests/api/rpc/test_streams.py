@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc.aio
 import numpy as np
 import pytest
 
 from api.protocol_service import NumpyService
-from api.rpc.conftest import Client, request_of
+from api.rpc.conftest import Client, Nobody, next_of, request_of
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
@@ -27,11 +26,6 @@ from serve_app.payloads import Payload
 def numbered(number: int, model: str = "double") -> bytes:
     """A request that tells its number in its id and in its tensor."""
     return request_of(model, [("x", "FP32", np.full((1, 4), number, np.float32))], id=str(number)).SerializeToString()
-
-
-async def next_of(stream: Any) -> pb.ModelStreamInferResponse:
-    """The next answer."""
-    return pb.ModelStreamInferResponse.FromString(await stream.read())
 
 
 async def test_answers_come_in_the_order_of_requests(client: Client) -> None:
@@ -150,26 +144,6 @@ async def test_a_stream_whose_client_was_done_ends_well_when_the_server_closes(
     assert (await next_of(stream)).infer_response.id == "1"
     assert await stream.code() == grpc.StatusCode.OK
     await closing
-
-
-class Nobody:
-    """Whoever carries a call, saying nothing and listening to nothing."""
-
-    def invocation_metadata(self) -> None:
-        """None came."""
-
-    def peer(self) -> str:
-        """From nowhere."""
-        return ""
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        """Not told to anybody."""
-
-    def set_details(self, details: str) -> None:
-        """Not told to anybody."""
-
-    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-        """Not told to anybody."""
 
 
 class Halting(NumpyService):

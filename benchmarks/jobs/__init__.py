@@ -1,0 +1,1 @@
+"""What jobs promise, and what they cost."""

@@ -1,0 +1,118 @@
+"""Requests of class ``high`` beside a backlog and without one; items per second beside those of live requests."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import aiohttp
+import httpx
+import numpy as np
+import orjson
+
+from benchmarks.chaos.server import FaultyServer
+from benchmarks.failure import BenchmarkError
+from benchmarks.jobs.asking import ask_job, ended_items, get, serving, setup_of, submit
+from benchmarks.open_loop import send_apart
+from benchmarks.open_loop_workload import Workload, poisson
+from benchmarks.server import OUT
+from serve_app.scheduling.entry import Priority
+
+_MINILM = "minilm"
+_TEXT = "a text of some words, as those have that are embedded in the night when few people ask for anything else"
+_SEED = 7
+_TOKENS = 32
+_TIMEOUT_S = 20.0
+CONNECTIONS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Live requests and items; medians over the rounds.
+
+    Attributes:
+        rounds: How many.
+        seconds: Length of each measurement.
+        rate: Requests per second of class ``high``.
+        alone_ms: 99th percentile of class ``high`` without a backlog.
+        beside_ms: And with one.
+        live_per_s: Requests per second in a closed loop of many connections, in class ``normal``.
+        items_per_s: Items per second of a backlog alone.
+    """
+
+    rounds: int
+    seconds: float
+    rate: float
+    alone_ms: float
+    beside_ms: float
+    live_per_s: float
+    items_per_s: float
+
+
+def measure_beside(rounds: int, seconds: float, rate: float) -> Beside:
+    """Measure in turns.
+
+    Args:
+        rounds: How many.
+        seconds: Length of each measurement.
+        rate: Requests per second of class ``high``.
+
+    Raises:
+        BenchmarkError: The server did not start, or a request was not answered.
+    """
+    model = {"name": _MINILM, "task": "feature-extraction", "path": "models/minilm"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(setup_of({"path": f"{folder}/jobs.sqlite"}, model, 1, 1)) as server,
+    ):
+        body = {"inputs": _TEXT}
+        live, items, alone, beside = [], [], [], []
+        for number in range(rounds):
+            alone.append(_high_p99(server, rate, seconds, number))
+            job = submit(server, {"model": _MINILM, "items": [{"body": body}] * 50_000})
+            get(server, "/status")
+            beside.append(_high_p99(server, rate, seconds, number))
+            items.append(_per_second(lambda job=job: ended_items(ask_job(server, job)), seconds))  # type: ignore[misc]
+            httpx.post(f"{server.direct}/v1/jobs/{job}/cancel", timeout=60.0).raise_for_status()
+            live.append(asyncio.run(_live(f"{server.direct}/v1/models/{_MINILM}/predict", body, seconds)))
+    return Beside(rounds, seconds, rate, median(alone), median(beside), median(live), median(items))
+
+
+def _high_p99(server: FaultyServer, rate: float, seconds: float, number: int) -> float:
+    """Milliseconds."""
+    arrival_s = poisson(rate, seconds, (_SEED, number))
+    workload = Workload.alike(arrival_s, _MINILM, _TIMEOUT_S, Priority.HIGH, bucket=_TOKENS)
+    result = send_apart(server.direct, workload, OUT / "jobs")
+    if (result.status != 200).any():
+        raise BenchmarkError(f"{(result.status != 200).sum()} requests of class high were not answered")
+    return float(np.quantile(result.latency_s, 0.99)) * 1e3
+
+
+def _per_second(count: Callable[[], int], seconds: float) -> float:
+    began, before = time.monotonic(), count()
+    time.sleep(seconds)
+    return (count() - before) / (time.monotonic() - began)
+
+
+async def _live(url: str, body: Any, seconds: float) -> float:
+    """Answers per second in a closed loop."""
+    content, answered = orjson.dumps(body), 0
+    until = time.monotonic() + seconds
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        nonlocal answered
+        while time.monotonic() < until:
+            async with session.post(url, data=content, headers={"Content-Type": "application/json"}) as answer:
+                await answer.read()
+                if answer.status != 200:
+                    raise BenchmarkError(f"a live request got {answer.status}")
+                answered += 1
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONNECTIONS)) as session:
+        await asyncio.gather(*(ask(session) for _ in range(CONNECTIONS)))
+    return answered / seconds

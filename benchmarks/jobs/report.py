@@ -1,0 +1,113 @@
+"""The report on jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.jobs.beside import CONNECTIONS, Beside
+from benchmarks.jobs.cleaning import Cleaning
+from benchmarks.jobs.kills import Kill
+from benchmarks.jobs.memory import Memory
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, table
+
+
+@dataclass(slots=True)
+class Report:
+    """What was measured.
+
+    Attributes:
+        date: When.
+        machine: On what.
+        kills: By what was killed; empty if left out.
+        beside: ``None`` if left out, as the others.
+        memory: Of the router.
+        cleaning: Of the store.
+    """
+
+    date: str
+    machine: Machine
+    kills: list[Kill] = field(default_factory=list)
+    beside: Beside | None = None
+    memory: Memory | None = None
+    cleaning: Cleaning | None = None
+
+    def broken(self) -> list[Kill]:
+        """Where jobs did not keep what they promise."""
+        return [each for each in self.kills if each.lost or each.wrong or each.twice]
+
+
+def render(report: Report) -> str:
+    """The report, in Markdown."""
+    parts = ["# Jobs", "Written by `make bench-jobs`; how jobs work is in [jobs](../jobs.md)."]
+    if report.kills:
+        parts += _kills(report.kills)
+    if report.beside is not None:
+        parts += _beside(report.beside)
+    if report.memory is not None:
+        parts += _memory(report.memory)
+    if report.cleaning is not None:
+        parts += _cleaning(report.cleaning)
+    return "\n\n".join([*parts, "## Machine", machine_table(report.date, report.machine)]) + "\n"
+
+
+def _kills(kills: Sequence[Kill]) -> list[str]:
+    rows = [
+        [
+            *(each.victim, each.store, f"{each.items:,}", f"{each.done_before:,}"),
+            *(f"{each.lost}", f"{each.wrong}", f"{each.twice}", f"{each.seconds:.0f}"),
+        ]
+        for each in kills
+    ]
+    header = ["killed", "store", "items", "done before", "lost", "wrong", "ended twice", "seconds"]
+    return [
+        "## Processes killed with SIGKILL while items run",
+        """\
+Two routers and two replicas of `digits`. *Lost* has no answer in the end, *wrong* another one than a direct request
+gets; *ended twice* is by the job's own count and by its results. An item may run twice. Seconds are from submission to
+the end of the job, with what it took to start anew what is not started by itself.""",
+        table(header, rows),
+    ]
+
+
+def _beside(beside: Beside) -> list[str]:
+    rows = [
+        ["p99 of class `high`, no backlog, ms", f"{beside.alone_ms:.1f}"],
+        ["the same beside a backlog, ms", f"{beside.beside_ms:.1f}"],
+        ["ratio", f"{beside.beside_ms / beside.alone_ms:.2f}"],
+        ["live requests per second", f"{beside.live_per_s:.0f}"],
+        ["items per second", f"{beside.items_per_s:.0f}"],
+        ["ratio", f"{beside.items_per_s / beside.live_per_s:.2f}"],
+    ]
+    return [
+        "## Beside live requests",
+        f"""\
+`minilm` at one replica, medians of {beside.rounds} rounds in turns, each of {beside.seconds:g} s. Class `high` comes at
+{beside.rate:g} requests/s at random times, so that each p99 is of {beside.rate * beside.seconds:.0f} requests. Live
+requests are those of {CONNECTIONS} connections without a pause. Their client shares the cores; items need none.""",
+        table(["", ""], rows),
+    ]
+
+
+def _memory(memory: Memory) -> list[str]:
+    rows = [
+        ["router before, MiB", f"{memory.before_mib:.0f}"],
+        [f"when {memory.items:,} items were taken, MiB", f"{memory.kept_mib:.0f}"],
+        [f"at most in the {memory.seconds:g} s after that, MiB", f"{memory.working_mib:.0f}"],
+        ["store, MiB", f"{memory.store_mib:.0f}"],
+    ]
+    return [
+        "## Memory",
+        "Proportional set size of the only router, which works on its backlog from the first job on.",
+        table(["", ""], rows),
+    ]
+
+
+def _cleaning(cleaning: Cleaning) -> list[str]:
+    rows = [
+        ["expired jobs, items", f"{cleaning.jobs:,}, {cleaning.items:,}"],
+        ["steps, and the longest, ms", f"{cleaning.steps:,}, {cleaning.longest_ms:.0f}"],
+        ["all of them, s", f"{cleaning.seconds:.0f}"],
+    ]
+    return ["## Cleaning", "SQLite, without a server. Between steps others get at the store.", table(["", ""], rows)]
