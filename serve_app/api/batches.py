@@ -20,11 +20,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from serve_app.api.forms import opened_form
 from serve_app.api.gateway import Gateway
 from serve_app.api.items import ItemRoutes
 from serve_app.api.job_body import check_metadata
 from serve_app.api.jobs import aside, idempotency_key, json_of, number, off, page
-from serve_app.api.media import opened_form
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.openai import render_error
 from serve_app.api.replies import dump_json, json_response

@@ -68,6 +68,7 @@ class Call(Protocol):
         asked_model: The model that it asks for as far as that is known, empty where it is not yet; ``None`` for what
             asks no model to work.
         arrived: Whether its body has arrived already.
+        waited_s: How long its body had been on its way when it was taken up, seconds; this is part of its deadline.
     """
 
     arrived: ClassVar[bool]
@@ -75,6 +76,10 @@ class Call(Protocol):
     model: str | None
     version: str | None
     asked_model: str | None
+
+    @property
+    def waited_s(self) -> float:
+        """See above."""
 
     def qos(self, levels: PriorityLevels) -> QosHints:
         """The class and the deadline that it names outside its body.
@@ -331,7 +336,7 @@ class Gateway:
             ServeAppError: As `serve_app.errors` says.
             ClientGone: The client went away before its request was complete.
         """
-        arrived = monotonic()
+        arrived = monotonic() - call.waited_s
         service, bodies, named = self.service, self.bodies, call.model
         call.asked_model = named or ""
         if self._guard is not None:

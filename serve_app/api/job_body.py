@@ -17,7 +17,7 @@ from serve_app.api.items import KEPT, ItemRoutes
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json
 from serve_app.domain.service import InferenceService
-from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError, error_from_code
+from serve_app.errors import InvalidRequest, ModelNotFound, PayloadTooLarge, ServeAppError, error_from_code
 from serve_app.jobs.records import NewItem
 from serve_app.payloads import TENSORS
 
@@ -129,7 +129,6 @@ class JobBodies:
         models: dict[tuple[str, str], tuple[str, str]] = {}
         items = []
         for index, item in enumerate(given):
-            place = "" if alone else f"items[{index}]."
             asked_for = item.model or asked.model, item.url or asked.url
             try:
                 if asked_for not in models:
@@ -138,7 +137,9 @@ class JobBodies:
             except ServeAppError as error:
                 if alone:
                     raise
-                raise error_from_code(error.code, f"{place}{error.message}") from None
+                # What names a field goes on with it; that there is no such model begins with Triton's words.
+                between = ": " if isinstance(error, ModelNotFound) else "."
+                raise error_from_code(error.code, f"items[{index}]{between}{error.message}") from None
         _check_priority(asked.priority)
         check_metadata(asked.metadata)
         return asked, items

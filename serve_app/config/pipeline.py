@@ -61,10 +61,11 @@ def _checked(text: Any) -> Any:
 
 
 def _as_text(given: Any) -> Any:
-    """Keys of cases as the text that values are compared by: YAML reads ``7`` as a number and ``true`` as such."""
+    """Keys of cases as the text that values are compared by: YAML has numbers, truth values and null as such."""
     if not isinstance(given, Mapping):
         return given
-    return {str(key).lower() if isinstance(key, bool) else str(key): value for key, value in given.items()}
+    names = {None: "null", True: "true", False: "false"}
+    return {names[key] if key is None or isinstance(key, bool) else str(key): value for key, value in given.items()}
 
 
 def _version_as_text(given: Any) -> Any:
