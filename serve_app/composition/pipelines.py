@@ -150,6 +150,8 @@ class _Plan:
             case SwitchStep(on=on):
                 if (form := single(self.form(on))).kind in {"image", "audio", "list", "object"}:
                     raise Misfit(f"switch: {on} is {form}, which is no value to choose by")
+                if any(size > 1 for size in form.shape or ()):
+                    raise Misfit(f"switch: {on} is {form}, which has more values than the one to choose by")
                 choices = (*step.cases.values(), step.default)
                 return step, common([self._chosen(each) for each in choices])
             case EqualStep(values=values):

@@ -87,6 +87,16 @@ def problems(*pipelines: dict[str, Any]) -> tuple[str, ...]:
             id="switch without cases",
         ),
         pytest.param(
+            pipeline({"name": "s", "switch": "first", "cases": {7: "x", "7": "first"}, "default": None}),
+            "args.pipelines[0].steps[1].cases: two cases are for '7': values are compared as text",
+            id="two equal cases",
+        ),
+        pytest.param(
+            pipeline({"name": "s", "switch": "first", "cases": {float("nan"): "x"}, "default": None}),
+            "args.pipelines[0].steps[1].cases: nan is equal to no value, so that it would never be chosen",
+            id="a case that never is",
+        ),
+        pytest.param(
             pipeline({"name": "s"}, outputs={"out": "s"}),
             "args.pipelines[0].steps[1]: a step has one of model, switch, equal, concat, join, got none of them",
             id="no kind",
@@ -163,7 +173,7 @@ def test_two_pipelines_cannot_have_one_name() -> None:
 def test_cases_are_compared_as_text() -> None:
     """YAML reads numbers, truth values and null, which become what values are compared as."""
     step = StepConfig.model_validate(
-        {"name": "s", "switch": "a.b", "cases": {7: "c", True: {"value": 1}, None: "e", "no": None}, "default": "d"}
+        {"name": "s", "switch": "a.b", "cases": {7.0: "c", True: {"value": 1}, None: "e", "no": None}, "default": "d"}
     )
     assert step.value() == SwitchStep(
         "s",

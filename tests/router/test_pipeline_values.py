@@ -136,3 +136,28 @@ def test_a_model_that_takes_several_tensors_now_is_told() -> None:
     """Its step has one."""
     with pytest.raises(InvalidRequest, match="model 'houses' takes a, b, and its step has one value"):
         values.payload_of(STEP, model("tensors", "a", "b"), np.zeros((1, 2), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("value", "case"),
+    [
+        ("seven", "seven"),
+        (7, "7"),
+        (7.0, "7"),
+        (7.5, "7.5"),
+        (True, "true"),
+        (None, "null"),
+        (np.array([[7]], np.float32), "7"),
+        (np.array([-0.0], np.float32), "0"),
+        (np.array([2**24], np.int32), "16777216"),
+        (np.array([True]), "true"),
+        (np.array([b"seven"], object), "seven"),
+        (np.array([np.nan], np.float32), None),
+        (np.array([np.inf], np.float16), None),
+        (np.array([1, 2]), None),
+        ({"label": "seven"}, None),
+    ],
+)
+def test_a_case_is_equal_to_a_value_however_that_is_represented(value: Any, case: str | None) -> None:
+    """A class's number in FP32 is that number; what is no number is no case, not even null."""
+    assert values.case_of(value) == case

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import orjson
 
 from serve_app.api.replies import dump_json
-from serve_app.domain.pipeline import ModelStep, Output, Pipeline, PipelineInput, Reference
+from serve_app.domain.pipeline import ModelStep, Output, Pipeline, PipelineInput, Reference, case_text
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.tasks import JSON_TYPE, kind_of
 from serve_app.errors import InferenceFailed, InvalidRequest, PayloadTooLarge
@@ -130,11 +130,9 @@ def plain(value: Any) -> Any:
 
 
 def case_of(value: Any) -> str | None:
-    """The text that the cases of a switch are compared with: of texts themselves, else JSON; ``None``: it has none."""
+    """What a value is compared with the cases of a switch by; ``None``: it is none of them."""
     value = plain(value)
-    if isinstance(value, str):
-        return value
-    return dump_json(value).decode() if value is None or isinstance(value, bool | int | float) else None
+    return case_text(value) if value is None or isinstance(value, str | bool | int | float) else None
 
 
 def equal(values: Sequence[Any]) -> bool:
