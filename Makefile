@@ -328,6 +328,10 @@ bench-cache: env models ## Measure what the response cache costs and spares
 bench-pipelines: env models ## Measure pipelines in the simulator and on a server (PIPELINES="--publish")
 	@$(BIN)/python -m benchmarks.pipelines $(PIPELINES)
 
+.PHONY: bench-pipeline-timeline
+bench-pipeline-timeline: env models ## Draw where the time of a request to the demo's pipeline goes (TIMELINE="--publish")
+	@$(BIN)/python -m benchmarks.pipelines.timeline $(TIMELINE)
+
 .PHONY: bench-canary
 bench-canary: env models ## Measure what a canary gets, and what a shadow costs requests of class high
 	@$(BIN)/python -m benchmarks.canary

@@ -10,6 +10,7 @@ from ray.serve.config import RequestRouterConfig
 
 from serve_app.composition import expand_pools, model_info, read_args, read_models, read_priors, with_versions
 from serve_app.composition.hosting import MemberPlan, members_of
+from serve_app.composition.locate import looking_once
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.composition.references import pin_models
 from serve_app.composition.revision import find_revisions
@@ -25,6 +26,7 @@ _SURGE = 100
 """Percent: a redeploy starts new replicas first and stops the old ones when those are ready."""
 
 
+@looking_once()
 def build(args: dict[str, Any]) -> serve.Application:
     """Build the application from what stands under ``args:`` of a Serve file.
 

@@ -58,13 +58,18 @@ def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
 
 
 def nbytes_of(tensors: Tensors) -> int:
-    """Bytes of tensors, those of texts included."""
-    return sum([array_nbytes(array) for array in tensors.values()])
+    """Bytes that tensors hold, about."""
+    return sum([array_nbytes(array) if array.dtype.hasobject else array.nbytes for array in tensors.values()])
 
 
 def array_nbytes(array: npt.NDArray[Any]) -> int:
-    """The same of one."""
-    return sum(map(len, array.ravel().tolist())) if array.dtype.hasobject else array.nbytes
+    """The same of one: of texts, the references and what these lead to."""
+    return array.nbytes + text_bytes(array) if array.dtype.hasobject else array.nbytes
+
+
+def text_bytes(texts: npt.NDArray[Any]) -> int:
+    """Bytes of the texts in a tensor of them."""
+    return sum(map(len, texts.ravel().tolist()))
 
 
 def _address(array: npt.NDArray[Any]) -> int:
@@ -196,6 +201,13 @@ class Texts(NamedTuple):
 
 
 Payload: TypeAlias = Tensors | Media | Texts
+
+
+def payload_bytes(payload: Payload) -> int:
+    """Bytes that a payload holds."""
+    if isinstance(payload, dict):
+        return nbytes_of(payload)
+    return len(payload.content) if isinstance(payload, Media) else sum(map(len, payload.texts))
 
 
 class Origin(Struct, frozen=True):

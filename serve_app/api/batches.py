@@ -7,7 +7,6 @@ read.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import re
@@ -15,23 +14,24 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
+import orjson
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from serve_app.api.forms import opened_form
 from serve_app.api.gateway import Gateway
 from serve_app.api.items import ItemRoutes
-from serve_app.api.jobs import aside, check_metadata, idempotency_key, json_of, number, off, page
+from serve_app.api.job_body import check_metadata
+from serve_app.api.jobs import aside, idempotency_key, json_of, number, off, page
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.openai import render_error
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import Handler, Route
 from serve_app.errors import InvalidRequest, JobNotFound, ServeAppError, error_from_code
 from serve_app.http.body import BodyReader
-from serve_app.http.errors import Headers, status_of
+from serve_app.http.errors import status_of
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.records import BATCH, Item, Job, NewItem, StoredFile
 from serve_app.jobs.states import ENDED, State
@@ -39,7 +39,6 @@ from serve_app.jobs.states import ENDED, State
 _PATIENCE_S: Final = 60.0
 _WINDOW_S: Final = 24 * 3600.0
 _PAGE: Final = 500
-_PIECE: Final = 256 * 1024
 _PURPOSE: Final = "batch"
 _OUTPUT: Final = "-output"
 _ERRORS: Final = "-errors"
@@ -109,7 +108,7 @@ class _Endpoints:
         bodies, headers = self._gateway.bodies, dict(request.scope["headers"])
         body = await bodies.read(request.receive, headers, _PATIENCE_S)
         try:
-            name, purpose, content = await _parse_form(request.scope["headers"], body)
+            name, purpose, content = await _parse_form(headers, body)
             if purpose != _PURPOSE:
                 raise InvalidRequest("purpose: expected batch; files are for nothing else here")
             return json_response(_file(await self._jobs.add_file(self._gateway.caller, name, purpose, content)))
@@ -275,27 +274,13 @@ def _understood(body: bytes) -> tuple[_BatchRequest, bytes]:
         raise invalid(error) from None
 
 
-async def _parse_form(headers: Headers, body: bytes) -> tuple[str, str, bytes]:
+async def _parse_form(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, str, bytes]:
     """Name, purpose and content of an uploaded file. Raises `InvalidRequest`."""
-    position = 0
-
-    async def replay() -> Message:
-        nonlocal position
-        piece = body[position : position + _PIECE]
-        position += len(piece)
-        await asyncio.sleep(0)  # others get their turn between pieces: the parser is Python and never waits
-        return {"type": "http.request", "body": piece, "more_body": position < len(body)}
-
-    try:
-        async with Request({"type": "http", "headers": headers}, replay).form(max_files=1, max_fields=8) as form:
-            file, purpose = form.get("file"), form.get("purpose")
-            if not isinstance(file, UploadFile):
-                raise InvalidRequest("file: expected a form field of this name with the file (curl -F file=@...)")
-            return (file.filename or "")[:_MOST_NAME], str(purpose or ""), await file.read()
-    except MultiPartException as error:
-        raise InvalidRequest(f"the multipart form cannot be read: {error.message}") from None
-    except HTTPException as error:
-        raise InvalidRequest(f"the multipart form cannot be read: {error.detail}") from None
+    async with opened_form(headers, body, max_files=1, max_fields=8) as form:
+        file, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest("file: expected a form field of this name with the file (curl -F file=@...)")
+        return (file.filename or "")[:_MOST_NAME], str(purpose or ""), await file.read()
 
 
 def _file(file: StoredFile) -> dict[str, Any]:
@@ -362,11 +347,10 @@ def _line(job: Job, item: Item) -> dict[str, Any]:
         line["response"] = {"status_code": item.status, "request_id": request_id, **_answer(item)}
     elif item.code:
         error = error_from_code(item.code, item.message)
-        body = msgspec.Raw(render_error(error).body)
         line["response"] = {
             "status_code": status_of(error).http,
             "request_id": request_id,
-            "body": msgspec.json.decode(body),
+            "body": orjson.Fragment(render_error(error).body),
         }
     elif item.state in ENDED:
         how = "cancelled" if item.state is State.CANCELLED else "expired"

@@ -47,7 +47,7 @@ from serve_app.domain.traffic import Asker
 from serve_app.errors import PermissionDenied, RateLimited, ServeAppError, Unauthenticated
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import code_of
-from serve_app.payloads import Payload
+from serve_app.payloads import Payload, nbytes_of
 from serve_app.telemetry.request_log import RequestLog
 
 _Call = TypeVar("_Call", bound="Call")
@@ -68,6 +68,7 @@ class Call(Protocol):
         asked_model: The model that it asks for as far as that is known, empty where it is not yet; ``None`` for what
             asks no model to work.
         arrived: Whether its body has arrived already.
+        waited_s: How long its body had been on its way when it was taken up, seconds; this is part of its deadline.
     """
 
     arrived: ClassVar[bool]
@@ -75,6 +76,10 @@ class Call(Protocol):
     model: str | None
     version: str | None
     asked_model: str | None
+
+    @property
+    def waited_s(self) -> float:
+        """See above."""
 
     def qos(self, levels: PriorityLevels) -> QosHints:
         """The class and the deadline that it names outside its body.
@@ -331,7 +336,7 @@ class Gateway:
             ServeAppError: As `serve_app.errors` says.
             ClientGone: The client went away before its request was complete.
         """
-        arrived = monotonic()
+        arrived = monotonic() - call.waited_s
         service, bodies, named = self.service, self.bodies, call.model
         call.asked_model = named or ""
         if self._guard is not None:
@@ -386,14 +391,12 @@ class Gateway:
             if not roomy:  # most of the work is still to be done
                 service.precheck(info.key or info.name, options.priority, nbytes, options.tenant)
             if large and operation.decode_cost(info, parsed, nbytes) > bodies.offload_above:
-                payload = await bodies.offload(operation.decode, info, parsed)
+                payload, held = await bodies.offload(_decoded, operation, info, parsed)
             else:
-                payload = operation.decode(info, parsed)
+                payload, held = _decoded(operation, info, parsed)
         finally:
             call.release(bodies)
-        # Numbers can take more room decoded than written.
-        held = max(nbytes, held_bytes(payload)) if isinstance(payload, dict) else nbytes
-        options = remaining(options, monotonic() - arrived, held)
+        options = remaining(options, monotonic() - arrived, max(nbytes, held))
         return Asked(operation, info, version, parsed, payload, options)
 
     async def answer(self, asked: Asked[_Call, _Parsed, _Reply]) -> tuple[Answer, _Reply]:
@@ -451,9 +454,7 @@ class Gateway:
             self._log.refused(known, code, headers, "" if self._guard is None else self._guard.name)
 
 
-def held_bytes(tensors: Mapping[str, Any]) -> int:
-    """Bytes that tensors take in memory."""
-    nbytes = 0
-    for array in tensors.values():
-        nbytes += array.nbytes
-    return nbytes
+def _decoded(operation: Operation[Any, _Parsed, Any], info: ModelInfo, parsed: _Parsed) -> tuple[Payload, int]:
+    """What the model takes, and the bytes of its tensors: numbers can take more room decoded than written."""
+    payload = operation.decode(info, parsed)
+    return payload, nbytes_of(payload) if isinstance(payload, dict) else 0

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -31,6 +32,7 @@ from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.http.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
 from serve_app.http.compression import asked_coding, compress
 from serve_app.http.errors import Headers, Rendered, RouteNotFound, internal_error, render
+from serve_app.http.exchange import AWAITED_SINCE
 from serve_app.http.request_id import RequestIds
 from serve_app.jobs.jobs import Jobs
 from serve_app.scheduling.entry import Priority
@@ -146,6 +148,8 @@ class HttpApp:
         try:
             if route is not None and route.operation is not None:
                 call = HttpCall(headers, receive, params)
+                if AWAITED_SINCE in scope:
+                    call.waited_s = monotonic() - scope[AWAITED_SINCE]
                 if route.operation.streams:
                     answering = self._answering(send, request_id)
                     await self._stream(route.operation, call, errors, answering)

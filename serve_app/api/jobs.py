@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from itertools import repeat
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
-from urllib.parse import quote
 
-import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.gateway import Gateway
-from serve_app.api.items import KEPT, ItemRoutes
-from serve_app.api.open_inference.wire import invalid
+from serve_app.api.items import ItemRoutes
+from serve_app.api.job_body import JobBodies
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import Handler, Route
 from serve_app.errors import (
     Conflict,
     InvalidRequest,
     JobNotFound,
-    PayloadTooLarge,
     ServeAppError,
     Unsupported,
     error_from_code,
@@ -33,10 +26,9 @@ from serve_app.errors import (
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import status_of
 from serve_app.jobs.jobs import Jobs
-from serve_app.jobs.records import JOB, Item, NewItem
+from serve_app.jobs.records import JOB, Item
 from serve_app.jobs.shown import shown
 from serve_app.jobs.states import ENDED, State
-from serve_app.payloads import TENSORS
 
 ERRORS_BELOW: Final = "/v1/jobs"
 """Here errors have the usual shape, in the middle of OpenAI's paths."""
@@ -47,53 +39,10 @@ _Result = TypeVar("_Result")
 _PATIENCE_S: Final = 60.0
 _MOST_WAIT_S: Final = 60.0
 _MOST_PAGE: Final = 1000
-_MOST_NAME: Final = 256
-_MOST_METADATA: Final = 16
-_MOST_METADATA_VALUE: Final = 512
+_MOST_KEY: Final = 256
 _JSON: Final = "application/json"
 
 _OFF: Final = "this server keeps no jobs: set router.jobs in its configuration"
-
-
-_left: Final[ContextVar[Iterator[object] | None]] = ContextVar("_left", default=None)
-"""One object for each item that a request may still have while it is parsed: where they end, the parser stops."""
-
-
-class _Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    body_base64: str = ""
-    content_type: str = ""
-    headers: dict[str, str] | None = None
-    model: str = ""
-    url: str = ""
-    custom_id: str = ""
-
-    def __post_init__(self) -> None:
-        """Count it. The list is bounded here, before it has taken memory for all that came."""
-        left = _left.get()
-        if left is not None and next(left, None) is None:
-            raise _TooMany
-
-
-class _TooMany(Exception):
-    """A request has more items than it may have."""
-
-
-class _JobRequest(msgspec.Struct, forbid_unknown_fields=True):
-    items: list[_Item] | None = None
-    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    body_base64: str = ""
-    content_type: str = ""
-    headers: dict[str, str] = {}
-    model: str = ""
-    url: str = ""
-    priority: str = ""
-    timeout_s: float | None = None
-    callback: str = ""
-    metadata: dict[str, str] = {}
-
-
-_REQUEST: Final = msgspec.json.Decoder(_JobRequest)
 
 
 def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route]:
@@ -131,7 +80,7 @@ class _Endpoints:
     def __init__(self, gateway: Gateway, jobs: Jobs, items: ItemRoutes) -> None:
         self._gateway = gateway
         self._jobs = jobs
-        self._items = items
+        self._bodies = JobBodies(gateway.service, items, jobs.settings.max_items)
 
     async def submit(self, request: Request) -> Response:
         bodies, headers = self._gateway.bodies, dict(request.scope["headers"])
@@ -139,7 +88,7 @@ class _Endpoints:
         body = await bodies.read(request.receive, headers, _PATIENCE_S)
         nbytes = len(body)
         try:  # what waits for the store is still counted
-            asked, items, digest = await aside(bodies, nbytes, self._understood, request, headers, body)
+            asked, items, digest = await aside(bodies, nbytes, self._bodies.read, request, headers, body)
             del body
             job, new = await self._jobs.submit(
                 JOB,
@@ -205,156 +154,12 @@ class _Endpoints:
             raise Conflict("this item has not ended; ask again later, or wait for the job with ?wait=SECONDS")
         raise _error(item)
 
-    # ---------------------------------------------------------------- bodies
-
-    def _understood(
-        self, request: Request, headers: Mapping[bytes, bytes], body: bytes
-    ) -> tuple[_JobRequest, list[NewItem], bytes]:
-        """What is asked for, the items, and a digest of all that makes them."""
-        query = request.query_params
-        digest = hashlib.sha256(request.scope.get("query_string", b"") + b"\0")
-        if "url" in query or "model" in query:
-            asked, items = self._raw(query, headers, body)
-            digest.update(dump_json(sorted(items[0].headers.items())))
-        else:
-            asked, items = self._parse(body)
-        digest.update(body)
-        return asked, items, digest.digest()
-
-    def _parse(self, body: bytes) -> tuple[_JobRequest, list[NewItem]]:
-        """A job of JSON."""
-        most = self._jobs.settings.max_items
-        counting = _left.set(repeat(True, most))
-        try:
-            asked = _REQUEST.decode(body)
-        except _TooMany:
-            raise PayloadTooLarge(f"items: router.jobs.max_items allows {most} in one job") from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise invalid(error) from None
-        finally:
-            _left.reset(counting)
-        alone = asked.items is None
-        given = asked.items or []
-        if alone:
-            given = [_Item(body=asked.body, body_base64=asked.body_base64, content_type=asked.content_type)]
-        elif asked.body is not msgspec.UNSET or asked.body_base64 or asked.content_type:
-            raise InvalidRequest("items, body: expected one of them")
-        models: dict[tuple[str, str], tuple[str, str]] = {}
-        items = []
-        for index, item in enumerate(given):
-            place = "" if alone else f"items[{index}]."
-            asked_for = item.model or asked.model, item.url or asked.url
-            try:
-                if asked_for not in models:
-                    models[asked_for] = self._target(*asked_for)
-                items.append(self._named(_new_item(item, asked.headers, *models[asked_for])))
-            except ServeAppError as error:
-                if alone:
-                    raise
-                raise error_from_code(error.code, f"{place}{error.message}") from None
-        _check_priority(asked.priority)
-        check_metadata(asked.metadata)
-        return asked, items
-
-    def _raw(
-        self, query: Mapping[str, str], headers: Mapping[bytes, bytes], body: bytes
-    ) -> tuple[_JobRequest, list[NewItem]]:
-        """A job of the one request that the body is; the query says of which model or route."""
-        if unknown := sorted(query.keys() - {"url", "model", "timeout_s", "callback"}):
-            raise InvalidRequest(f"{unknown[0][:64]}: there is no such query parameter here")
-        try:
-            timeout_s = float(query["timeout_s"]) if "timeout_s" in query else None
-        except ValueError:
-            raise InvalidRequest("timeout_s: expected a number of seconds") from None
-        asked = _JobRequest(
-            model=query.get("model", ""),
-            url=query.get("url", ""),
-            timeout_s=timeout_s,
-            callback=query.get("callback", ""),
-        )
-        model, url = self._target(asked.model, asked.url)
-        kept = {
-            name: value.decode("latin-1")
-            for given, value in headers.items()
-            if (name := given.decode("latin-1")) in KEPT
-        }
-        return asked, [self._named(NewItem(model, url, body, kept))]
-
-    def _named(self, item: NewItem) -> NewItem:
-        """With the model that its body names, where nothing else does."""
-        if item.model:
-            return item
-        return msgspec.structs.replace(item, model=self._items.model_in(item.url, item.headers, item.body))
-
-    def _target(self, model: str, url: str) -> tuple[str, str]:
-        """The model and the URL of an item: the URL's model is the one that counts.
-
-        Raises:
-            ServeAppError: There is no such model, or nothing runs one at that URL.
-        """
-        if url:
-            named, path = self._items.model_of(url), url.rstrip("/")
-            if model and named and model != named:
-                raise InvalidRequest(f"model: it is {model[:64]!r}, and the url is for {named[:64]!r}")
-            if model and not named:
-                return self._gateway.service.find(model).name, path
-            return named, path
-        if not model:
-            raise InvalidRequest("model: expected a name, here or for the whole job; or url, the path of a request")
-        info = self._gateway.service.find(model)
-        segment = quote(model, safe="")
-        return model, f"/v2/models/{segment}/infer" if info.task == TENSORS else f"/v1/models/{segment}/predict"
-
-
-def _new_item(item: _Item, common: Mapping[str, str], model: str, url: str) -> NewItem:
-    headers = {name.lower(): value for name, value in {**common, **(item.headers or {})}.items()}
-    if unknown := sorted(headers.keys() - KEPT):
-        raise InvalidRequest(f"headers: {unknown[0][:64]!r} says nothing here; expected {', '.join(sorted(KEPT))}")
-    for name, value in headers.items():
-        if not value.isascii() or not value.isprintable() or len(value) > _MOST_NAME:
-            raise InvalidRequest(f"headers.{name}: expected at most {_MOST_NAME} ASCII characters")
-    if len(item.custom_id) > _MOST_NAME:
-        raise InvalidRequest(f"custom_id: expected at most {_MOST_NAME} characters")
-    if item.content_type:
-        headers["content-type"] = item.content_type[:_MOST_NAME]
-    if item.body is not msgspec.UNSET:
-        if item.body_base64:
-            raise InvalidRequest("body, body_base64: expected one of them")
-        headers.setdefault("content-type", _JSON)
-        body = bytes(memoryview(item.body))
-    else:
-        try:
-            body = binascii.a2b_base64(item.body_base64, strict_mode=True)
-        except ValueError:
-            raise InvalidRequest("body_base64: expected base64") from None
-        if not body:
-            raise InvalidRequest("body: expected the body of a request; or body_base64, for one that is not JSON")
-    if headers.get("content-type") == _JSON and len(headers) == 1:
-        headers = _OF_JSON
-    return NewItem(model, url, body, headers, item.custom_id)
-
-
-_OF_JSON: Final = {"content-type": _JSON}
-
-
-def _check_priority(priority: str) -> None:
-    if priority and priority not in {"high", "normal", "low"}:
-        raise InvalidRequest("priority: expected high, normal or low")
-
-
-def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raise `InvalidRequest` where a client's own notes are too many or too long."""
-    if len(metadata) > _MOST_METADATA or any(
-        len(name) > 64 or len(value) > _MOST_METADATA_VALUE for name, value in metadata.items()
-    ):
-        raise InvalidRequest("metadata: expected at most 16 texts of 512 characters, with names of 64")
-
 
 def idempotency_key(headers: Mapping[bytes, bytes]) -> str:
     """The header Idempotency-Key; empty where there is none. Raises `InvalidRequest`."""
     given = headers.get(b"idempotency-key", b"").decode("latin-1").strip()
-    if len(given) > _MOST_NAME or not given.isprintable():
-        raise InvalidRequest(f"Idempotency-Key: expected at most {_MOST_NAME} printable characters")
+    if len(given) > _MOST_KEY or not given.isprintable():
+        raise InvalidRequest(f"Idempotency-Key: expected at most {_MOST_KEY} printable characters")
     return given
 
 

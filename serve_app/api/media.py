@@ -6,20 +6,15 @@ model takes.
 
 from __future__ import annotations
 
-import asyncio
 import binascii
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
-from starlette.requests import Request
-from starlette.types import Message
+from starlette.datastructures import UploadFile
 
 from serve_app.api.content_type import JSON, MULTIPART, OPAQUE, WANTED, check_content_type, resolve, sniff
+from serve_app.api.forms import opened_form
 from serve_app.api.open_inference.wire import invalid
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.tasks import Kind
@@ -29,7 +24,6 @@ from serve_app.payloads import Media, Texts
 _Scalar: TypeAlias = str | int | float | bool | None
 
 _MAX_FIELDS = 2000
-_FORM_PIECE = 64 * 1024
 _MOST_PARAMETER_BYTES = 2**20
 
 
@@ -276,7 +270,7 @@ async def parse_form(headers: Mapping[bytes, bytes], content: bytes) -> Form:
     Raises:
         InvalidRequest: It cannot be understood.
     """
-    async with opened_form(headers, content, max_files=1) as form:
+    async with opened_form(headers, content, max_files=1, max_fields=_MAX_FIELDS) as form:
         files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
         texts = [value for value in form.getlist("inputs") if isinstance(value, str)]
         parameters = _form_parameters(form.get("parameters"))
@@ -285,41 +279,6 @@ async def parse_form(headers: Mapping[bytes, bytes], content: bytes) -> Form:
         field, file = files[0]
         content_type = (file.content_type or "").partition(";")[0].strip().lower()
         return Form(field, await file.read(), content_type, texts, parameters)
-
-
-@asynccontextmanager
-async def opened_form(
-    headers: Mapping[bytes, bytes], content: bytes, *, max_files: int, max_fields: int = _MAX_FIELDS
-) -> AsyncIterator[FormData]:
-    """The fields of a multipart form, until the context ends.
-
-    Args:
-        headers: By lower-case name.
-        content: The body.
-        max_files: How many files it may have.
-        max_fields: How many other fields.
-
-    Raises:
-        InvalidRequest: It cannot be understood, or has more than that.
-    """
-    position = 0
-
-    async def replay() -> Message:
-        nonlocal position
-        piece = content[position : position + _FORM_PIECE]
-        position += len(piece)
-        await asyncio.sleep(0)  # others get their turn between pieces: the parser is Python and never waits
-        return {"type": "http.request", "body": piece, "more_body": position < len(content)}
-
-    try:
-        async with Request({"type": "http", "headers": [*headers.items()]}, replay).form(
-            max_files=max_files, max_fields=max_fields, max_part_size=len(content)
-        ) as form:
-            yield form
-    except MultiPartException as error:
-        raise InvalidRequest(f"the multipart form cannot be read: {error.message}") from None
-    except HTTPException as error:
-        raise InvalidRequest(f"the multipart form cannot be read: {error.detail}") from None
 
 
 def _from_form(info: ModelInfo, kind: Kind, form: Form) -> PredictRequest:

@@ -16,7 +16,8 @@ import numpy as np
 import orjson
 from starlette.datastructures import UploadFile
 
-from serve_app.api.media import from_base64, opened_form
+from serve_app.api.forms import opened_form
+from serve_app.api.media import from_base64
 from serve_app.api.open_inference.tensors import JsonData, count_of
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json

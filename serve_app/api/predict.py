@@ -17,7 +17,7 @@ from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.domain.tasks import kind_of
 from serve_app.errors import InvalidRequest
-from serve_app.payloads import Embeddings, Payload
+from serve_app.payloads import Embeddings, Payload, nbytes_of
 
 _ROW_BY_ROW: Final = 64 * 1024
 """Bytes of numbers above which others get their turn between rows."""
@@ -90,7 +90,7 @@ class Predict(HttpOperation[MediaRequest]):
     def write_cost(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> int:  # noqa: ARG002
         """Numbers become texts."""
         if isinstance(answer.value, dict) and info.pipeline is not None:
-            return sum(array.nbytes for array in answer.value.values())
+            return nbytes_of(answer.value)
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         return value.nbytes if isinstance(value, np.ndarray) else 0
 

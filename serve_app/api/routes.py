@@ -38,10 +38,11 @@ class HttpCall:
 
     Attributes:
         params: As given.
+        waited_s: As of `Call`.
     """
 
     arrived: ClassVar[bool] = False
-    __slots__ = ("_held", "_receive", "asked_model", "headers", "model", "params", "version")
+    __slots__ = ("_held", "_receive", "asked_model", "headers", "model", "params", "version", "waited_s")
 
     def __init__(self, headers: dict[bytes, bytes], receive: Receive, params: Mapping[str, str]) -> None:
         self.headers = headers
@@ -51,6 +52,7 @@ class HttpCall:
         if MODEL_VERSION in headers and self.version is None:
             self.version = version_of(headers)
         self.asked_model: str | None = self.model or ""
+        self.waited_s = 0.0
         self._receive = receive
         self._held = 0
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.composition import describe_models, expand_pools, read_args, with_versions
 from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
-from serve_app.composition.locate import missing_models
+from serve_app.composition.locate import looking_once, missing_models
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
 from serve_app.config.files import is_remote
-from serve_app.config.problems import problems_of
+from serve_app.config.problems import Location, place, problems_of, short_repr
 from serve_app.errors import ConfigError
 
 _OURS = "#/$defs/serve_app.{model}"
 
 
+@looking_once()
 def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
     """Check a Serve file as strictly as possible without starting anything.
 
@@ -38,6 +40,7 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
     problems = list(serve_problems(document))
     try:
         file = parse_document(document, read_args)
+        problems += json_problems(document["applications"][file.application].get("args"), ("args",))
         problems += key_problems(file.args.router, must_be_here=look_for_models)
         problems += backend_problems(file.args.models)
         if look_for_models and not problems:
@@ -65,7 +68,8 @@ def _check_models(args: AppArgs) -> None:
         if not any(is_remote(path) for path in (model.path, *(variant.path for variant in model.variants)))
     )
     served = with_versions(args.model_copy(update={"models": here}))
-    afar = tuple(model for model in args.models if model not in here)  # of these only the names are known
+    names = {model.name for model in here}
+    afar = tuple(model for model in args.models if model.name not in names)  # of these only the names are known
     pipeline_infos(served.model_copy(update={"models": (*served.models, *afar)}), describe_models(served))
 
 
@@ -76,6 +80,28 @@ def serve_problems(document: Mapping[str, Any]) -> tuple[str, ...]:
     except ValidationError as error:
         return problems_of(error, document, ServeDeploySchema.model_json_schema())
     return ()
+
+
+def json_problems(value: Any, location: Location) -> Iterator[str]:
+    """What of our arguments Serve cannot deploy, one line each: it writes them as JSON with sorted keys.
+
+    Args:
+        value: Plain data, as YAML gives it.
+        location: Its place in the document.
+    """
+    if isinstance(value, Mapping):
+        try:
+            json.dumps(dict.fromkeys(value), sort_keys=True)
+        except TypeError:
+            keys = ", ".join(map(short_repr, value))
+            yield f"{place(location)}: Serve takes keys of one type, text or numbers; put quotes around {keys}"
+        for key, below in value.items():
+            yield from json_problems(below, (*location, str(key)))
+    elif isinstance(value, list):
+        for number, below in enumerate(value):
+            yield from json_problems(below, (*location, number))
+    elif not isinstance(value, str | int | float | None):
+        yield f"{place(location)}: {short_repr(value)} is not JSON; put quotes around it"
 
 
 def file_schema() -> dict[str, Any]:

@@ -22,6 +22,7 @@ from serve_app.cli.ask import URL, URL_VARIABLE, ask, failed
 
 _ENDED: Final = frozenset({"COMPLETED", "ERROR", "CANCELLED"})
 _WAIT_S: Final = 2
+_WIDE: Final = 200
 _LINES: Final = frozenset({".jsonl", ".ndjson"})
 
 app = typer.Typer(
@@ -86,7 +87,7 @@ def list_jobs(
         made = datetime.fromtimestamp(job["created_at"], UTC).isoformat(timespec="seconds")
         done = items["completed"] + items["failed"]
         table.add_row(job["id"], job["state"], f"{done}/{items['total']}", str(items["failed"]), made)
-    Console(soft_wrap=True).print(table)
+    Console(width=_WIDE).print(table)  # nothing is cut at the edge of the terminal: ids are there to be copied
 
 
 @app.command()

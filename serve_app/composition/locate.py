@@ -28,11 +28,12 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import fsspec
 
@@ -53,7 +54,37 @@ _VERSION = re.compile("[1-9][0-9]{0,17}")
 
 _Kinds: TypeAlias = Sequence[AnyKind]
 
+_Found = TypeVar("_Found")
+
 _log = logging.getLogger(__name__)
+
+
+_looked: ContextVar[dict[Hashable, Any] | None] = ContextVar("looked", default=None)
+
+
+@contextmanager
+def looking_once() -> Iterator[None]:
+    """Within it, the same files are looked for once: whoever asks again gets what was found then.
+
+    All that a configuration is made into is then of the same files, and a thousand models are looked for a thousand
+    times, not six thousand.
+    """
+    token = _looked.set({})
+    try:
+        yield
+    finally:
+        _looked.reset(token)
+
+
+def _once(what: Hashable, look: Callable[[], _Found]) -> _Found:
+    """What was found; errors are looked for again."""
+    known = _looked.get()
+    if known is None:
+        return look()
+    if what not in known:
+        known[what] = look()
+    found: _Found = known[what]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +132,9 @@ class ModelLocation:
             ConfigError: The file is none that its backend runs.
             OSError: It cannot be read.
         """
+        yield from _once(("files", self), lambda: tuple(self._files()))
+
+    def _files(self) -> Iterator[Path]:
         if not self.numbered:
             further = (_neighbour(self.file, name) for name in self.kind.further_files(self.model_file))
             names = (self.file, *further, *self.beside)
@@ -133,8 +167,22 @@ def resolve_model(
         ConfigError: There is no such backend, or what the path names, or the version in it, is not there or cannot be
             read; names the path.
     """
-    environ = os.environ if environ is None else environ
     beside = tuple(dict.fromkeys((*SIDECARS, *beside)))
+    if environ is not None:
+        return _resolve(path, version, environ, beside, backend, file)
+    return _once(
+        (path, version, beside, backend, file), lambda: _resolve(path, version, os.environ, beside, backend, file)
+    )
+
+
+def _resolve(
+    path: str,
+    version: int | None,
+    environ: Mapping[str, str],
+    beside: tuple[str, ...],
+    backend: str | None,
+    file: str | None,
+) -> ModelLocation:
     path = pin_path(path)
     try:
         kinds = kinds_of(backend)
@@ -162,15 +210,18 @@ def _resolve_here(
         return _flat(place.parent, *_checked_file(path, place.name, version, kinds), beside)
     if not place.is_dir():
         raise ConfigError((f"{path}: no such {_what(path, kinds)} (looked for {place})",))
-    names = [item.name for item in place.iterdir()]
+    is_folder = {item.name: item.is_dir() for item in place.iterdir()}
+    names = [name for name, folder in is_folder.items() if folder]
     inside = {name: [kind for kind in kinds if (place / name / kind.file).is_file()] for name in names}
     versions = _sorted_versions(name for name, found in inside.items() if found)
-    files = [name for name in names if _is_model(name, kinds) and (place / name).is_file()]
+    files = [name for name, folder in is_folder.items() if not folder and _is_model(name, kinds)]
+    files = [name for name in files if (place / name).is_file()]
     if not versions:
-        nested = [kind for kind in kinds if (place / _nested(kind)).is_file()]
-        code = [
-            kind for kind in BACKENDS.values() if any((place / name / kind.file).is_file() for name in ("", *names))
-        ]
+        nested = [kind for kind in kinds if kind.name in names and (place / _nested(kind)).is_file()]
+        code: _Kinds = ()
+        if not files and not nested:
+            within = ("", *names)
+            code = [kind for kind in BACKENDS.values() if any((place / name / kind.file).is_file() for name in within)]
         return _flat(place, *_choose_file(path, version, files, kinds, nested, code), beside)
     _tell_ignored(path, [*files, *(name for name, found in inside.items() if found and not _is_version(name))])
     chosen = _choose(path, version, versions)

@@ -27,6 +27,7 @@ from serve_app.domain.pipeline import (
     Step,
     SwitchStep,
     all_needs,
+    case_text,
 )
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}")
@@ -62,10 +63,18 @@ def _checked(text: Any) -> Any:
 
 
 def _as_text(given: Any) -> Any:
-    """Keys of cases as the text that values are compared by: YAML reads ``7`` as a number and ``true`` as such."""
+    """Keys of cases as the text that values are compared by: YAML has numbers, truth values and null as such."""
     if not isinstance(given, Mapping):
         return given
-    return {str(key).lower() if isinstance(key, bool) else str(key): value for key, value in given.items()}
+    cases: dict[str, Any] = {}
+    for key, value in given.items():
+        text = case_text(key)
+        if text is None:
+            raise ValueError(f"{key} is equal to no value, so that it would never be chosen")
+        if text in cases:
+            raise ValueError(f"two cases are for {short_repr(text)}: values are compared as text")
+        cases[text] = value
+    return cases
 
 
 def _version_as_text(given: Any) -> Any:

@@ -92,7 +92,10 @@ def problems_of(
         hide_values: Whether to show nothing of what was validated, since it may be secret.
     """
     messages: dict[Location, list[str]] = {}
-    for details in error.errors(include_url=False):
+    found = error.errors(include_url=False)
+    for details in found:
+        if details["type"] == "too_short" and any(_is_below(other["loc"], details["loc"]) for other in found):
+            continue  # pydantic does not count items that have faults
         location = _without_union_tags(details, data)
         if hide_values:
             details["input"] = _HIDDEN
@@ -102,6 +105,10 @@ def problems_of(
         f"{place(location, prefix) or 'document'}: {'; or '.join(dict.fromkeys(alternatives))}"
         for location, alternatives in messages.items()
     )
+
+
+def _is_below(location: Location, above: Location) -> bool:
+    return len(location) > len(above) and location[: len(above)] == above
 
 
 def _as_written(location: Location, written: Mapping[Location, Location]) -> Location:

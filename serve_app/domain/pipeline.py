@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isfinite
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -96,6 +97,22 @@ class ModelStep:
         yield from (each for each in (self.input, self.over, *self.inputs.values()) if each is not None)
 
 
+def case_text(value: str | float | bool | None) -> str | None:
+    """What a value is compared with the cases of a switch by: a text itself, and ``7`` of 7, 7.0 and "7".
+
+    ``None``: it is no number, or an infinite one, which is none of the cases.
+    """
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        if not isfinite(value):
+            return None
+        value = int(value) if value.is_integer() else value
+    return str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class SwitchStep:
     """One of several values, chosen by another. What only the others need does not run.
@@ -103,7 +120,7 @@ class SwitchStep:
     Attributes:
         name: Of the step.
         on: What it is chosen by.
-        cases: By that value as text.
+        cases: By that value's `case_text`.
         default: For all other values.
     """
 

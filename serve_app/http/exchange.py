@@ -111,6 +111,10 @@ class Wire(Protocol):
         """Whether the connection ends after its current response."""
 
 
+AWAITED_SINCE: Final = "serve_app.awaited_since"
+"""In the scope of a request whose small body came behind its head: since when it was awaited, as `monotonic` tells."""
+
+
 class Exchange:
     """One request and its response. Calling it is ASGI's ``receive``, `send` is ASGI's ``send``.
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from enum import IntEnum
+from time import monotonic
 from typing import Any, Final, cast
 
 import httptools
@@ -28,7 +29,7 @@ from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.http.body import SLOWEST, BodyTooSlow
 from serve_app.http.connection_limiter import ConnectionLimiter
 from serve_app.http.errors import ErrorsOf, Headers, Rendered, render
-from serve_app.http.exchange import LARGE, Exchange
+from serve_app.http.exchange import AWAITED_SINCE, LARGE, Exchange
 from serve_app.http.head import (
     MAX_FIELDS,
     MAX_HEAD,
@@ -226,8 +227,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._unframed > MAX_HEAD or len(self._headers) > MAX_FIELDS:
             self._refuse(too_long())
         current = self._current
-        if current is not None and current.task is None and (current.body_complete or current.ready):
-            self._start(current)
+        if current is not None and current.task is None:
+            if current.body_complete or current.ready:
+                self._start(current)
+            else:
+                current.scope.setdefault(AWAITED_SINCE, monotonic())
         if self._arriving is not None or self._queue or not self._reading:
             self.steer()
 
@@ -465,6 +469,8 @@ class Connection(asyncio.BufferedProtocol):
                 exchange.reply(reply)
             elif exchange.ready:
                 self._start(exchange)
+            else:
+                exchange.scope[AWAITED_SINCE] = monotonic()
         self.steer()
 
     def _end(self, *, linger: bool) -> None:

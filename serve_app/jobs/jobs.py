@@ -230,8 +230,8 @@ class Jobs:
         self.callbacks.wake()
 
     async def newest(self, owner: str, kind: str, after: str, limit: int) -> list[Job]:
-        """Jobs, the newest first; ``after`` is the id of the last one of the page before."""
-        await self._open()
+        """Jobs, the newest first; ``after`` is the last one of the page before. Raises as `find`, of that one."""
+        await (self.find(after, owner, kind) if after else self._open())
         return await self._store.jobs(owner, kind, after, limit)
 
     async def cancel(self, job: str, owner: str, kind: str) -> Job:
@@ -269,8 +269,8 @@ class Jobs:
         return found
 
     async def files(self, owner: str, after: str, limit: int) -> list[StoredFile]:
-        """Files, the newest first."""
-        await self._open()
+        """Files, the newest first; ``after`` is the last one of the page before. Raises as `file`, of that one."""
+        await (self.file(after, owner) if after else self._open())
         return await self._store.files(owner, after, limit)
 
     async def content(self, file: str, owner: str) -> bytes:

@@ -134,7 +134,7 @@ class Outcome(Struct, frozen=True):
 
     Attributes:
         item: As of `Lease`.
-        state: COMPLETED or ERROR.
+        state: COMPLETED or ERROR; PENDING where the session gives it back.
         status: The HTTP status of the answer; 0 for an error, whose code says it.
         body: The answer, or nothing.
         headers: Of the answer, JSON-able.
@@ -234,7 +234,7 @@ class Census(Struct, frozen=True):
         jobs: By state.
         backlog: Items that wait, by model.
         in_flight: Items that sessions have.
-        nbytes: Bytes of the store; -1 where it does not know.
+        nbytes: Bytes of the store.
     """
 
     jobs: Mapping[str, int]

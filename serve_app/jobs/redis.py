@@ -10,17 +10,17 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import msgspec
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from serve_app.domain.settings import RedisSettings
-from serve_app.errors import Conflict, QueueFull, StoreUnavailable
+from serve_app.errors import StoreUnavailable
 from serve_app.jobs import redis_scripts as scripts
 from serve_app.jobs.records import (
     Bounds,
@@ -29,14 +29,14 @@ from serve_app.jobs.records import (
     Exchanged,
     Item,
     Job,
-    Lease,
     NewItem,
     NewJob,
     Outcome,
     StoredFile,
 )
+from serve_app.jobs.redis_values import as_item, as_job, as_lease, job_fields, pack_item, pack_outcome
 from serve_app.jobs.states import State, unended
-from serve_app.jobs.store import SessionOver, too_many_files
+from serve_app.jobs.store import SessionOver, check_room, other_request, too_many_files, too_many_jobs
 
 logger = logging.getLogger(__name__)
 
@@ -50,32 +50,8 @@ _UNFINISHED_S: Final = 3600
 _LIMIT_S: Final = 20.0
 """How long one call may take."""
 _SYNC_MS: Final = 5000
-
-
-class _Packed(msgspec.Struct, array_like=True):
-    """An item as it is kept."""
-
-    model: str
-    url: str
-    body: bytes
-    headers: Mapping[str, str]
-    custom_id: str
-
-
-class _Result(msgspec.Struct, array_like=True):
-    """An outcome as it is kept."""
-
-    ended: float
-    status: int
-    body: bytes
-    headers: Mapping[str, str]
-    code: str
-    message: str
-
-
-_PACKED: Final = msgspec.msgpack.Decoder(_Packed)
-_RESULT: Final = msgspec.msgpack.Decoder(_Result)
-_pack: Final = msgspec.msgpack.Encoder().encode
+_CONNECTIONS: Final = 100
+"""A job that is being taken holds one until it is on the server's disk, which may take a second."""
 
 
 def _guarded(
@@ -109,15 +85,19 @@ class RedisStore:
         self._prefix = f"{settings.prefix}jobs:"
         options: dict[str, Any] = {} if settings.ca_file is None else {"ssl_ca_certs": settings.ca_file}
         # Its types are those of clients that decode texts, too.
-        self._redis: Any = Redis.from_url(
-            settings.url,
-            username=settings.username,
-            password=settings.password,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-            socket_connect_timeout=settings.write_s,
-            socket_timeout=None,
-            **options,
+        self._redis: Any = Redis.from_pool(
+            BlockingConnectionPool.from_url(
+                settings.url,
+                username=settings.username,
+                password=settings.password,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                socket_connect_timeout=settings.write_s,
+                socket_timeout=None,
+                max_connections=_CONNECTIONS,
+                timeout=None,  # who waits for one is bounded by `_LIMIT_S`, as a whole
+                **options,
+            )
         )
         self._scripts = {
             name: self._redis.register_script(getattr(scripts, name))
@@ -194,12 +174,12 @@ class RedisStore:
         if job.idempotency_key:
             result, known = await self._run_written("KNOWN", job.owner, job.idempotency_key, job.digest)
         if result == b"new":
-            await self._check_room(bounds, sum(item.nbytes for item in items))
+            check_room(await self._nbytes(), sum(item.nbytes for item in items), bounds)
             result, known = await self._create(job, items, bounds)
         if result == b"other":
-            raise Conflict("Idempotency-Key: it came before with another request; use a new one")
+            raise other_request()
         if result == b"many":
-            raise QueueFull(f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs): wait for some", 10.0)
+            raise too_many_jobs(bounds)
         found = await self._job(known.decode())
         assert found is not None
         return found, result == b"new"
@@ -210,29 +190,10 @@ class RedisStore:
         for place, item in enumerate(items):
             backlogs.setdefault(item.model, []).append(place)
         await self._write_items(job.id, items, backlogs)
-        fields = {
-            "id": job.id,
-            "kind": job.kind,
-            "owner": job.owner,
-            "state": State.PENDING.value,
-            "created": repr(job.created),
-            "expires": repr(job.expires),
-            "keep_s": repr(job.keep_s),
-            "total": len(items),
-            "completed": 0,
-            "failed": 0,
-            "headers": json.dumps(dict(job.headers)),
-            "callback": job.callback,
-            "meta": job.meta,
-            "code": "",
-            "told": "",
-            "attempts": 0,
-            "idempotency_key": job.idempotency_key,
-            "models": json.dumps(list(backlogs)),
-        }
+        fields = job_fields(job, len(items), list(backlogs))
         flat = [part for field in fields.items() for part in field]
         names = (job.id, job.owner, job.kind, job.idempotency_key, job.digest)
-        result, known = await self._run_written("CREATE", *names, bounds.jobs, json.dumps(list(backlogs)), *flat)
+        result, known = await self._run_written("CREATE", *names, bounds.jobs, *flat)
         if result != b"new":
             await self._redis.unlink(*self._item_keys(job.id, backlogs))
         return result, known
@@ -249,10 +210,7 @@ class RedisStore:
         for start in range(0, len(items), _TOGETHER):
             pipeline = self._redis.pipeline(transaction=True)
             part = items[start : start + _TOGETHER]
-            packed = {
-                str(start + n): _pack(_Packed(item.model, item.url, item.body, item.headers, item.custom_id))
-                for n, item in enumerate(part)
-            }
+            packed = {str(start + n): pack_item(item) for n, item in enumerate(part)}
             pipeline.hset(self._key("bodies", job), mapping=packed)
             if names := {str(start + n): item.custom_id for n, item in enumerate(part) if item.custom_id}:
                 pipeline.hset(self._key("names", job), mapping=names)
@@ -266,15 +224,11 @@ class RedisStore:
                 pipeline.expire(self._key("backlog", job, model), _UNFINISHED_S)
                 await pipeline.execute()
 
-    async def _check_room(self, bounds: Bounds, nbytes: int) -> None:
-        if await self._nbytes() + nbytes > bounds.nbytes:
-            raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)
-
     async def _nbytes(self) -> int:
         return int((await self._redis.info("memory"))["used_memory"])
 
     async def _job(self, job: str) -> Job | None:
-        return _as_job(await self._redis.hgetall(self._key("job", job)))
+        return as_job(await self._redis.hgetall(self._key("job", job)))
 
     @_guarded
     async def job(self, job: str) -> Job | None:
@@ -288,7 +242,7 @@ class RedisStore:
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
             pipeline.hgetall(self._key("job", name))
-        return [job for found in await pipeline.execute() if (job := _as_job(found)) is not None]
+        return [job for found in await pipeline.execute() if (job := as_job(found)) is not None]
 
     async def _page(self, key: str, after: str, limit: int) -> list[str]:
         last = await self._redis.zscore(key, after) if after else None
@@ -337,16 +291,11 @@ class RedisStore:
             pipeline.hmget(self._key("results", job.id), [places[n] for n in part])
             pipeline.hmget(self._key("names", job.id), [places[n] for n in part])
             for n, packed, name in zip(part, *await pipeline.execute(), strict=True):
-                result = None if packed is None else _RESULT.decode(packed)
-                nbytes -= 0 if result is None else len(result.body)
+                item = as_item(int(places[n]), shown[n], name, packed)
+                nbytes -= len(item.body)
                 if nbytes < 0 and items:
                     return None
-                index, called = int(places[n]), (name or b"").decode()
-                if result is None:
-                    state = State.PENDING if shown[n] is State.COMPLETED else shown[n]
-                    items.append(Item(index, state, called))
-                else:
-                    items.append(Item(index, shown[n], called, *msgspec.structs.astuple(result)))
+                items.append(item)
         return nbytes
 
     # ------------------------------------------------------------- sessions
@@ -374,15 +323,7 @@ class RedisStore:
         An answer may be lost on its way. The next exchange has the same number then, and gets the same items.
         """
         turn = self._turns.get(session, 0) + 1
-        told = [
-            part
-            for each in outcomes
-            for part in (
-                each.item,
-                each.state.value,
-                _pack(_Result(now, each.status, each.body, each.headers, each.code, each.message)),
-            )
-        ]
+        told = [part for each in outcomes for part in (each.item, each.state.value, pack_outcome(each, now))]
         exchanged = await self._exchanged(
             session,
             repr(now),
@@ -406,16 +347,17 @@ class RedisStore:
             return None
         discarded, ended, finished, leases = found
         return Exchanged(
-            [_as_lease(*lease) for lease in leases],
+            [as_lease(*lease) for lease in leases],
             discarded,
             frozenset(job.decode() for job in ended),
             tuple(job.decode() for job in finished),
         )
 
     @_guarded
-    async def has_waiting(self) -> bool:
+    async def has_waiting(self, models: Collection[str]) -> bool:
         """See `Store.has_waiting`."""
-        return bool(await self._redis.exists(self._key("models")))
+        waiting = {name.decode() for name in await self._redis.smembers(self._key("models"))}
+        return "" in waiting or not waiting.isdisjoint(models)
 
     @_guarded
     async def end_session(self, session: str) -> None:
@@ -454,7 +396,7 @@ class RedisStore:
         due = []
         for name in await self._run("DUE", repr(now), limit, repr(now + lease_s)):
             found = await self._redis.hgetall(self._key("job", name.decode()))
-            if (job := _as_job(found)) is not None:
+            if (job := as_job(found)) is not None:
                 due.append(Callback(job, int(found[b"attempts"])))
         return due
 
@@ -468,7 +410,7 @@ class RedisStore:
     @_guarded
     async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
         """See `Store.add_file`."""
-        await self._check_room(bounds, len(content))
+        check_room(await self._nbytes(), len(content), bounds)
         if await self._redis.zcard(self._key("files", file.owner)) >= bounds.files:
             raise too_many_files(bounds)
         pipeline = self._redis.pipeline(transaction=True)
@@ -515,41 +457,3 @@ class RedisStore:
 
 def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode()
-
-
-def _as_job(found: Mapping[bytes, bytes]) -> Job | None:
-    if not found:
-        return None
-
-    def text(name: str) -> str:
-        return found[name.encode()].decode()
-
-    def when(name: str) -> float | None:
-        return None if name.encode() not in found else float(text(name))
-
-    return Job(
-        id=text("id"),
-        kind=text("kind"),
-        owner=text("owner"),
-        state=State(text("state")),
-        created=float(text("created")),
-        expires=float(text("expires")),
-        started=when("started"),
-        ended=when("ended"),
-        kept_until=when("kept_until"),
-        total=int(text("total")),
-        completed=int(text("completed")),
-        failed=int(text("failed")),
-        callback=text("callback"),
-        meta=found[b"meta"],
-        code=text("code"),
-        told=text("told"),
-    )
-
-
-def _as_lease(item: bytes, owner: bytes, expires: bytes, headers: bytes, losses: bytes, packed: bytes) -> Lease:
-    name = item.decode()
-    job, place, _ = name.split("/", 2)
-    kept = _PACKED.decode(packed)
-    request = NewItem(kept.model, kept.url, kept.body, {**json.loads(headers), **kept.headers}, kept.custom_id)
-    return Lease(name, job, int(place), owner.decode(), float(expires), request, int(losses))

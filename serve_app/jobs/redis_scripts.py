@@ -2,22 +2,27 @@
 
 Keys, behind the prefix:
 
-======================  ==============================================================================================
-job:<job>               hash: what is known of a job
-bodies:<job>            hash: items by their place, packed; one that has ended is not there any more
-names:<job>             hash: what clients call items, where they do
-results:<job>           hash: outcomes by place, packed; ended:<job> has their states
-losses:<job>            hash: how many sessions ended while they had an item
-backlog:<job>:<model>      list: places of items that wait for a model
-backlogs:<model>:<owner>   sorted set: an owner's jobs with such a list, by their last turn
-owners:<model>          sorted set: owners of those, by their last turn
-models                  set: models that something waits for; counts has how much
-jobs:<owner>:<kind>     sorted set: jobs in their order
-live:<owner>            set: jobs that have not ended
-overdue, old, untold    sorted sets: jobs by when they must have ended, are forgotten, and are to be told
-sessions                sorted set: by when they are over (server's time); held:<session> is a hash of what they have
-states                  hash: jobs by state
-======================  ==============================================================================================
+========================  ==============================================================================================
+job:<job>                 hash: what is known of a job
+bodies:<job>              hash: items by their place, packed; one that has ended is not there any more
+names:<job>               hash: what clients call items, where they do
+results:<job>             hash: outcomes by place, packed; ended:<job> has their states
+losses:<job>              hash: how many sessions ended while they had an item
+backlog:<job>:<model>     list: places of items that wait for a model
+backlogs:<model>:<owner>  sorted set: an owner's jobs with such a list, by their last turn
+owners:<model>            sorted set: owners of those, by their last turn
+models                    set: models that something waits for; counts has how much
+jobs:<owner>:<kind>       sorted set: jobs in their order
+live:<owner>              set: jobs that have not ended
+overdue, old, untold      sorted sets: jobs by when they must have ended, are forgotten, and are to be told
+sessions                  sorted set: by when they are over (server's time); held:<session> is a hash of what they have
+states                    hash: jobs by state
+seq, turn                 numbers: the last job or file, and the last turn, that was given one
+idem:<owner>:<key>        hash: the job of an idempotency key, and the digest of its request
+file:<file>               hash: what is known of a file; content:<file> is what is in it
+files:<owner>             sorted set: files in their order
+oldfiles                  sorted set: files by when they are forgotten
+========================  ==============================================================================================
 
 The scripts make the names of keys: the server must not be a cluster. Sessions are over by the server's clock, which all
 routers share; ``ahead`` is how far the caller's time is from the caller's clock.
@@ -127,15 +132,15 @@ CREATE: Final = (
     _COMMON
     + _KNOWN
     + """
--- prefix, job, owner, kind, idempotency key, digest, most jobs, backlogs, fields...
-local job, owner, kind, idem, digest, backlogs = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], cjson.decode(ARGV[8])
+-- prefix, job, owner, kind, idempotency key, digest, most jobs, fields...
+local job, owner, kind, idem, digest = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 if idem ~= '' then
   local before = known(owner, idem, digest)
   if before then return before end
 end
 if redis.call('SCARD', key('live', owner)) >= tonumber(ARGV[7]) then return {'many', ''} end
 local hash = key('job', job)
-for i = 9, #ARGV, 2 do redis.call('HSET', hash, ARGV[i], ARGV[i + 1]) end
+for i = 8, #ARGV, 2 do redis.call('HSET', hash, ARGV[i], ARGV[i + 1]) end
 local seq = redis.call('INCR', key('seq'))
 redis.call('HSET', hash, 'seq', seq)
 redis.call('HINCRBY', key('states'), 'PENDING', 1)
@@ -145,8 +150,7 @@ redis.call('ZADD', key('overdue'), redis.call('HGET', hash, 'expires'), job)
 if idem ~= '' then redis.call('HSET', key('idem', owner, idem), 'job', job, 'digest', digest) end
 redis.call('PERSIST', key('bodies', job))
 redis.call('PERSIST', key('names', job))
-for _, backlog in ipairs(backlogs) do
-  local model = backlog
+for _, model in ipairs(cjson.decode(redis.call('HGET', hash, 'models'))) do
   redis.call('PERSIST', key('backlog', job, model))
   redis.call('HINCRBY', key('counts'), model, redis.call('LLEN', key('backlog', job, model)))
   redis.call('ZADD', key('backlogs', model, owner), 0, job)
@@ -191,12 +195,14 @@ redis.call('ZADD', key('sessions'), string.format('%.6f', server_time(lease_of[1
 local held, discarded, finished, ended, leases = key('held', session), 0, {}, {}, {}
 for i = 9, #ARGV, 3 do
   local item, state = ARGV[i], ARGV[i + 1]
-  local job, place = string.match(item, '^([^/]+)/(%d+)/')
+  local job, place, model = string.match(item, '^([^/]+)/(%d+)/(.*)$')
   if redis.call('HDEL', held, item) == 0 then
     discarded = discarded + 1
   elseif not is_live(job) then
     discarded = discarded + 1
     ended[job] = true
+  elseif state == 'PENDING' then
+    wait_again(job, model, {place})
   else
     redis.call('HSET', key('results', job), place, ARGV[i + 2])
     redis.call('HSET', key('ended', job), place, state)

@@ -4,7 +4,8 @@ One exchange with the store after another: it brings what has ended, keeps the s
 as there is room for. While one is under way more ends, so that busy routers exchange much at once.
 
 An item that is refused for now (no room, no replica) keeps its place and tries again after a pause: there are never
-more tries under way than places. One that cannot be answered whoever tries ends with its error.
+more tries under way than places. One whose model is not served here any more goes back to the store, and waits there
+without a place. One that cannot be answered whoever tries ends with its error.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from serve_app.errors import (
 )
 from serve_app.jobs.records import Exchanged, Lease, Outcome
 from serve_app.jobs.settings import JobSettings
-from serve_app.jobs.states import ItemEvent, State, item_after
+from serve_app.jobs.states import State
 from serve_app.jobs.store import SessionOver, Store
 
 logger = logging.getLogger(__name__)
@@ -208,9 +209,9 @@ class Runner:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(_IDLE_S, left_s)):
                     await self._wake.wait()
-            if not self._running and not self._wake.is_set():
+            if not self._running and not self.paused and not self._wake.is_set():
                 with contextlib.suppress(StoreUnavailable):
-                    if await self._store.has_waiting():
+                    if await self._store.has_waiting(self._room()):
                         return
 
     async def _turn(self) -> int:
@@ -262,7 +263,10 @@ class Runner:
         del self._ended[: len(ended)]
         self.counts.discarded += exchanged.discarded
         for outcome, _ in ended:
-            self.counts.ended[outcome.state] += 1
+            if outcome.state is State.PENDING:
+                self.counts.retried += 1
+            else:
+                self.counts.ended[outcome.state] += 1
         if exchanged.finished:
             self._changed(exchanged.finished)
         return exchanged
@@ -292,10 +296,11 @@ class Runner:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
                 refused: ServeAppError = ModelUnavailable("what ran the item was cancelled")  # not the item itself
-            except _FOR_NOW as error:
-                refused = error
-            except ModelNotFound as error:
-                if not self._may_appear(lease, first):
+            except (*_FOR_NOW, ModelNotFound) as error:
+                if (model := lease.request.model) and model not in self._room():
+                    return Outcome(lease.item, State.PENDING, 0)  # others may serve it, or this router again
+                # It was there when the job was taken. A model that is served lacks something else, such as a version.
+                if isinstance(error, ModelNotFound) and (model or self._now() - first >= _APPEARS_S):
                     return _failed(lease, error)
                 refused = error
             except ServeAppError as error:
@@ -314,8 +319,7 @@ class Runner:
                     most = self._settings.max_result
                     large = f"the answer has {len(reply.body)} bytes; router.jobs.max_result allows {most}"
                     return _failed(lease, PayloadTooLarge(large))
-                done = item_after(State.PROCESSING, ItemEvent.SUCCEEDED)
-                return Outcome(lease.item, done, reply.status, reply.body, reply.headers)
+                return Outcome(lease.item, State.COMPLETED, reply.status, reply.body, reply.headers)
             self.counts.retried += 1
             pause_s = min(_LONGEST_PAUSE_S, max(pause_s, refused.retry_after_s or 0.0))
             if self._now() + pause_s > lease.expires:
@@ -324,15 +328,6 @@ class Runner:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _may_appear(self, lease: Lease, first: float) -> bool:
-        """Whether an item's model, which is not found, may be served again; ``first`` is when the item was tried first.
-
-        It was there when the job was taken. One that is served lacks something else, such as a version.
-        """
-        model = lease.request.model
-        return model not in self._room() if model else self._now() - first < _APPEARS_S
-
 
 def _failed(lease: Lease, error: ServeAppError) -> Outcome:
-    failed = item_after(State.PROCESSING, ItemEvent.FAILED)
-    return Outcome(lease.item, failed, 0, code=error.code, message=error.message)
+    return Outcome(lease.item, State.ERROR, 0, code=error.code, message=error.message)

@@ -65,6 +65,6 @@ class JobSettings:
     max_jobs: int = 1000
     max_bytes: int = 16 * 2**30
     max_result: int = 8 * 2**20
-    max_file: int = 200 * 2**20
+    max_file: int = 32 * 2**20
     max_files: int = 1000
     callbacks: CallbackSettings = field(default_factory=CallbackSettings)

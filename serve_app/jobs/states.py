@@ -1,11 +1,12 @@
-"""The states of jobs and of their items, as tables. What is not in a table cannot happen, and raises.
+"""The states of jobs, as a table, and of their items. What is not in the table cannot happen, and raises.
 
 A job ends as a whole: in the moment in which the last of its items ends, or in which it is cancelled or expires. Items
 that have not ended by then are in the state that `unended` says, without being written one by one: a job of a million
 items is cancelled in one step.
 
-An item is leased to a *session*: a router that tells the store again and again that it lives. A session that has not
-been heard of is over; its items are PENDING again, and what it still brings is discarded.
+An item is leased to a *session*: a router that tells the store again and again that it lives. It is PROCESSING then,
+until it is COMPLETED or ends with an ERROR. A session that has not been heard of is over; its items are PENDING again,
+and what it still brings is discarded.
 """
 
 from __future__ import annotations
@@ -39,23 +40,11 @@ class JobEvent(StrEnum):
     """Its deadline passed."""
 
 
-class ItemEvent(StrEnum):
-    """What happens to an item."""
-
-    LEASED = "leased"
-    RELEASED = "released"
-    """Its router stopped, or its session is over: somebody else runs it."""
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    """Its request cannot be answered, whoever runs it."""
-
-
 ENDED: Final = frozenset({State.COMPLETED, State.ERROR, State.CANCELLED})
 """Nothing happens any more."""
 
 JOB: Final[Mapping[tuple[State, JobEvent], State]] = {
     (State.PENDING, JobEvent.STARTED): State.PROCESSING,
-    (State.PENDING, JobEvent.DONE): State.COMPLETED,  # one without items
     (State.PENDING, JobEvent.CANCELLED): State.CANCELLED,
     (State.PENDING, JobEvent.EXPIRED): State.ERROR,
     (State.PROCESSING, JobEvent.STARTED): State.PROCESSING,
@@ -63,13 +52,6 @@ JOB: Final[Mapping[tuple[State, JobEvent], State]] = {
     (State.PROCESSING, JobEvent.FAILED): State.ERROR,
     (State.PROCESSING, JobEvent.CANCELLED): State.CANCELLED,
     (State.PROCESSING, JobEvent.EXPIRED): State.ERROR,
-}
-
-ITEM: Final[Mapping[tuple[State, ItemEvent], State]] = {
-    (State.PENDING, ItemEvent.LEASED): State.PROCESSING,
-    (State.PROCESSING, ItemEvent.RELEASED): State.PENDING,
-    (State.PROCESSING, ItemEvent.SUCCEEDED): State.COMPLETED,
-    (State.PROCESSING, ItemEvent.FAILED): State.ERROR,
 }
 
 
@@ -83,14 +65,6 @@ def job_after(state: State, event: JobEvent) -> State:
         return JOB[state, event]
     except KeyError:
         raise IllegalTransition(f"a job that is {state} cannot be {event}") from None
-
-
-def item_after(state: State, event: ItemEvent) -> State:
-    """The state of an item after something happened. Raises `IllegalTransition`."""
-    try:
-        return ITEM[state, event]
-    except KeyError:
-        raise IllegalTransition(f"an item that is {state} cannot be {event}") from None
 
 
 def unended(item: State, job: State) -> State:

@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from serve_app.errors import QueueFull
+from serve_app.errors import Conflict, QueueFull
 from serve_app.jobs.records import Bounds, Callback, Census, Exchanged, Item, Job, NewItem, NewJob, Outcome, StoredFile
 
 
@@ -19,9 +19,25 @@ class SessionOver(Exception):
     """This session was not heard of for too long. Its items are others'."""
 
 
+def other_request() -> Conflict:
+    """An idempotency key came with another request than before."""
+    return Conflict("Idempotency-Key: it came before with another request; use a new one")
+
+
+def too_many_jobs(bounds: Bounds) -> QueueFull:
+    """An owner has as many jobs that have not ended as it may."""
+    return QueueFull(f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs): wait for some", 10.0)
+
+
 def too_many_files(bounds: Bounds) -> QueueFull:
     """An owner has as many files as it may."""
     return QueueFull(f"{bounds.files} files are kept, the most (router.jobs.max_files): delete some", 60.0)
+
+
+def check_room(used_bytes: int, more_bytes: int, bounds: Bounds) -> None:
+    """Raise `QueueFull` where a store that holds so many bytes has no room for so many more."""
+    if used_bytes + more_bytes > bounds.nbytes:
+        raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)
 
 
 class Store(Protocol):
@@ -34,7 +50,7 @@ class Store(Protocol):
         """End. Nothing is called after it."""
 
     async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
-        """Keep a job.
+        """Keep a job, of one item at least.
 
         Returns:
             The job, and whether it is new: of an idempotency key that came before, the one of that time.
@@ -90,7 +106,7 @@ class Store(Protocol):
 
         Args:
             session: It.
-            outcomes: Of items that it has.
+            outcomes: Of items that it has. One that is PENDING waits again, for whoever can run it.
             room: How many items of which models it takes; none of models that are not named there.
             others: How many of those whose models are not known before they run.
             nbytes: Most bytes of their bodies together, beyond the first.
@@ -101,8 +117,8 @@ class Store(Protocol):
             SessionOver: It was not heard of for too long; nothing of this counts.
         """
 
-    async def has_waiting(self) -> bool:
-        """Whether any item waits to be leased. Writes nothing."""
+    async def has_waiting(self, models: Collection[str]) -> bool:
+        """Whether any item waits for one of these models, or for one that only its request names. Writes nothing."""
 
     async def end_session(self, session: str) -> None:
         """End a session: what it has waits again."""

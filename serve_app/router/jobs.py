@@ -7,8 +7,8 @@ from typing import Final
 
 from serve_app.access.guard import wall_clock
 from serve_app.domain.service import InferenceService
-from serve_app.http.post import post
 from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.post import post
 from serve_app.jobs.redis import RedisStore
 from serve_app.jobs.room import room
 from serve_app.jobs.settings import JobSettings

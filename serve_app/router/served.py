@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from serve_app import payloads
 from serve_app.backends.batch import most_rows
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest
-from serve_app.payloads import PROVEN, Joinable, Media, Payload
+from serve_app.payloads import PROVEN, Joinable, Payload
 from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCache
 from serve_app.router.settings import RoutedModel
@@ -108,15 +107,6 @@ def cost_of(info: ModelInfo, processor: Processor | None, payload: Payload) -> t
     if processor is None:
         raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.segment}/infer")
     return processor.estimate(payload)
-
-
-def nbytes_of(payload: Payload) -> int:
-    """Bytes of a payload that came by the handle, not in a body."""
-    if isinstance(payload, dict):
-        return payloads.nbytes_of(payload)
-    if isinstance(payload, Media):
-        return len(payload.content)
-    return sum(map(len, payload.texts))
 
 
 def informed(served: Served, answer: Answer, options: RequestOptions) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -29,16 +28,16 @@ from serve_app.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
-    ModelUnavailable,
     ServeAppError,
     Unsupported,
 )
-from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload, StreamLimits
+from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload, StreamLimits, payload_bytes
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
+from serve_app.router.in_work import InWork
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.router.parts import PartQueue, Streams
-from serve_app.router.served import Served, care_of, cost_of, informed, may_join, nbytes_of
+from serve_app.router.served import Served, care_of, cost_of, informed, may_join
 from serve_app.router.settings import RoutedModel, StreamSettings
 from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
 from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
@@ -118,9 +117,8 @@ class Service:
         self.tables = TrafficTables(traffic_store, tell_traffic, self._publish)
         self._shadows = Shadows(self._has_room, self._submit, metrics.shadowed)
         self._more_status: dict[str, Callable[[], Any]] = {}
-        self._in_work = 0
+        self._in_work = InWork()
         self._ending = False  # not ready any more, though what comes is still answered
-        self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
 
     def add_status(self, name: str, read: Callable[[], Any]) -> None:
         """Show something more in `status`, under a name of its own."""
@@ -343,8 +341,7 @@ class Service:
         served = self._served.get(model)
         if served is None:
             raise self._unknown(model)
-        if self._finished is not None:
-            raise _stopping()
+        self._in_work.check_open()
         if served.cache is not None:
             return
         priority = priority or _NORMAL
@@ -371,22 +368,19 @@ class Service:
 
     def _begin(self, model: str) -> Served:
         """A request for this model is in work, until `_ended`."""
-        if self._finished is not None:
-            raise _stopping()
+        self._in_work.check_open()
         served = self._served.get(model)
         if served is None:
             raise self._unknown(model)
-        self._in_work += 1
+        self._in_work.count += 1
         served.in_work += 1
         return served
 
     def _ended(self, served: Served) -> None:
-        self._in_work -= 1
         served.in_work -= 1
         if served.left is not None and not served.in_work:
             served.left.set()
-        if self._finished is not None and not self._in_work:
-            self._finished.set()
+        self._in_work.left()
 
     async def _answer(self, served: Served, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """As `submit`, of a request that is in work."""
@@ -397,7 +391,7 @@ class Service:
             answer = await self._submit(model, payload, options)
         else:
             if not options.nbytes:
-                options = replace(options, nbytes=nbytes_of(payload))
+                options = replace(options, nbytes=payload_bytes(payload))
             answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
             answer = self._with_proof(served, answer)
             if self._traces is not None and answer.cache in _WITHOUT_WORK:
@@ -438,7 +432,7 @@ class Service:
                     timeout_s=timeout_s,
                     rows=rows,
                     bucket=bucket,
-                    nbytes=options.nbytes or nbytes_of(payload),
+                    nbytes=options.nbytes or payload_bytes(payload),
                     parts=queue,
                     variant=options.variant,
                     default_of=default_of,
@@ -495,7 +489,7 @@ class Service:
             self._metrics.shadowed(key, "failed")
             return
         if not options.nbytes:
-            options = replace(options, nbytes=nbytes_of(payload))
+            options = replace(options, nbytes=payload_bytes(payload))
         self._shadows.start(key, payload, options, answer, settings.tolerance)
 
     def _has_room(self, key: str, nbytes: int) -> bool:
@@ -520,7 +514,7 @@ class Service:
                 timeout_s=timeout_s,
                 rows=rows,
                 bucket=bucket,
-                nbytes=options.nbytes or nbytes_of(payload),
+                nbytes=options.nbytes or payload_bytes(payload),
                 variant=options.variant,
                 exact=not options.fallback,
                 default_of=default_of,
@@ -655,13 +649,7 @@ class Service:
             How many requests are left then.
         """
         self._ending = True
-        if self._finished is None:
-            self._finished = asyncio.Event()
-        if self._in_work:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
-                    await self._finished.wait()
-        return self._in_work
+        return await self._in_work.finish(limit_s)
 
     def on_warm_up(self, model: str, reasons: Sequence[str | None]) -> None:
         """Learn what the warm-up of a model's replicas came to, for `status`.
@@ -786,10 +774,6 @@ async def _changed(model: str, keys: Sequence[str], change: Callable[[str], Awai
         ",".join(each.after for each in told if each.after),
         sum(each.replicas for each in told),
     )
-
-
-def _stopping() -> ModelUnavailable:
-    return ModelUnavailable("the server is shutting down; retry, or use another server", 1.0)
 
 
 async def _no_peers() -> Sequence[Mapping[str, Statistics]]:

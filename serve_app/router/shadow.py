@@ -21,6 +21,7 @@ from serve_app.domain.service import Answer, RequestOptions
 from serve_app.domain.traffic import Tolerance
 from serve_app.errors import DeadlineExceeded, QueueFull, ServeAppError
 from serve_app.payloads import Embeddings, Payload
+from serve_app.router.cache.store import held_bytes
 from serve_app.scheduling.entry import Priority
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Shadows:
             answer: What the client got.
             tolerance: By output.
         """
-        held = options.nbytes + nbytes_of(answer.value)
+        held = options.nbytes + held_bytes(answer.value)
         if len(self._tasks) >= MOST or self._nbytes + held > MOST_BYTES or not self._has_room(key, options.nbytes):
             self._count(key, "dropped")
             return
@@ -122,7 +123,7 @@ class Shadows:
         except ServeAppError as error:
             self._end(key, "failed", options, f"fails: {error}")
             return
-        if nbytes_of(answer.value) > _ASIDE_BYTES:
+        if held_bytes(answer.value) > _ASIDE_BYTES:
             found = await asyncio.to_thread(difference, answer.value, copy.value, tolerance)
         else:
             found = difference(answer.value, copy.value, tolerance)
@@ -156,19 +157,6 @@ def _of_copy(options: RequestOptions) -> RequestOptions:
         listener=_LISTENER,
         revision="",  # which is that of the other version
     )
-
-
-def nbytes_of(value: Any) -> int:
-    """Bytes that an answer holds, about."""
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, Embeddings):
-        return int(value.vectors.nbytes)
-    if isinstance(value, Mapping):
-        return sum(map(nbytes_of, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(nbytes_of, value))
-    return 64
 
 
 def difference(real: Any, other: Any, tolerance: Mapping[str, Tolerance]) -> str:

@@ -105,12 +105,12 @@ class RequestTrace:
         self._options = options
         self.origin = origin_of(options)
 
-    def answered(self, answer: Answer, steps: Mapping[str, float] | None = None) -> None:
+    def answered(self, answer: Answer, steps: Mapping[str, tuple[float, float]] | None = None) -> None:
         """It was answered.
 
         Args:
             answer: The answer.
-            steps: Of a pipeline, what each step took, seconds.
+            steps: Of a pipeline, how long after the request each step began, and what it took, seconds.
         """
         if self._span is not None:
             self._end_span(self._span, OK, answer)
@@ -129,7 +129,7 @@ class RequestTrace:
                     "infer_ms": _ms(answer.infer_s),
                     "total_ms": _ms(answer.total_s),
                     **({"cache": answer.cache} if answer.cache else {}),
-                    **({"steps": {name: _ms(seconds) for name, seconds in steps.items()}} if steps else {}),
+                    **({"steps": {name: _step(*times) for name, times in steps.items()}} if steps else {}),
                 },
             )
 
@@ -239,6 +239,10 @@ def _parent(span: Span) -> str:
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier.get("traceparent", "")
+
+
+def _step(start_s: float, total_s: float) -> dict[str, float]:
+    return {"start_ms": _ms(start_s), "total_ms": _ms(total_s)}
 
 
 def _ms(seconds: float) -> float:

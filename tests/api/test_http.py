@@ -9,6 +9,7 @@ import socket
 import subprocess
 import zlib
 from collections.abc import AsyncIterator
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -18,13 +19,14 @@ import tritonclient.http as triton
 import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
-from api.protocol_service import NumpyService
+from api.protocol_service import EVERY_DATATYPE, NumpyService
 from serve_app import __version__
 from serve_app.api.http_app import HttpSettings, create_app
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull
 from serve_app.http.body import BodyReader
+from serve_app.http.exchange import AWAITED_SINCE
 from serve_app.scheduling.entry import Priority
 
 INFER = "/v2/models/double/infer"
@@ -97,6 +99,23 @@ async def test_infer_options(
     assert (options.timeout_s is None) == (expected[1] is None)
     assert 0.0 < (options.timeout_s or 5.0) <= (expected[1] or 5.0)
     assert options.spent_s > 0.0
+
+
+@pytest.mark.parametrize(("awaited_s", "status"), [(1.0, 200), (6.0, 504)])
+async def test_the_time_that_a_listener_awaited_the_body_counts(
+    service: NumpyService, awaited_s: float, status: int
+) -> None:
+    """The deadline is that of the request, whose head came first."""
+    app = create_app(service)
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, AWAITED_SINCE: monotonic() - awaited_s}, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(late), base_url="http://server") as client:
+        reply = await client.post(INFER, json=REQUEST, headers={"X-Timeout-Ms": "5000"})
+
+    assert reply.status_code == status
+    assert [options.timeout_s <= 4.0 for _, _, options in service.calls] == [True] * (status == 200)
 
 
 @pytest.mark.parametrize(
@@ -747,6 +766,26 @@ async def test_an_entry_counts_as_what_it_holds_in_memory(client: httpx.AsyncCli
     assert len(content) < 64 * 4
     assert (await client.post(INFER, content=content)).status_code == 200
     assert service.calls[-1][2].nbytes == 64 * 4
+
+
+@pytest.mark.parametrize("length", [500, 6000], ids=["decoded in the event loop", "decoded in a thread"])
+async def test_an_entry_counts_its_texts_beside_its_numbers(
+    client: httpx.AsyncClient, service: NumpyService, length: int
+) -> None:
+    """Of a text, the array holds a reference alone."""
+    data: dict[str, list[Any]] = {datatype: [0, 0] for datatype in EVERY_DATATYPE} | {
+        "FP64": [0] * 1000,
+        "BYTES": ["a" * length, ""],
+    }
+    data["BOOL"] = [False, True]
+    inputs = [
+        {"name": f"in_{datatype}", "shape": [1, len(values) // 2, 2], "datatype": datatype, "data": values}
+        for datatype, values in data.items()
+    ]
+    reply = await client.post("/v2/models/mirror/infer", json={"inputs": inputs})
+    assert reply.status_code == 200
+    numbers = 2 * (1 + 2 * (1 + 2 + 4 + 8) + 2 + 4) + 8 * 1000
+    assert service.calls[-1][2].nbytes == numbers + 2 * 8 + length
 
 
 @pytest.mark.parametrize("url", [INFER, PREDICT])

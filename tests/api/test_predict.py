@@ -148,6 +148,13 @@ async def test_texts_in_a_form(client: httpx.AsyncClient, service: NumpyService)
     assert service.calls[0][1] == Texts(["a", "b"], {})
 
 
+async def test_a_form_needs_no_line_behind_its_end(client: httpx.AsyncClient, service: NumpyService) -> None:
+    """Some clients send none."""
+    await client.post(SENTENCES, **_form(TWO_TEXTS.removesuffix(b"\r\n")))
+
+    assert service.calls[0][1] == Texts(["one", "two"], {})
+
+
 async def test_many_embeddings_are_nested_lists(client: httpx.AsyncClient) -> None:
     """Also when there are enough of them to be encoded elsewhere."""
     reply = await client.post(SENTENCES, json={"inputs": ["ab"] * 16})
@@ -157,6 +164,10 @@ async def test_many_embeddings_are_nested_lists(client: httpx.AsyncClient) -> No
 
 def _form(body: bytes) -> dict[str, Any]:
     return {"content": body, "headers": {"Content-Type": "multipart/form-data; boundary=b"}}
+
+
+_TEXT = b'--b\r\nContent-Disposition: form-data; name="inputs"\r\n\r\n%b\r\n'
+TWO_TEXTS = _TEXT % b"one" + _TEXT % b"two" + b"--b--\r\n"
 
 
 def _json(document: Any) -> dict[str, Any]:
@@ -204,7 +215,9 @@ def _raw(content: bytes, content_type: str) -> dict[str, Any]:
         (SENTENCES, _json({"inputs": {"text": "a"}}), 400, "inputs: "),
         (PICTURES, _raw(b"x", "multipart/form-data"), 400, "the multipart form cannot be read"),
         (PICTURES, _form(b"--b--\r\n"), 400, "file: expected a form field of this name"),
-        (PICTURES, _form(b"--b\r\nbroken"), 400, ""),
+        (PICTURES, _form(b"--b\r\nbroken"), 400, "it ends before its last boundary"),
+        (SENTENCES, _form(TWO_TEXTS[:-9]), 400, "it ends before its last boundary"),
+        (SENTENCES, _form(TWO_TEXTS[:-11]), 400, "it ends before its last boundary"),
         (
             PICTURES,
             {"files": [("file", ("a", b"1")), ("other", ("b", b"2"))]},

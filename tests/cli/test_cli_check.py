@@ -70,6 +70,24 @@ def test_a_fault_is_one_line_and_exit_code_2(tmp_path: Path, right: str, wrong: 
     assert validate(tmp_path / "a.yaml", VALID.replace(right, wrong), "--no-models") == (2, expected)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ("{a: {1: b, c: d}}", ".a: Serve takes keys of one type, text or numbers; put quotes around 1, 'c'"),
+        ("{a: {null: b, c: d}}", ".a: Serve takes keys of one type, text or numbers; put quotes around None, 'c'"),
+        ("{a: [{2026-01-31: b}]}",
+         ".a[0]: Serve takes keys of one type, text or numbers; put quotes around datetime.date(2026, 1, 31)"),
+        ("{since: 2026-01-31}", ".since: datetime.date(2026, 1, 31) is not JSON; put quotes around it"),
+    ],
+)  # fmt: skip
+def test_what_serve_cannot_deploy_is_a_fault(tmp_path: Path, parameters: str, expected: str) -> None:
+    """It would end the start with a traceback: Serve writes the arguments as JSON with sorted keys."""
+    model = f"{{name: digits, path: models/digits, backend: python, backend_options: {{parameters: {parameters}}}}}"
+    text = VALID.replace("{name: digits, path: models/digits}", model)
+    place = "args.models[0].backend_options.parameters"
+    assert validate(tmp_path / "a.yaml", text, "--no-models") == (2, [f"{place}{expected}"])
+
+
 def test_faults_of_both_parts_are_found_together(tmp_path: Path) -> None:
     """One check is enough to repair a file."""
     text = VALID.replace("host:", "hots:").replace("path: models", "pth: models")

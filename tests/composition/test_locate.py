@@ -17,7 +17,7 @@ from serve_app.backends.kind import AnyKind
 from serve_app.backends.onnx.kind import ONNX
 from serve_app.backends.python.kind import PYTHON
 from serve_app.backends.registry import BACKENDS
-from serve_app.composition.locate import ModelLocation, missing_models, resolve_model
+from serve_app.composition.locate import ModelLocation, looking_once, missing_models, resolve_model
 from serve_app.composition.model import find_files
 from serve_app.config import parse_args
 from serve_app.errors import ConfigError
@@ -478,3 +478,21 @@ def test_a_folder_that_cannot_be_read_or_vanishes_is_one_line(tmp_path: Path, mo
 
     monkeypatch.setattr(Path, "iterdir", gone)
     assert problem("m", None, environ(tmp_path)) == "m: cannot be read: No such file or directory"
+
+
+def test_a_configuration_is_made_of_the_files_that_were_found_first(tmp_path: Path) -> None:
+    """A version or a file that comes in between belongs to the next configuration; what was missing is looked for."""
+    folder = make_version(tmp_path / "m", "1")
+    path = str(tmp_path / "m")
+    with looking_once():
+        with pytest.raises(ConfigError, match="has no version"):
+            resolve_model(path, 2)
+        first = resolve_model(path)
+        files = list(first.files())
+        make_version(tmp_path / "m", "2")
+        (folder / "labels.txt").write_text("a")
+        again = resolve_model(path)
+        assert (again.version, list(again.files())) == ("1", files)
+        assert resolve_model(path, 2).version == "2"
+    assert resolve_model(path).version == "2"
+    assert folder / "labels.txt" in list(first.files())

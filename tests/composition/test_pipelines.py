@@ -141,6 +141,11 @@ def described(models: list[dict[str, Any]], *steps: dict[str, Any], **outputs: s
             id="a switch on a picture",
         ),
         pytest.param(
+            [{"name": "a", "switch": "numbers", "cases": {1: "text"}, "default": None}],
+            "steps[0]: switch: numbers is FP32 [-1, 4], which has more values than the one to choose by",
+            id="a switch on a row of numbers",
+        ),
+        pytest.param(
             [{"name": "a", "join": {"x": "picture"}}],
             "outputs.out: is a picture, which has no JSON form; name what a step makes of it",
             id="a picture in an output",

@@ -87,6 +87,16 @@ def problems(*pipelines: dict[str, Any]) -> tuple[str, ...]:
             id="switch without cases",
         ),
         pytest.param(
+            pipeline({"name": "s", "switch": "first", "cases": {7: "x", "7": "first"}, "default": None}),
+            "args.pipelines[0].steps[1].cases: two cases are for '7': values are compared as text",
+            id="two equal cases",
+        ),
+        pytest.param(
+            pipeline({"name": "s", "switch": "first", "cases": {float("nan"): "x"}, "default": None}),
+            "args.pipelines[0].steps[1].cases: nan is equal to no value, so that it would never be chosen",
+            id="a case that never is",
+        ),
+        pytest.param(
             pipeline({"name": "s"}, outputs={"out": "s"}),
             "args.pipelines[0].steps[1]: a step has one of model, switch, equal, concat, join, got none of them",
             id="no kind",
@@ -150,6 +160,12 @@ def test_each_fault_is_told_with_its_place(given: dict[str, Any], expected: str)
     assert expected in problems(given)
 
 
+def test_a_step_with_a_fault_is_a_step() -> None:
+    """Where it is the only one, nothing is told of their number."""
+    given = pipeline(steps=[{"name": "first", "equal": ["picture"]}])
+    assert problems(given) == ("args.pipelines[0].steps[0].equal: needs at least 2, got 1",)
+
+
 def test_two_pipelines_cannot_have_one_name() -> None:
     """The second one is told."""
     assert problems(pipeline(), pipeline()) == (
@@ -158,13 +174,13 @@ def test_two_pipelines_cannot_have_one_name() -> None:
 
 
 def test_cases_are_compared_as_text() -> None:
-    """YAML reads numbers and truth values, which become what values are compared as."""
+    """YAML reads numbers, truth values and null, which become what values are compared as."""
     step = StepConfig.model_validate(
-        {"name": "s", "switch": "a.b", "cases": {7: "c", True: {"value": 1}, "no": None}, "default": "d"}
+        {"name": "s", "switch": "a.b", "cases": {7.0: "c", True: {"value": 1}, None: "e", "no": None}, "default": "d"}
     )
     assert step.value() == SwitchStep(
         "s",
         Reference("a", ("b",)),
-        {"7": Reference("c"), "true": Constant(1), "no": Constant(None)},
+        {"7": Reference("c"), "true": Constant(1), "null": Reference("e"), "no": Constant(None)},
         Reference("d"),
     )

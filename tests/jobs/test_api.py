@@ -187,6 +187,13 @@ def test_jobs_are_listed(client: httpx.Client) -> None:
     assert client.get("/v1/jobs", params={"after": first["last_id"]}).json()["first_id"] == made[2]
 
 
+@pytest.mark.parametrize(("path", "name"), [("/v1/jobs", "job"), ("/v1/batches", "batch"), ("/v1/files", "file")])
+def test_a_page_behind_what_has_expired_is_refused(client: httpx.Client, path: str, name: str) -> None:
+    """It is not the first page again: a client that goes through all pages would never end."""
+    answer = client.get(path, params={"after": "gone"})
+    assert (answer.status_code, f"there is no {name} 'gone' here" in answer.text) == (404, True)
+
+
 def test_a_job_is_cancelled(client: httpx.Client) -> None:
     """What has not ended never will; to cancel it again changes nothing."""
     job = _submitted(client, model="sum_diff", items=[{"body": SUM}] * 20)
@@ -202,7 +209,8 @@ def test_a_job_is_cancelled(client: httpx.Client) -> None:
         ({"model": "sum_diff"}, 400, "body: expected the body"),
         ({"model": "sum_diff", "items": []}, 400, "items: expected at least one"),
         ({"model": "none", "body": {}}, 404, "there is no 'none' here"),
-        ({"model": "sum_diff", "items": [{"body": SUM}, {"model": "none", "body": {}}]}, 404, "items[1]."),
+        ({"model": "sum_diff", "items": [{"body": SUM}, {"model": "none", "body": {}}]}, 404, "items[1]: Request for"),
+        ({"model": "sum_diff", "items": [{"body": SUM}, {}]}, 400, "items[1].body: expected the body"),
         ({"model": "sum_diff", "items": [{"body": SUM}] * 21}, 413, "router.jobs.max_items allows 20"),
         ({"model": "sum_diff", "items": [{}] * 21}, 413, "router.jobs.max_items allows 20"),
         ({"model": "none", "url": "/v1/embeddings", "body": {}}, 404, "there is no 'none' here"),

@@ -11,8 +11,8 @@ import pytest
 from jobs.receiver import Receiver
 
 from serve_app.errors import InvalidRequest
-from serve_app.http.post import AddressRefused, is_public, post
 from serve_app.jobs.callbacks import check_callback
+from serve_app.jobs.post import AddressRefused, is_public, post
 from serve_app.jobs.settings import CallbackSettings
 
 LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))

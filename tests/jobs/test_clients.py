@@ -73,7 +73,7 @@ def test_who_waits_is_told_when_it_is_too_long(server: LocalServer) -> None:
 
 
 def _jobs(server: LocalServer, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["jobs", *arguments], env={"SERVE_APP_URL": server.url, "COLUMNS": "200"})
+    return CliRunner().invoke(app, ["jobs", *arguments], env={"SERVE_APP_URL": server.url, "COLUMNS": "40"})
 
 
 def test_the_command(server: LocalServer, tmp_path: Path) -> None:

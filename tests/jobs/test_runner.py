@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.records import JOB, Job, Lease
 from serve_app.jobs.runner import Reply, Runner
 from serve_app.jobs.settings import JobSettings
+from serve_app.jobs.sqlite.store import SqliteStore
 from serve_app.jobs.states import State
 from serve_app.jobs.store import Store
 
@@ -164,23 +166,32 @@ async def test_what_is_refused_for_now_is_tried_again(make_store: MakeStore) -> 
 
 
 async def test_a_model_that_is_away_for_a_while_fails_nothing(make_store: MakeStore) -> None:
-    """Its items wait until it is served again; those of a model that is served, for which something lacks, do not."""
-    room, tries = {"words": 4}, 0
+    """Its items wait in the store; those of a model that is served, for which something lacks, do not."""
+    room, tries, tried = {"words": 4}, 0, asyncio.Event()
 
     async def answer(lease: Lease) -> Reply:
         nonlocal tries
         tries += 1
         if tries == 1:  # it is unloaded while its items run
-            room.clear()
-        if tries == 5:
-            room["words"] = 4
+            del room["words"]
+        if tries == 3:
+            tried.set()
+        if lease.index == 2 and lease.request.model not in room:
+            raise ModelUnavailable("it is being unloaded", 9.0)
         if lease.index == 1 or lease.request.model not in room:
             raise ModelNotFound("no model")
         return await _yes(lease)
 
-    async with running(make_store, answer, room) as jobs:
-        absent = await jobs.submit(1)
-        found = await jobs.end_of(await jobs.submit(3, "words"))
+    # As many bytes as the items of that model have.
+    async with running(make_store, answer, room, replace(SETTINGS, max_bytes_in_flight=3000, max_result=1000)) as jobs:
+        absent, away = await jobs.submit(1), await jobs.submit(3, "words", nbytes=1000)
+        await tried.wait()
+        room["texts"] = 4
+        assert (await jobs.end_of(await jobs.submit(3, "texts", nbytes=1000))).completed == 2
+        assert (tries, jobs.runner.counts.retried, jobs.runner.counts.ended.total()) == (6, 3, 3)
+        room["words"] = 4
+        jobs.runner.wake()
+        found = await jobs.end_of(away)
         assert (found.completed, found.failed) == (2, 1)
         room["digits"] = 4
         jobs.runner.wake()
@@ -335,6 +346,31 @@ async def test_an_item_whose_routers_die_is_given_up(make_store: MakeStore) -> N
         assert (await jobs.end_of(job)).failed == 1
         (item,) = await all_items(jobs.store, job.id)
         assert (item.code, "given up" in item.message) == ("model_unavailable", True)
+
+
+class Asked(SqliteStore):
+    """Tells when it is asked whether anything waits."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.asked: asyncio.Queue[None] = asyncio.Queue()
+
+    async def has_waiting(self, models: Collection[str]) -> bool:
+        """As the store's."""
+        self.asked.put_nowait(None)
+        return await super().has_waiting(models)
+
+
+async def test_a_backlog_that_cannot_be_run_here_is_left_alone(tmp_path: Path) -> None:
+    """The store is not written to for it, again and again."""
+    store = Asked(tmp_path / "jobs.sqlite")
+    async with running(lambda: store, _yes, {"words": 4}) as jobs:
+        await jobs.submit(3)
+        await jobs.end_of(await jobs.submit(1, "words"))
+        await store.asked.get()
+        before = jobs.runner.counts.exchanges
+        await store.asked.get()
+        assert jobs.runner.counts.exchanges == before
 
 
 @pytest.mark.parametrize("items", [1, 3])

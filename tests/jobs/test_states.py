@@ -1,4 +1,4 @@
-"""The tables of states."""
+"""The table of states."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import itertools
 
 import pytest
 
-from serve_app.jobs.states import ENDED, ITEM, JOB, IllegalTransition, ItemEvent, JobEvent, State, item_after, job_after
+from serve_app.jobs.states import ENDED, JOB, IllegalTransition, JobEvent, State, job_after
 
 
 def test_ends_are_ends() -> None:
-    """Nothing leaves a state that is an end, and every other state of a table can be left."""
+    """Nothing leaves a state that is an end, and every other state can be left."""
     assert {state for state, _ in JOB} == set(State) - ENDED
-    assert {state for state, _ in ITEM} == set(State) - ENDED
 
 
-def test_whatever_is_in_no_table_raises() -> None:
+def test_whatever_is_not_in_the_table_raises() -> None:
     """Events in states without an entry are illegal; all others lead where the table says."""
     for state, event in itertools.product(State, JobEvent):
         if (state, event) in JOB:
@@ -23,9 +22,3 @@ def test_whatever_is_in_no_table_raises() -> None:
         else:
             with pytest.raises(IllegalTransition, match=f"a job that is {state} cannot be {event}"):
                 job_after(state, event)
-    for state, item_event in itertools.product(State, ItemEvent):
-        if (state, item_event) in ITEM:
-            assert item_after(state, item_event) == ITEM[state, item_event]
-        else:
-            with pytest.raises(IllegalTransition, match=f"an item that is {state} cannot be {item_event}"):
-                item_after(state, item_event)

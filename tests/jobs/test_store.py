@@ -32,7 +32,7 @@ from benchmarks.redis_server import RedisServer
 from serve_app.access.guard import wall_clock
 from serve_app.domain.settings import RedisSettings
 from serve_app.errors import Conflict, QueueFull, StoreUnavailable
-from serve_app.jobs.records import BATCH, JOB, Bounds, Exchanged, NewItem, StoredFile
+from serve_app.jobs.records import BATCH, JOB, Bounds, Exchanged, NewItem, Outcome, StoredFile
 from serve_app.jobs.redis import RedisStore
 from serve_app.jobs.sqlite.connection import Connection, transaction
 from serve_app.jobs.sqlite.sessions import begin_session
@@ -379,6 +379,42 @@ async def test_a_lease_that_waited_for_another_write_begins_behind_it(tmp_path: 
         assert len((await renewal).leases) == 1
         await store.sweep(1.0 + LEASE_S + 0.1, 10)
         assert (await exchanged(store, session)).discarded == 0
+
+
+async def test_items_are_given_back(store: Store) -> None:
+    """Who cannot run them has no loss noted; others get them, at the front."""
+    job = await made(store, new_job(), new_items(4))
+    one, two = await store.begin_session(0.0, LEASE_S), await store.begin_session(0.0, LEASE_S)
+    assert await store.has_waiting({"words", "digits"})
+    leases = (await exchanged(store, one, room=4)).leases
+    assert not await store.has_waiting({"words", "digits"})
+    back = [Outcome(lease.item, State.PENDING, 0) for lease in leases[1:3]]
+    told = await exchanged(store, one, [answered(leases[0].item), *back])
+    assert (told.discarded, told.leases) == (0, [])
+    assert not await store.has_waiting({"words"})
+    assert await store.has_waiting({"digits"})
+    assert (await exchanged(store, one, back)).discarded == 2
+    census = await store.census()
+    assert (census.backlog, census.in_flight) == ({"digits": 2}, 1)
+    again = (await exchanged(store, two, room=9)).leases
+    assert sorted((lease.index, lease.losses) for lease in again) == [(1, 0), (2, 0)]
+    done = await exchanged(store, two, [answered(lease.item) for lease in again])
+    assert done.finished == ()
+    assert (await exchanged(store, one, [answered(leases[3].item)])).finished == (job.id,)
+
+
+async def test_a_model_that_only_requests_name_always_waits_for_somebody(store: Store) -> None:
+    """Whoever serves anything may serve it."""
+    await made(store, new_job(), new_items(1, ""))
+    assert await store.has_waiting({"words"})
+
+
+async def test_calls_wait_for_a_connection(tmp_path: Path) -> None:
+    """However many there are at once."""
+    with RedisServer(tmp_path) as server:
+        async with opened(stores_of("redis", server.url)) as store:
+            job = await made(store, new_job(), new_items(1))
+            assert set(await asyncio.gather(*[store.job(job.id) for _ in range(500)])) == {job}
 
 
 async def test_sessions_are_over_by_the_clock_of_the_server(tmp_path: Path) -> None:

@@ -471,6 +471,9 @@ async def test_its_line_in_the_log_has_the_times_of_its_steps() -> None:
     (line,) = lines
     assert [line[key] for key in ("model", "outcome", "request_id")] == ["chain", "ok", "r"]
     assert list(line["steps"]) == ["sum", "less"]
+    first, second = line["steps"].values()
+    assert second["start_ms"] >= first["start_ms"] + first["total_ms"]
+    assert line["total_ms"] >= second["start_ms"] + second["total_ms"]
     span = next(each for each in exporter.get_finished_spans() if each.name == "infer chain")
     assert span.context is not None
     parents = {options.trace_parent.split("-")[2] for _, options in service.asked}

@@ -11,8 +11,7 @@ import pytest
 from serve_app.domain.pipeline import ModelStep, Output, Pipeline, PipelineInput, Reference
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import InferenceFailed, InvalidRequest, PayloadTooLarge
-from serve_app.payloads import Media, ModelSignature, TensorSpec
-from serve_app.router import served
+from serve_app.payloads import Media, ModelSignature, TensorSpec, payload_bytes
 from serve_app.router.pipelines import values
 from serve_app.scheduling.entry import Priority
 
@@ -104,11 +103,10 @@ def test_results_may_be_nested_deeply() -> None:
 
 
 def test_the_bytes_of_texts_count() -> None:
-    """Not those of the references to them."""
+    """And those of the references to them: a million empty texts are not nothing."""
     array = texts(b"a" * 1000, b"bc")
-    assert values.nbytes_of({"y": array}) == 1 + 1002
-    assert values.payload_bytes({"y": array}) == 1002
-    assert served.nbytes_of({"y": array, "z": np.zeros((2, 2), np.float32)}) == 1002 + 16
+    assert values.nbytes_of({"y": array}) == 1 + 16 + 1002
+    assert payload_bytes({"y": array, "z": np.zeros((2, 2), np.float32)}) == 16 + 1002 + 16
 
 
 @pytest.mark.parametrize(
@@ -148,3 +146,28 @@ def test_bytes_that_are_no_text_have_no_json() -> None:
     assert text == b'{"a":["b"]}'
     with pytest.raises(InferenceFailed, match="output 'y': bytes that are not UTF-8 text have no JSON form"):
         values.write_outputs(plan(outputs=outputs), lambda _: {"a": texts(b"b", b"\xff")})
+
+
+@pytest.mark.parametrize(
+    ("value", "case"),
+    [
+        ("seven", "seven"),
+        (7, "7"),
+        (7.0, "7"),
+        (7.5, "7.5"),
+        (True, "true"),
+        (None, "null"),
+        (np.array([[7]], np.float32), "7"),
+        (np.array([-0.0], np.float32), "0"),
+        (np.array([2**24], np.int32), "16777216"),
+        (np.array([True]), "true"),
+        (np.array([b"seven"], object), "seven"),
+        (np.array([np.nan], np.float32), None),
+        (np.array([np.inf], np.float16), None),
+        (np.array([1, 2]), None),
+        ({"label": "seven"}, None),
+    ],
+)
+def test_a_case_is_equal_to_a_value_however_that_is_represented(value: Any, case: str | None) -> None:
+    """A class's number in FP32 is that number; what is no number is no case, not even null."""
+    assert values.case_of(value) == case

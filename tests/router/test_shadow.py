@@ -64,10 +64,10 @@ class Copies:
         self.asked.append((key, options))
         return await asyncio.shield(self.answer)
 
-    def start(self, nbytes: int = 16) -> None:
+    def start(self, nbytes: int = 16, answer: Answer | None = None) -> None:
         """One more copy."""
         options = RequestOptions(Priority.HIGH, 0.5, nbytes, request_id="id", key="k", tenant="k", spent_s=0.2)
-        self.shadows.start("m/5", ROW, options, answered(0.0), {})
+        self.shadows.start("m/5", ROW, options, answer or answered(0.0), {})
 
     async def outcomes(self, number: int) -> list[Outcome]:
         """How the next ones end."""
@@ -128,3 +128,15 @@ async def test_what_finds_no_room_is_dropped() -> None:
     await copies.shadows.close()
     copies.start()
     assert await copies.outcomes(1) == ["same"]
+
+
+@pytest.mark.parametrize("tensors", [True, False], ids=["a tensor", "what a processor made"])
+async def test_long_texts_take_room(tensors: bool) -> None:
+    """Not as much as the references to them."""
+    copies = Copies()
+    text = b"a" * (MOST_BYTES // 2)
+    value = {"y": np.array([text], object)} if tensors else [{"text": text.decode()}]
+    for _ in range(2):
+        copies.start(answer=Answer(value, Priority.NORMAL, 0.0, 0.0))
+    copies.answer.set_result(answered(0.0))
+    assert await copies.outcomes(2) == ["dropped", "different"]

@@ -23,7 +23,7 @@ from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.errors import InvalidRequest
 from serve_app.http.errors import Headers
-from serve_app.payloads import TENSORS, Tensors, TensorSpec
+from serve_app.payloads import TENSORS, Tensors, TensorSpec, nbytes_of
 
 _NESTED: Final = "parameters"
 _ID: Final = "id"
@@ -180,10 +180,7 @@ class Generate(HttpOperation[GenerateRequest]):
 
     def write_cost(self, info: ModelInfo, parsed: GenerateRequest, answer: Answer) -> int:  # noqa: ARG002
         """Numbers become texts."""
-        nbytes = 0
-        for array in answer.value.values():
-            nbytes += array.nbytes
-        return nbytes
+        return nbytes_of(answer.value)
 
     def write(self, info: ModelInfo, parsed: GenerateRequest, answer: Answer) -> Reply:
         """Encode the outputs."""

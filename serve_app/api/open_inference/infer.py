@@ -14,7 +14,7 @@ from serve_app.api.open_inference.wire import RequestParameters
 from serve_app.api.replies import body_parameters
 from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
 from serve_app.domain.service import Answer, ModelInfo
-from serve_app.payloads import Tensors
+from serve_app.payloads import Tensors, array_nbytes
 
 _BINARY: Final = (b"content-type", b"application/octet-stream")
 _HEADER_LENGTH: Final = b"inference-header-content-length"
@@ -128,6 +128,8 @@ def encoding_bytes(selection: Selection, tensors: Tensors, counts: Mapping[str, 
         array = tensors[name]
         if counts and name in counts:
             nbytes += _SORTING * array.nbytes
+        elif array.dtype.hasobject:
+            nbytes += array_nbytes(array)
         else:
-            nbytes += array.nbytes // _COPYING if binary and array.dtype != object else array.nbytes
+            nbytes += array.nbytes // _COPYING if binary else array.nbytes
     return nbytes

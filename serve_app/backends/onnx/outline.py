@@ -15,15 +15,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from serve_app.backends.onnx.proof.skeleton import KEEP
-from serve_app.backends.onnx.wire_format import fields, tagged
+from serve_app.backends.onnx.proof.skeleton import with_weights
+from serve_app.backends.onnx.wire_format import fields
 
 WORTH_BYTES: Final = 2**20
 """A smaller model is opened as quickly as it is."""
-_GRAPH: Final = 7
-"""Field of `onnx.ModelProto`."""
-_INITIALIZER: Final = 5
-"""Field of `onnx.GraphProto`."""
 _RAW_DATA: Final = 9
 _OTHER_DATA: Final = frozenset({3, 4, 5, 6, 7, 10, 11, 13, 14})
 """Fields of `onnx.TensorProto` that hold its elements otherwise, or say where they are."""
@@ -47,7 +43,7 @@ def outline(model_file: Path) -> Iterator[tuple[bytes, Path] | None]:
             view = memoryview(whole)
             try:
                 found = _without_weights(view)
-            except ValueError:  # who opens the whole file says what is wrong with it
+            except ValueError:  # if something is wrong with the file, who opens the whole of it says what
                 found = None
             finally:
                 view.release()
@@ -62,36 +58,27 @@ def outline(model_file: Path) -> Iterator[tuple[bytes, Path] | None]:
 
 
 def _without_weights(whole: memoryview) -> tuple[bytes, int] | None:
-    """The model, and how many zeros its largest weights take."""
-    parts = bytearray()
-    largest = 0
-    for field, start, content, end in fields(whole, 0, len(whole)):
-        if field != _GRAPH or content is None:
-            parts += whole[start:end]
-            continue
-        graph = bytearray()
-        for inner, inner_start, inner_content, inner_end in fields(whole, content, end):
-            if inner != _INITIALIZER or inner_content is None or inner_end - inner_content <= KEEP:
-                graph += whole[inner_start:inner_end]
-                continue
-            tensor = _as_zeros(whole, inner_content, inner_end)
-            if tensor is None:
-                return None
-            graph += tagged(_INITIALIZER, tensor[0])
-            largest = max(largest, tensor[1])
-        parts += tagged(_GRAPH, bytes(graph))
-    return (bytes(parts), largest) if largest else None
+    """The model, and how many zeros its largest weights take; ``None`` where it has none that are large."""
+    sizes: list[int] = []
+
+    def zeros(whole: memoryview, start: int, end: int) -> bytes:
+        tensor, nbytes = _as_zeros(whole, start, end)
+        sizes.append(nbytes)
+        return tensor
+
+    model = with_weights(whole, zeros)
+    return (model, max(sizes)) if any(sizes) else None
 
 
-def _as_zeros(whole: memoryview, start: int, end: int) -> tuple[bytes, int] | None:
-    """A tensor that names zeros for its elements, and how many bytes; ``None`` if they are not all there as bytes."""
+def _as_zeros(whole: memoryview, start: int, end: int) -> tuple[bytes, int]:
+    """A tensor that names zeros for its elements, and how many bytes. Raises `ValueError`: it has not all as bytes."""
     import onnx  # noqa: PLC0415 - a process that serves needs none: it is imported where a model is looked at
 
     head = bytearray()
     nbytes = 0
     for field, first, content, last in fields(whole, start, end):
         if field in _OTHER_DATA:
-            return None
+            raise ValueError("its elements are not plain bytes")
         if field == _RAW_DATA and content is not None:
             nbytes = last - content  # of a field that is there twice, the last counts
         else:
@@ -102,7 +89,7 @@ def _as_zeros(whole: memoryview, start: int, end: int) -> tuple[bytes, int] | No
     except Exception as error:  # of whichever protobuf there is
         raise ValueError(str(error)) from error
     if nbytes != prod(tensor.dims) * _BYTES.get(tensor.data_type, -1):
-        return None
+        raise ValueError("its elements are not as many as its shape says")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", _FILE), ("offset", "0"), ("length", str(nbytes))):
         tensor.external_data.add(key=key, value=value)

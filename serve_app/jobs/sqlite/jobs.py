@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from serve_app.errors import Conflict, QueueFull
 from serve_app.jobs.records import Bounds, Callback, Item, Job, NewItem, NewJob
-from serve_app.jobs.sqlite.rows import check_room, dumped, insert, loaded, only
+from serve_app.jobs.sqlite.rows import dumped, insert, loaded, only, used_bytes
 from serve_app.jobs.sqlite.schema import NUMBER, STATES
 from serve_app.jobs.states import ENDED, JobEvent, State, job_after, unended
+from serve_app.jobs.store import check_room, other_request, too_many_jobs
 
 _JOB: Final = (
     "id, kind, owner, state, created, expires, started, ended, kept_until, total, completed, failed, callback, meta,"
@@ -28,24 +28,18 @@ def create_job(database: sqlite3.Connection, job: NewJob, items: Sequence[NewIte
         ).fetchone()
         if found is not None:
             if found[0] != job.digest:
-                raise Conflict("Idempotency-Key: it came before with another request; use a new one")
+                raise other_request()
             return _as_job(found[1:]), False
     live = only(database.execute("SELECT count(*) FROM jobs WHERE owner = ? AND state < 2", (job.owner,)).fetchone())
     if live >= bounds.jobs:
-        raise QueueFull(f"{live} jobs have not ended; that is the most (router.jobs.max_jobs): wait for some", 10.0)
-    check_room(database, bounds, sum(item.nbytes for item in items))
-    state, ended = State.PENDING, None
-    if not items:
-        state, ended = job_after(state, JobEvent.DONE), job.created
+        raise too_many_jobs(bounds)
+    check_room(used_bytes(database), sum(item.nbytes for item in items), bounds)
     seq = database.execute(
-        "INSERT INTO jobs (id, kind, owner, state, created, expires, ended, keep_s, kept_until, total, headers, meta,"
-        " idempotency_key, digest, callback, told, told_due)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO jobs (id, kind, owner, state, created, expires, keep_s, total, headers, meta, idempotency_key,"
+        " digest, callback) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            *(job.id, job.kind, job.owner, NUMBER[state], job.created, job.expires, ended, job.keep_s),
-            *(None if ended is None else ended + job.keep_s, len(items), json.dumps(dict(job.headers)), job.meta),
-            *(job.idempotency_key, job.digest, job.callback),
-            *("pending" if ended is not None and job.callback else "", job.created),
+            *(job.id, job.kind, job.owner, NUMBER[State.PENDING], job.created, job.expires, job.keep_s, len(items)),
+            *(json.dumps(dict(job.headers)), job.meta, job.idempotency_key, job.digest, job.callback),
         ),
     ).lastrowid
     # No number comes twice: an outcome that is very late must not count for another item.
@@ -151,14 +145,11 @@ def due_callbacks(database: sqlite3.Connection, now: float, limit: int, lease_s:
         " ORDER BY told_due LIMIT ?",
         (now, limit),
     ).fetchall()
-    _set_due(database, (row[0] for row in rows), now + lease_s)
-    return [Callback(_as_job(row[2:]), row[1]) for row in rows]
-
-
-def _set_due(database: sqlite3.Connection, jobs: Iterable[int], due: float) -> None:
     database.execute(
-        "UPDATE jobs SET told_due = ? WHERE seq IN (SELECT value FROM json_each(?))", (due, json.dumps(list(jobs)))
+        "UPDATE jobs SET told_due = ? WHERE seq IN (SELECT value FROM json_each(?))",
+        (now + lease_s, json.dumps([row[0] for row in rows])),
     )
+    return [Callback(_as_job(row[2:]), row[1]) for row in rows]
 
 
 def note_told(database: sqlite3.Connection, job: str, told: str, attempts: int, due: float) -> None:

@@ -7,9 +7,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from serve_app.errors import QueueFull
-from serve_app.jobs.records import Bounds
-
 _ROWS: Final = 500
 """Rows of one statement that inserts many."""
 
@@ -48,9 +45,3 @@ def used_bytes(database: sqlite3.Connection) -> int:
     )
     nbytes: int = (pages - free) * size
     return nbytes
-
-
-def check_room(database: sqlite3.Connection, bounds: Bounds, nbytes: int) -> None:
-    """Raise `QueueFull` where the store has no room for so many bytes."""
-    if used_bytes(database) + nbytes > bounds.nbytes:
-        raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from serve_app.jobs.records import Exchanged, Lease, NewItem, Outcome
 from serve_app.jobs.sqlite.jobs import end_job
@@ -83,8 +83,12 @@ def _finish(
     for outcome in outcomes:
         if int(outcome.item) in held:
             rows.setdefault(int(outcome.item), outcome)
+    counted = len(rows)
+    if given_back := [item for item, outcome in rows.items() if outcome.state is State.PENDING]:
+        _wait_again(database, "items.id IN (SELECT value FROM json_each(?))", json.dumps(given_back), 0)
+        rows = {item: outcome for item, outcome in rows.items() if outcome.state is not State.PENDING}
     if not rows:
-        return 0, []
+        return counted, []
     insert(
         database,
         "results (item, ended, status, headers, body, code, message)",
@@ -115,7 +119,7 @@ def _finish(
         if all_completed + all_failed == total:
             end_job(database, seq, state, JobEvent.FAILED if all_failed else JobEvent.DONE, now, "")
             finished.append(job)
-    return len(rows), finished
+    return counted, finished
 
 
 def _lease(
@@ -193,20 +197,27 @@ def _take(
     return leases
 
 
-def has_waiting(database: sqlite3.Connection) -> bool:
+def has_waiting(database: sqlite3.Connection, models: Collection[str]) -> bool:
     """See `Store.has_waiting`."""
-    return database.execute("SELECT 1 FROM backlogs LIMIT 1").fetchone() is not None
+    waiting = "SELECT 1 FROM backlogs WHERE model IN (SELECT value FROM json_each(?)) LIMIT 1"
+    return database.execute(waiting, (json.dumps(["", *models]),)).fetchone() is not None
 
 
 def end_session(database: sqlite3.Connection, session: int, lost: int) -> None:
     """A session ends; ``lost`` is 1 where it did not say so itself."""
-    database.execute(
-        "INSERT INTO backlogs (job, model, owner, pending, turn) SELECT job, model, owner, count(*), 0 FROM items"
-        " JOIN jobs ON seq = job WHERE session = ? AND jobs.state < 2 GROUP BY job, model"
-        " ON CONFLICT DO UPDATE SET pending = pending + excluded.pending",
-        (session,),
-    )
-    database.execute(
-        "UPDATE items SET state = 0, session = NULL, losses = losses + ? WHERE session = ?", (lost, session)
-    )
+    _wait_again(database, "session = ?", session, lost)
     database.execute("DELETE FROM sessions WHERE id = ?", (session,))
+
+
+def _wait_again(database: sqlite3.Connection, which: str, value: int | str, lost: int) -> None:
+    """Items of which a condition holds are nobody's any more."""
+    database.execute(
+        "INSERT INTO backlogs (job, model, owner, pending, turn) SELECT job, model, owner, count(*), 0 FROM items"  # noqa: S608
+        f" JOIN jobs ON seq = job WHERE {which} AND jobs.state < 2 GROUP BY job, model"
+        " ON CONFLICT DO UPDATE SET pending = pending + excluded.pending",
+        (value,),
+    )
+    database.execute(
+        f"UPDATE items SET state = 0, session = NULL, losses = losses + ? WHERE {which}",  # noqa: S608
+        (lost, value),
+    )

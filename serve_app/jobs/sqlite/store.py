@@ -8,7 +8,7 @@ two of them the thread has to get the interpreter back from an event loop that i
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Concatenate, ParamSpec, TypeVar
@@ -118,9 +118,9 @@ class SqliteStore:
         until, turn = _from_now(now, lease_s), self._exchanges
         return await self._write(exchange, int(session), outcomes, room, others, nbytes, turn, now, until)
 
-    async def has_waiting(self) -> bool:
+    async def has_waiting(self, models: Collection[str]) -> bool:
         """See `Store.has_waiting`."""
-        return await self._read(has_waiting)
+        return await self._read(has_waiting, models)
 
     async def end_session(self, session: str) -> None:
         """See `Store.end_session`."""

@@ -27,7 +27,7 @@ from serve_app.domain.pipeline import (
 from serve_app.domain.service import Answer, InferenceService, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker
 from serve_app.errors import DeadlineExceeded, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
-from serve_app.payloads import Payload, Tensors
+from serve_app.payloads import Payload, Tensors, payload_bytes
 from serve_app.router.pipelines import values
 from serve_app.router.pipelines.branches import Branches
 from serve_app.scheduling.entry import Priority
@@ -66,7 +66,7 @@ class Run:
         serial: Whether no two steps could run at the same time: then no task is made for any.
 
     Attributes:
-        seconds: What each step took that has been answered.
+        steps: Of each step that has been answered, how long after the request it began, and what it took, seconds.
         parts: How many parts each map had.
         infos: What is known of the model that answered each step.
         times: Over all steps.
@@ -91,13 +91,14 @@ class Run:
         self._options = options
         self._deadline = deadline
         self._budget = budget
+        self._began = monotonic()
         self._ended = ended
         self._serial = serial
         self._branches: Branches
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._results: dict[str, Any] = {}
         self._nbytes = 0
-        self.seconds: dict[str, float] = {}
+        self.steps: dict[str, tuple[float, float]] = {}
         self.parts: Counter[str] = Counter()
         self.infos: dict[str, ModelInfo] = {}
         self.times = Times()
@@ -200,7 +201,7 @@ class Run:
         finally:
             seconds = monotonic() - began
             if outcome == OK:
-                self.seconds[step.name] = seconds
+                self.steps[step.name] = began - self._began, seconds
             self._ended(step.name, outcome, seconds)
         return result
 
@@ -221,7 +222,7 @@ class Run:
         options = replace(
             self._options,
             timeout_s=timeout_s,
-            nbytes=values.payload_bytes(payload),
+            nbytes=payload_bytes(payload),
             variant="",
             spent_s=0.0,
             revision=info.revision,

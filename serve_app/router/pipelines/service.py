@@ -27,12 +27,12 @@ from serve_app.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
-    ModelUnavailable,
     ServeAppError,
     Unsupported,
 )
 from serve_app.http.errors import code_of, internal_error
 from serve_app.payloads import Payload
+from serve_app.router.in_work import InWork
 from serve_app.router.lateness import default_timeout_s, read_too_long
 from serve_app.router.pipelines.run import CANCELLED, Run, gone, model_of_step, served_in
 from serve_app.router.pipelines.values import count_parts, pick, read_inputs
@@ -79,8 +79,7 @@ class PipelineService:
         self._pipelines = {info.name: _Served(info) for info in pipelines}
         self._infos = {info.name: info for info in pipelines}
         self._models = ChainMap[str, ModelInfo](self._infos, service.models)  # type: ignore[arg-type] # it is only read
-        self._in_work = 0
-        self._finished: asyncio.Event | None = None
+        self._in_work = InWork()
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
@@ -128,7 +127,7 @@ class PipelineService:
         if served is None:
             self._service.precheck(model, priority, nbytes, tenant, weight)
             return
-        self._check_open()
+        self._in_work.check_open()
         for step in served.first:
             try:
                 info = self._service.find(step.model, step.version)
@@ -164,8 +163,8 @@ class PipelineService:
                 yield part
 
     async def _submit(self, served: _Served, payload: Payload, options: RequestOptions) -> Answer:
-        self._check_open()
-        self._in_work += 1
+        self._in_work.check_open()
+        self._in_work.count += 1
         served.in_work += 1
         began, priority = monotonic(), served_in(options)
         name, trace, outcome = served.info.name, None, ServeAppError.code
@@ -192,10 +191,8 @@ class PipelineService:
             total_s = monotonic() - began
             if outcome:
                 self._metrics.failed(name, priority, outcome, total_s)
-            self._in_work -= 1
             served.in_work -= 1
-            if self._finished is not None and not self._in_work:
-                self._finished.set()
+            self._in_work.left()
         answer = Answer(
             value=value,
             priority=priority,
@@ -207,7 +204,7 @@ class PipelineService:
         )
         self._metrics.answered(name, answer, began)
         if trace is not None:
-            trace.answered(answer, steps=run.seconds)
+            trace.answered(answer, steps=run.steps)
         return answer
 
     async def _run(
@@ -232,7 +229,7 @@ class PipelineService:
             serial=served.serial,
         )
         value = await run.answer()
-        for step, seconds in run.seconds.items():
+        for step, (_, seconds) in run.steps.items():
             served.course.measured(step, priority, own_s[step], seconds)
         for step, parts in run.parts.items():
             served.parts[step] += _PARTS_WEIGHT * (parts - served.parts[step])
@@ -394,10 +391,6 @@ class PipelineService:
             names = ", ".join(dict.fromkeys(step.model for step in served.plan.models()))
             raise Unsupported(f"{model!r} is a pipeline: redeploy, or load and unload its models: {names}")
 
-    def _check_open(self) -> None:
-        if self._finished is not None:
-            raise ModelUnavailable("the server is shutting down; retry, or use another server", 1.0)
-
     async def finish(self, limit_s: float) -> int:
         """Refuse requests for pipelines from now on, and wait until those that were taken are answered.
 
@@ -407,13 +400,7 @@ class PipelineService:
         Returns:
             How many are left then.
         """
-        if self._finished is None:
-            self._finished = asyncio.Event()
-        if self._in_work:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
-                    await self._finished.wait()
-        return self._in_work
+        return await self._in_work.finish(limit_s)
 
 
 def _told(error: ServeAppError, trace: RequestTrace | None) -> ServeAppError:

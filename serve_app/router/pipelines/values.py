@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from serve_app import payloads
 from serve_app.api.replies import dump_json
-from serve_app.domain.pipeline import ModelStep, Output, Pipeline, PipelineInput, Reference
+from serve_app.domain.pipeline import ModelStep, Output, Pipeline, PipelineInput, Reference, case_text
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.tasks import JSON_TYPE, kind_of
 from serve_app.errors import InferenceFailed, InvalidRequest, PayloadTooLarge
-from serve_app.payloads import DTYPES, Embeddings, Media, Payload, Tensors, TensorSpec, Texts, array_nbytes
+from serve_app.payloads import DTYPES, Embeddings, Media, Payload, Tensors, TensorSpec, Texts, array_nbytes, text_bytes
 
 _MOST_JSON_BYTES: Final = 2**20
 """Of all inputs of a request: making objects of more would keep every other request waiting."""
@@ -34,7 +33,7 @@ def read_inputs(plan: Pipeline, tensors: Tensors) -> dict[str, Any]:
         InvalidRequest: One is missing, or is not what the pipeline takes.
     """
     json = [tensors[name] for name, given in plan.inputs.items() if given.kind == "json" and name in tensors]
-    if (nbytes := sum(map(array_nbytes, json))) > _MOST_JSON_BYTES:
+    if (nbytes := sum(map(text_bytes, json))) > _MOST_JSON_BYTES:
         raise PayloadTooLarge(f"{nbytes} bytes of JSON in the inputs; the most is {_MOST_JSON_BYTES}")
     return {name: _read(given, tensors, plan) for name, given in plan.inputs.items()}
 
@@ -131,11 +130,9 @@ def plain(value: Any) -> Any:
 
 
 def case_of(value: Any) -> str | None:
-    """The text that the cases of a switch are compared with: of texts themselves, else JSON; ``None``: it has none."""
+    """What a value is compared with the cases of a switch by; ``None``: it is none of them."""
     value = plain(value)
-    if isinstance(value, str):
-        return value
-    return dump_json(value).decode() if value is None or isinstance(value, bool | int | float) else None
+    return case_text(value) if value is None or isinstance(value, str | bool | int | float) else None
 
 
 def equal(values: Sequence[Any]) -> bool:
@@ -384,10 +381,3 @@ def _named(value: Any) -> str:
         return "null"
     names = {bytes: "a file", str: "a text", dict: "an object", list: "a list", bool: "true or false"}
     return names.get(type(value), "a tensor" if isinstance(value, np.ndarray) else "a number")
-
-
-def payload_bytes(payload: Payload) -> int:
-    """Bytes that a payload holds."""
-    if isinstance(payload, dict):
-        return payloads.nbytes_of(payload)
-    return len(payload.content) if isinstance(payload, Media) else sum(map(len, payload.texts))

@@ -8,6 +8,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from api.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until
+from serve_app.http.exchange import AWAITED_SINCE
 
 
 async def test_the_scope_is_that_of_asgi() -> None:
@@ -71,6 +73,25 @@ async def test_requests_may_come_byte_by_byte() -> None:
         for byte in post(b"slow"):
             await client.send(bytes([byte]))
         assert (await client.answer())[2] == b"slow"
+
+
+async def test_a_body_that_comes_later_is_awaited_since_its_head() -> None:
+    """The application counts that time into the deadline."""
+    scopes = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+        await echo(scope, receive, send)
+
+    async with serving(noting) as (_, port):
+        client = await Client.connect(port)
+        await client.send(post(b"whole") + post(b"late")[:-1])
+        await client.answer()
+        answered = monotonic()
+        await client.send(b"e")
+        assert (await client.answer())[2] == b"late"
+    assert AWAITED_SINCE not in scopes[0]
+    assert scopes[1][AWAITED_SINCE] <= answered
 
 
 async def test_too_many_requests_at_once_end_the_connection() -> None:

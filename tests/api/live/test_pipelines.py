@@ -134,6 +134,15 @@ def test_a_form_with_a_part_for_each_input(pipelines: LocalServer) -> None:
     assert np.shape(by_form["vectors"]) == (2, 8)
 
 
+def test_a_form_that_was_cut_off_is_refused(pipelines: LocalServer) -> None:
+    """Its last text would be missing in an answer that says 200."""
+    text = b'--b\r\nContent-Disposition: form-data; name="texts"\r\n\r\n%b\r\n'
+    cut = text % b"the cat" + (text % b"a dog").removesuffix(b"\r\n")
+    answer = predict(pipelines, "passages", content=cut, headers={"Content-Type": "multipart/form-data; boundary=b"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+    assert answer.json()["error"] == "the multipart form cannot be read: it ends before its last boundary"
+
+
 def test_each_passage_is_embedded_as_it_would_be_alone(pipelines: LocalServer) -> None:
     """A map gives what single requests give."""
     texts = ["the cat", "a dog sat", "sun"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def read_skeleton(model_file: Path) -> Any:
     with model_file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         view = memoryview(whole)
         try:
-            parts = _without_weights(view)
+            parts = with_weights(view, _without_elements)
         finally:
             view.release()
     model = onnx.ModelProto()
@@ -46,7 +47,16 @@ def read_skeleton(model_file: Path) -> Any:
     return model
 
 
-def _without_weights(whole: memoryview) -> bytes:
+def with_weights(whole: memoryview, weights: Callable[[memoryview, int, int], bytes | bytearray]) -> bytes:
+    """A model's message, in which another one stands for each large initializer.
+
+    Args:
+        whole: The message.
+        weights: Makes the other one of the first, which is between two places of the whole.
+
+    Raises:
+        ValueError: It is no protobuf message.
+    """
     parts = bytearray()
     for field, start, content, end in fields(whole, 0, len(whole)):
         if field != _GRAPH or content is None:
@@ -56,11 +66,16 @@ def _without_weights(whole: memoryview) -> bytes:
         for inner, inner_start, inner_content, inner_end in fields(whole, content, end):
             if inner != _INITIALIZER or inner_content is None or inner_end - inner_content <= KEEP:
                 graph += whole[inner_start:inner_end]
-                continue
-            tensor = bytearray()
-            for deepest, first, _, last in fields(whole, inner_content, inner_end):
-                if deepest not in _TENSOR_DATA:
-                    tensor += whole[first:last]
-            graph += tagged(_INITIALIZER, tensor)
+            else:
+                graph += tagged(_INITIALIZER, weights(whole, inner_content, inner_end))
         parts += tagged(_GRAPH, graph)
     return bytes(parts)
+
+
+def _without_elements(whole: memoryview, start: int, end: int) -> bytearray:
+    """A tensor's type and shape."""
+    tensor = bytearray()
+    for field, first, _, last in fields(whole, start, end):
+        if field not in _TENSOR_DATA:
+            tensor += whole[first:last]
+    return tensor

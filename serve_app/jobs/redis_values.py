@@ -1,0 +1,127 @@
+"""Jobs, items and outcomes as `serve_app.jobs.redis` keeps them: hashes of texts, and packed arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from serve_app.jobs.records import Item, Job, Lease, NewItem, NewJob, Outcome
+from serve_app.jobs.states import State
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    """An item as it is kept."""
+
+    model: str
+    url: str
+    body: bytes
+    headers: Mapping[str, str]
+    custom_id: str
+
+
+class _Result(msgspec.Struct, array_like=True):
+    """An outcome as it is kept."""
+
+    ended: float
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+    code: str
+    message: str
+
+
+_PACKED: Final = msgspec.msgpack.Decoder(_Packed)
+_RESULT: Final = msgspec.msgpack.Decoder(_Result)
+_pack: Final = msgspec.msgpack.Encoder().encode
+
+
+def job_fields(job: NewJob, total: int, models: Sequence[str]) -> dict[str, str | bytes | int]:
+    """The hash of a new job, of so many items for these models."""
+    return {
+        "id": job.id,
+        "kind": job.kind,
+        "owner": job.owner,
+        "state": State.PENDING.value,
+        "created": repr(job.created),
+        "expires": repr(job.expires),
+        "keep_s": repr(job.keep_s),
+        "total": total,
+        "completed": 0,
+        "failed": 0,
+        "headers": json.dumps(dict(job.headers)),
+        "callback": job.callback,
+        "meta": job.meta,
+        "code": "",
+        "told": "",
+        "attempts": 0,
+        "idempotency_key": job.idempotency_key,
+        "models": json.dumps(models),
+    }
+
+
+def as_job(found: Mapping[bytes, bytes]) -> Job | None:
+    """A job of its hash; ``None`` of an empty one."""
+    if not found:
+        return None
+
+    def text(name: str) -> str:
+        return found[name.encode()].decode()
+
+    def when(name: str) -> float | None:
+        return None if name.encode() not in found else float(text(name))
+
+    return Job(
+        id=text("id"),
+        kind=text("kind"),
+        owner=text("owner"),
+        state=State(text("state")),
+        created=float(text("created")),
+        expires=float(text("expires")),
+        started=when("started"),
+        ended=when("ended"),
+        kept_until=when("kept_until"),
+        total=int(text("total")),
+        completed=int(text("completed")),
+        failed=int(text("failed")),
+        callback=text("callback"),
+        meta=found[b"meta"],
+        code=text("code"),
+        told=text("told"),
+    )
+
+
+def pack_item(item: NewItem) -> bytes:
+    """An item, packed."""
+    return _pack(_Packed(item.model, item.url, item.body, item.headers, item.custom_id))
+
+
+def pack_outcome(outcome: Outcome, ended: float) -> bytes:
+    """An outcome, packed."""
+    return _pack(_Result(ended, outcome.status, outcome.body, outcome.headers, outcome.code, outcome.message))
+
+
+def as_item(index: int, state: State, name: bytes | None, packed: bytes | None) -> Item:
+    """An item as it is shown.
+
+    Args:
+        index: Its place.
+        state: Its state.
+        name: What the client calls it; ``None``: nothing.
+        packed: Its outcome; ``None``: there is none yet, or none any more.
+    """
+    called = (name or b"").decode()
+    if packed is None:
+        return Item(index, State.PENDING if state is State.COMPLETED else state, called)
+    return Item(index, state, called, *msgspec.structs.astuple(_RESULT.decode(packed)))
+
+
+def as_lease(item: bytes, owner: bytes, expires: bytes, headers: bytes, losses: bytes, packed: bytes) -> Lease:
+    """A lease, of what the script EXCHANGE tells of it."""
+    name = item.decode()
+    job, place, _ = name.split("/", 2)
+    kept = _PACKED.decode(packed)
+    request = NewItem(kept.model, kept.url, kept.body, {**json.loads(headers), **kept.headers}, kept.custom_id)
+    return Lease(name, job, int(place), owner.decode(), float(expires), request, int(losses))
