@@ -59,7 +59,10 @@ def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
 
 def nbytes_of(tensors: Tensors) -> int:
     """Bytes that tensors hold, about."""
-    return sum([array_nbytes(array) if array.dtype.hasobject else array.nbytes for array in tensors.values()])
+    nbytes = 0
+    for array in tensors.values():
+        nbytes += array_nbytes(array) if array.dtype.hasobject else array.nbytes
+    return nbytes
 
 
 def array_nbytes(array: npt.NDArray[Any]) -> int:

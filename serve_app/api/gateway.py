@@ -393,7 +393,8 @@ class Gateway:
             if large and operation.decode_cost(info, parsed, nbytes) > bodies.offload_above:
                 payload, held = await bodies.offload(_decoded, operation, info, parsed)
             else:
-                payload, held = _decoded(operation, info, parsed)
+                payload = operation.decode(info, parsed)
+                held = nbytes_of(payload) if isinstance(payload, dict) else 0
         finally:
             call.release(bodies)
         options = remaining(options, monotonic() - arrived, max(nbytes, held))

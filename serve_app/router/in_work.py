@@ -9,28 +9,23 @@ from serve_app.errors import ModelUnavailable
 
 
 class InWork:
-    """Counts them.
+    """Counts them. Whoever answers them looks at the attributes itself: a call each would be felt by every request.
 
     Attributes:
-        count: How many there are. Whoever adds one calls `left` at its end.
+        count: How many there are. Whoever takes the last one away calls `none_left`.
+        closed: Whether no more are taken: instead, `shutting_down` is raised.
     """
 
-    __slots__ = ("_finished", "count")
+    __slots__ = ("_finished", "closed", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self._finished: asyncio.Event | None = None  # set when none is left; there since no more are taken
+        self.closed = False
+        self._finished = asyncio.Event()
 
-    def check_open(self) -> None:
-        """Raise `ModelUnavailable` where no more are taken."""
-        if self._finished is not None:
-            raise ModelUnavailable("the server is shutting down; retry, or use another server", 1.0)
-
-    def left(self) -> None:
-        """One is answered."""
-        self.count -= 1
-        if self._finished is not None and not self.count:
-            self._finished.set()
+    def none_left(self) -> None:
+        """The last one is answered."""
+        self._finished.set()
 
     async def finish(self, limit_s: float) -> int:
         """Refuse what comes from now on, and wait until what was taken is answered.
@@ -41,10 +36,15 @@ class InWork:
         Returns:
             How many requests are left then.
         """
-        if self._finished is None:
-            self._finished = asyncio.Event()
+        self.closed = True
+        self._finished.clear()
         if self.count:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._finished.wait()
         return self.count
+
+
+def shutting_down() -> ModelUnavailable:
+    """The error of a request that is not taken any more."""
+    return ModelUnavailable("the server is shutting down; retry, or use another server", 1.0)

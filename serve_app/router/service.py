@@ -34,7 +34,7 @@ from serve_app.errors import (
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload, StreamLimits, payload_bytes
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
-from serve_app.router.in_work import InWork
+from serve_app.router.in_work import InWork, shutting_down
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.router.parts import PartQueue, Streams
 from serve_app.router.served import Served, care_of, cost_of, informed, may_join
@@ -341,7 +341,8 @@ class Service:
         served = self._served.get(model)
         if served is None:
             raise self._unknown(model)
-        self._in_work.check_open()
+        if self._in_work.closed:
+            raise shutting_down()
         if served.cache is not None:
             return
         priority = priority or _NORMAL
@@ -368,7 +369,8 @@ class Service:
 
     def _begin(self, model: str) -> Served:
         """A request for this model is in work, until `_ended`."""
-        self._in_work.check_open()
+        if self._in_work.closed:
+            raise shutting_down()
         served = self._served.get(model)
         if served is None:
             raise self._unknown(model)
@@ -380,7 +382,10 @@ class Service:
         served.in_work -= 1
         if served.left is not None and not served.in_work:
             served.left.set()
-        self._in_work.left()
+        work = self._in_work
+        work.count -= 1
+        if work.closed and not work.count:
+            work.none_left()
 
     async def _answer(self, served: Served, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """As `submit`, of a request that is in work."""

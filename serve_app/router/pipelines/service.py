@@ -32,7 +32,7 @@ from serve_app.errors import (
 )
 from serve_app.http.errors import code_of, internal_error
 from serve_app.payloads import Payload
-from serve_app.router.in_work import InWork
+from serve_app.router.in_work import InWork, shutting_down
 from serve_app.router.lateness import default_timeout_s, read_too_long
 from serve_app.router.pipelines.run import CANCELLED, Run, gone, model_of_step, served_in
 from serve_app.router.pipelines.values import count_parts, pick, read_inputs
@@ -127,7 +127,8 @@ class PipelineService:
         if served is None:
             self._service.precheck(model, priority, nbytes, tenant, weight)
             return
-        self._in_work.check_open()
+        if self._in_work.closed:
+            raise shutting_down()
         for step in served.first:
             try:
                 info = self._service.find(step.model, step.version)
@@ -163,7 +164,8 @@ class PipelineService:
                 yield part
 
     async def _submit(self, served: _Served, payload: Payload, options: RequestOptions) -> Answer:
-        self._in_work.check_open()
+        if self._in_work.closed:
+            raise shutting_down()
         self._in_work.count += 1
         served.in_work += 1
         began, priority = monotonic(), served_in(options)
@@ -192,7 +194,9 @@ class PipelineService:
             if outcome:
                 self._metrics.failed(name, priority, outcome, total_s)
             served.in_work -= 1
-            self._in_work.left()
+            self._in_work.count -= 1
+            if self._in_work.closed and not self._in_work.count:
+                self._in_work.none_left()
         answer = Answer(
             value=value,
             priority=priority,
