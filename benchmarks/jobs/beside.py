@@ -19,7 +19,7 @@ from benchmarks.chaos.server import FaultyServer
 from benchmarks.failure import BenchmarkError
 from benchmarks.jobs.asking import ask_job, ended_items, get, serving, setup_of, submit
 from benchmarks.open_loop import send_apart
-from benchmarks.open_loop_workload import Workload, poisson
+from benchmarks.open_loop_workload import Result, Workload, poisson
 from benchmarks.server import OUT
 from serve_app.scheduling.entry import Priority
 
@@ -29,6 +29,8 @@ _SEED = 7
 _TOKENS = 32
 _TIMEOUT_S = 20.0
 CONNECTIONS = 128
+LIMIT = 1.2
+"""The deadline of requests that have a short one, as a part of the 99th percentile without a backlog."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Beside:
         rate: Requests per second of class ``high``.
         alone_ms: 99th percentile of class ``high`` without a backlog.
         beside_ms: And with one.
+        kept_alone: Part that is in time without a backlog where each has `LIMIT` times `alone_ms` of that round.
+        kept_beside: And with one.
         live_per_s: Requests per second in a closed loop of many connections, in class ``normal``.
         items_per_s: Items per second of a backlog alone.
     """
@@ -50,6 +54,8 @@ class Beside:
     rate: float
     alone_ms: float
     beside_ms: float
+    kept_alone: float
+    kept_beside: float
     live_per_s: float
     items_per_s: float
 
@@ -71,26 +77,40 @@ def measure_beside(rounds: int, seconds: float, rate: float) -> Beside:
         serving(setup_of({"path": f"{folder}/jobs.sqlite"}, model, 1, 1)) as server,
     ):
         body = {"inputs": _TEXT}
-        live, items, alone, beside = [], [], [], []
+        live, items, alone, beside, kept_alone, kept_beside = [], [], [], [], [], []
         for number in range(rounds):
             alone.append(_high_p99(server, rate, seconds, number))
+            timeout_s = LIMIT * alone[-1] / 1e3
+            kept_alone.append(_high_kept(server, rate, seconds, number, timeout_s))
             job = submit(server, {"model": _MINILM, "items": [{"body": body}] * 50_000})
             get(server, "/status")
             beside.append(_high_p99(server, rate, seconds, number))
+            kept_beside.append(_high_kept(server, rate, seconds, number, timeout_s))
             items.append(_per_second(lambda job=job: ended_items(ask_job(server, job)), seconds))  # type: ignore[misc]
             httpx.post(f"{server.direct}/v1/jobs/{job}/cancel", timeout=60.0).raise_for_status()
             live.append(asyncio.run(_live(f"{server.direct}/v1/models/{_MINILM}/predict", body, seconds)))
-    return Beside(rounds, seconds, rate, median(alone), median(beside), median(live), median(items))
+    of_high = median(alone), median(beside), median(kept_alone), median(kept_beside)
+    return Beside(rounds, seconds, rate, *of_high, median(live), median(items))
 
 
 def _high_p99(server: FaultyServer, rate: float, seconds: float, number: int) -> float:
     """Milliseconds."""
-    arrival_s = poisson(rate, seconds, (_SEED, number))
-    workload = Workload.alike(arrival_s, _MINILM, _TIMEOUT_S, Priority.HIGH, bucket=_TOKENS)
-    result = send_apart(server.direct, workload, OUT / "jobs")
+    result = _high(server, rate, seconds, number, _TIMEOUT_S)
     if (result.status != 200).any():
         raise BenchmarkError(f"{(result.status != 200).sum()} requests of class high were not answered")
     return float(np.quantile(result.latency_s, 0.99)) * 1e3
+
+
+def _high_kept(server: FaultyServer, rate: float, seconds: float, number: int, timeout_s: float) -> float:
+    """The part that is answered in time."""
+    result = _high(server, rate, seconds, number, timeout_s)
+    return float(np.mean((result.status == 200) & (result.latency_s <= timeout_s)))
+
+
+def _high(server: FaultyServer, rate: float, seconds: float, number: int, timeout_s: float) -> Result:
+    arrival_s = poisson(rate, seconds, (_SEED, number))
+    workload = Workload.alike(arrival_s, _MINILM, timeout_s, Priority.HIGH, bucket=_TOKENS)
+    return send_apart(server.direct, workload, OUT / "jobs")
 
 
 def _per_second(count: Callable[[], int], seconds: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.jobs.beside import CONNECTIONS, Beside
+from benchmarks.jobs.beside import CONNECTIONS, LIMIT, Beside
 from benchmarks.jobs.cleaning import Cleaning
 from benchmarks.jobs.kills import Kill
 from benchmarks.jobs.memory import Memory
@@ -76,6 +76,8 @@ def _beside(beside: Beside) -> list[str]:
         ["p99 of class `high`, no backlog, ms", f"{beside.alone_ms:.1f}"],
         ["the same beside a backlog, ms", f"{beside.beside_ms:.1f}"],
         ["ratio", f"{beside.beside_ms / beside.alone_ms:.2f}"],
+        [f"in time, with {LIMIT:g} times the first line as deadline, no backlog", f"{beside.kept_alone:.1%}"],
+        ["the same beside a backlog", f"{beside.kept_beside:.1%}"],
         ["live requests per second", f"{beside.live_per_s:.0f}"],
         ["items per second", f"{beside.items_per_s:.0f}"],
         ["ratio", f"{beside.items_per_s / beside.live_per_s:.2f}"],
