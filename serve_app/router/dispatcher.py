@@ -172,6 +172,7 @@ class Dispatcher:
         default_of: Priority | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        spent_s: float = 0.0,
         origin: Origin | None = None,
         queued: Callable[[Entry], None] | None = None,
     ) -> Answer:
@@ -190,6 +191,7 @@ class Dispatcher:
             default_of: The class whose default the deadline is; ``None`` where the request names one.
             tenant: Who shares the class with others.
             weight: The tenant's weight.
+            spent_s: How long the request had been here before, seconds.
             origin: Where it comes from, for the replica.
             queued: Is told the entry once it is accepted.
 
@@ -215,6 +217,7 @@ class Dispatcher:
             default_of=default_of,
             tenant=tenant,
             weight=weight,
+            spent_s=spent_s,
         )
         self._arrive(entry, now)
         if queued is not None:
@@ -245,6 +248,7 @@ class Dispatcher:
         default_of: Priority | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        spent_s: float = 0.0,
         origin: Origin | None = None,
     ) -> AsyncGenerator[Answer, None]:
         """Queue one entry whose answer comes in parts. Closing this ends the work, wherever it is.
@@ -262,6 +266,7 @@ class Dispatcher:
             default_of: As there.
             tenant: As there.
             weight: As there.
+            spent_s: As there.
             origin: As there.
 
         Yields:
@@ -289,6 +294,7 @@ class Dispatcher:
             tenant=tenant,
             weight=weight,
             answer_by=answer_by,
+            spent_s=spent_s,
         )
         self._arrive(entry, now)
         future.add_done_callback(lambda ended: parts.end(ended.exception()))
@@ -754,11 +760,11 @@ def _not_in_one(entry: Entry) -> InvalidRequest:
 
 
 def _late(entry: Entry) -> str:
-    return f"the deadline of {(entry.deadline - entry.arrival) * 1000:.0f} ms passed before the answer was ready"
+    return f"the deadline of {entry.allowed_s * 1000:.0f} ms passed before the answer was ready"
 
 
 def _given_up(entry: Entry) -> str:
     return (
-        f"the deadline of {(entry.deadline - entry.arrival) * 1000:.0f} ms could not be met any more, so the request"
+        f"the deadline of {entry.allowed_s * 1000:.0f} ms could not be met any more, so the request"
         " was not executed"
     )

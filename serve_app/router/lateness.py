@@ -31,8 +31,8 @@ def too_late(what: str, entry: Entry, solo_s: float) -> str:
         entry: The request.
         solo_s: How long it takes if nothing else does, seconds; 0.0 where it is not known.
     """
-    allowed_s = entry.deadline - entry.arrival
-    if solo_s > allowed_s:
+    allowed_s = entry.allowed_s
+    if solo_s > entry.deadline - entry.arrival:
         return f"{what}: {too_short(entry, solo_s, allowed_s)}"
     if entry.default_of is None:
         return f"{what}; send it with a longer timeout or a higher priority"

@@ -443,6 +443,7 @@ class Service:
                     default_of=default_of,
                     tenant=options.tenant,
                     weight=options.weight,
+                    spent_s=options.spent_s,
                     origin=origin_of(options) if trace is None else trace.origin,
                 )
             ) as parts:
@@ -525,6 +526,7 @@ class Service:
                 default_of=default_of,
                 tenant=options.tenant,
                 weight=options.weight,
+                spent_s=options.spent_s,
                 origin=origin_of(options) if trace is None else trace.origin,
                 queued=queued,
             )

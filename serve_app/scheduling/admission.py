@@ -159,7 +159,7 @@ def too_slow(entry: Entry, model: ModelState, now: float, ready_s: float = 0.0) 
     if model.probes.allow(now):
         entry.probe = True
         return None
-    return Rejection(DeadlineExceeded.code, too_short(entry, ready_s + own, ready_s + budget))
+    return Rejection(DeadlineExceeded.code, too_short(entry, ready_s + own, ready_s + budget + entry.spent_s))
 
 
 def _own_s(entry: Entry, latency: LatencyModel, model: ModelState) -> float:

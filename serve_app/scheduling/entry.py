@@ -57,6 +57,7 @@ class Entry:
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
         probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
         default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
+        spent_s: How long the request had been here before, seconds. For messages, which tell the deadline as it was named.
         tenant: Who shares the class with others; see `scheduling.queueing.tenants`. All with the same name are one.
         weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
         answer_by: Of an answer in parts, when the whole is worthless; ``deadline`` is for the first part, until that
@@ -82,6 +83,7 @@ class Entry:
         "priority",
         "probe",
         "rows",
+        "spent_s",
         "state",
         "tenant",
         "variant",
@@ -106,6 +108,7 @@ class Entry:
         tenant: str = "",
         weight: float = 1.0,
         answer_by: float = 0.0,
+        spent_s: float = 0.0,
     ) -> None:
         self.id = id
         self.model = model
@@ -128,6 +131,12 @@ class Entry:
         self.weight = weight
         self.answer_by = answer_by
         self.begun = 0
+        self.spent_s = spent_s
+
+    @property
+    def allowed_s(self) -> float:
+        """What the request, or its class, allows from when it came, seconds."""
+        return self.deadline - self.arrival + self.spent_s
 
     @property
     def exact(self) -> bool:
@@ -150,6 +159,7 @@ class Entry:
             default_of=self.default_of,
             tenant=self.tenant,
             weight=self.weight,
+            spent_s=self.spent_s,
         )
         copy.batch_key = self.batch_key
         copy.attempts = self.attempts

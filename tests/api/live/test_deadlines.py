@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,8 +16,6 @@ from serve_app.api.open_inference import inference_pb2 as pb
 SLOW, QUICK = -0.3, 1.0
 """What takes the model a few tenths of a second, and what takes it none."""
 ADVICE = "name a longer deadline (X-Timeout-Ms, parameters.timeout)"
-LEFT_MS, LEFT_S = r"(20|1\d)", r"0\.0(2|1\d)"
-"""Of 20 ms, when the body had come, which this client sends after the head."""
 CLIENT = httpx.Client(timeout=120.0)
 
 
@@ -91,11 +88,14 @@ def measure(server: LocalServer, model: str) -> float:
 def test_a_model_that_nobody_has_measured_is_late_by_its_class(server: LocalServer) -> None:
     """And the message says which deadline it was and what to set."""
     late = ask(server, "unknown", SLOW)
-    assert (late.status, late.code, late.retry_after) == (504, "deadline_exceeded", None)
-    assert re.fullmatch(
-        rf"the deadline of {LEFT_MS} ms passed before the answer was ready; the request names no deadline, and class"
-        rf" normal gives it {LEFT_S} s: {re.escape(ADVICE)} or raise classes\.normal\.timeout_ms",
-        late.message,
+    assert late[:4] == (
+        504,
+        "deadline_exceeded",
+        (
+            "the deadline of 20 ms passed before the answer was ready; the request names no deadline, and class normal"
+            f" gives it 0.02 s: {ADVICE} or raise classes.normal.timeout_ms"
+        ),
+        None,
     )
 
 
@@ -122,8 +122,7 @@ def test_a_deadline_that_is_too_short_for_an_idle_server_is_the_callers(server: 
     assert {(reply.status, reply.code, reply.retry_after) for reply in replies} == {(504, "deadline_exceeded", None)}
     refused = [reply.message for reply in replies if reply.message.startswith("the model takes about ")]
     assert len(refused) >= 8  # the others were let through to measure again, or ended a moment before
-    allows = re.compile(rf"alone; this request allows {LEFT_S} s: {re.escape(ADVICE)}")
-    assert all(allows.search(reply.message) for reply in replies)
+    assert all(f"alone; this request allows 0.02 s: {ADVICE}" in reply.message for reply in replies)
     for _ in range(3):
         error = ask_grpc(server, "known", timeout=20_000)
         assert (error.code(), ADVICE in error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
