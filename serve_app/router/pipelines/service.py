@@ -293,7 +293,7 @@ class PipelineService:
                 raise DeadlineExceeded(read_too_long(priority, allowed_s))
         if left < budget.least_s:
             raise DeadlineExceeded(
-                f"the steps take about {shown_s(budget.least_s)} alone; {allowed} {shown_s(left)}:"
+                f"the steps take about {shown_s(budget.least_s)} alone; {allowed} {shown_s(left + options.spent_s)}:"
                 " name a longer deadline (X-Timeout-Ms, parameters.timeout)"
             )
         return left
