@@ -764,7 +764,4 @@ def _late(entry: Entry) -> str:
 
 
 def _given_up(entry: Entry) -> str:
-    return (
-        f"the deadline of {entry.allowed_s * 1000:.0f} ms could not be met any more, so the request"
-        " was not executed"
-    )
+    return f"the deadline of {entry.allowed_s * 1000:.0f} ms could not be met any more, so the request was not executed"

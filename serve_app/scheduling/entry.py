@@ -57,7 +57,7 @@ class Entry:
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
         probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
         default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
-        spent_s: How long the request had been here before, seconds. For messages, which tell the deadline as it was named.
+        spent_s: How long the request had been here before, seconds. For messages: they tell the deadline as named.
         tenant: Who shares the class with others; see `scheduling.queueing.tenants`. All with the same name are one.
         weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
         answer_by: Of an answer in parts, when the whole is worthless; ``deadline`` is for the first part, until that
