@@ -35,7 +35,7 @@ def main(
     items: Annotated[int, typer.Option(min=10, help="Items that run while something is killed.")] = 10_000,
     backlog: Annotated[int, typer.Option(min=10, help="Items of the backlog for memory.")] = 1_000_000,
     old: Annotated[int, typer.Option(min=1, help="Expired jobs to clean.")] = 36_500,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds beside live requests.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds beside live requests.")] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Length of each.")] = 20.0,
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second of class high.")] = 10.0,
     publish: Annotated[bool, typer.Option(help="Write what was measured into docs/benchmarks too.")] = False,

@@ -43,6 +43,7 @@ class Beside:
         rate: Requests per second of class ``high``.
         alone_ms: 99th percentile of class ``high`` without a backlog.
         beside_ms: And with one.
+        items_beside_per_s: Items per second of the backlog meanwhile.
         kept_alone: Part that is in time without a backlog where each has `LIMIT` times `alone_ms` of that round.
         kept_beside: And with one.
         live_per_s: Requests per second in a closed loop of many connections, in class ``normal``.
@@ -54,6 +55,7 @@ class Beside:
     rate: float
     alone_ms: float
     beside_ms: float
+    items_beside_per_s: float
     kept_alone: float
     kept_beside: float
     live_per_s: float
@@ -77,20 +79,22 @@ def measure_beside(rounds: int, seconds: float, rate: float) -> Beside:
         serving(setup_of({"path": f"{folder}/jobs.sqlite"}, model, 1, 1)) as server,
     ):
         body = {"inputs": _TEXT}
-        live, items, alone, beside, kept_alone, kept_beside = [], [], [], [], [], []
+        live, items, alone, beside, items_beside, kept_alone, kept_beside = [], [], [], [], [], [], []
         for number in range(rounds):
             alone.append(_high_p99(server, rate, seconds, number))
             timeout_s = LIMIT * alone[-1] / 1e3
             kept_alone.append(_high_kept(server, rate, seconds, number, timeout_s))
             job = submit(server, {"model": _MINILM, "items": [{"body": body}] * 50_000})
             get(server, "/status")
+            began, done = time.monotonic(), ended_items(ask_job(server, job))
             beside.append(_high_p99(server, rate, seconds, number))
+            items_beside.append((ended_items(ask_job(server, job)) - done) / (time.monotonic() - began))
             kept_beside.append(_high_kept(server, rate, seconds, number, timeout_s))
             items.append(_per_second(lambda job=job: ended_items(ask_job(server, job)), seconds))  # type: ignore[misc]
             httpx.post(f"{server.direct}/v1/jobs/{job}/cancel", timeout=60.0).raise_for_status()
             live.append(asyncio.run(_live(f"{server.direct}/v1/models/{_MINILM}/predict", body, seconds)))
-    of_high = median(alone), median(beside), median(kept_alone), median(kept_beside)
-    return Beside(rounds, seconds, rate, *of_high, median(live), median(items))
+    found = alone, beside, items_beside, kept_alone, kept_beside, live, items
+    return Beside(rounds, seconds, rate, *map(median, found))
 
 
 def _high_p99(server: FaultyServer, rate: float, seconds: float, number: int) -> float:

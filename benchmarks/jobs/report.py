@@ -78,8 +78,9 @@ def _beside(beside: Beside) -> list[str]:
         ["ratio", f"{beside.beside_ms / beside.alone_ms:.2f}"],
         [f"in time, with {LIMIT:g} times the first line as deadline, no backlog", f"{beside.kept_alone:.1%}"],
         ["the same beside a backlog", f"{beside.kept_beside:.1%}"],
+        ["items per second beside class `high`", f"{beside.items_beside_per_s:.0f}"],
         ["live requests per second", f"{beside.live_per_s:.0f}"],
-        ["items per second", f"{beside.items_per_s:.0f}"],
+        ["items per second, nothing else", f"{beside.items_per_s:.0f}"],
         ["ratio", f"{beside.items_per_s / beside.live_per_s:.2f}"],
     ]
     return [

@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 
 from benchmarks.machine import revision
 from benchmarks.scheduling import (
+    backlog,
     caps,
     fairness,
     faults,
@@ -50,6 +51,7 @@ EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
     "sizes": fairness.sizes,
     "shared_device": shared_device.run,
     "caps": caps.run,
+    "backlog": backlog.run,
     "frontier": frontier.run,
     "faults": faults.run,
     "pools": partial(pools.run, "page cache"),

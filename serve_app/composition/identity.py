@@ -36,6 +36,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "breaker": "says which replicas and builds are asked, and all of a kind are alike",
     "batching.policy": "which requests share a run varies with the load as well",
     "batching.size_fairness": "which requests share a run varies with the load as well",
+    "batching.high_slowdown": "which requests share a run varies with the load as well",
     "batching.slo_ms": "which requests share a run varies with the load as well",
     "batching.window": "which requests share a run varies with the load as well",
     "health.check_period_s": "watches replicas",

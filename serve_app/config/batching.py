@@ -45,6 +45,13 @@ class BatchingConfig(Section):
     slo_ms: Milliseconds = 100.0
     """Latency the model is tuned for: batches are not grown past it."""
 
+    high_slowdown: float = Field(default=1.2, ge=1.01, le=1000.0)
+    """How many times its usual 99th percentile class `high` may take beside work that can wait, such as a job's.
+
+    That is class `low` with a deadline over a minute away: its batches are kept short while `high` is asked for. More
+    of it per second with larger values.
+    """
+
     window: int = Field(default=4, ge=1, le=16)
     """In-flight limit per router, replica and class, in full batches (`max_rows` rows each).
 
@@ -70,6 +77,7 @@ class BatchingConfig(Section):
             window=self.window,
             policy=self.policy,
             size_fairness=self.size_fairness,
+            high_slowdown=self.high_slowdown,
             fallbacks=fallbacks,
         )
 

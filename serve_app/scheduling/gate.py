@@ -17,7 +17,7 @@ from math import inf
 from typing import NamedTuple
 
 from serve_app.scheduling.batching.arrivals import ArrivalPattern
-from serve_app.scheduling.batching.blocking_limit import BlockingLimit
+from serve_app.scheduling.batching.blocking_limit import BlockingLimit, can_wait
 from serve_app.scheduling.batching.composition import BatchLimits, Composition, compose, execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.overhead import Overhead
@@ -295,8 +295,9 @@ class Gate:
         self._runs_until = now + predicted_s
         for entry in entries:
             entry.state = EntryState.RUNNING
-            if self._tolerable_s:
+            if self._tolerable_s and entry.priority is _HIGH:
                 self._note(entry)
+                self._blocking_limit.answered(self._runs_until - entry.arrival)
         return BatchDecision(entries, rows, bucket, variant, predicted_s, dropped)
 
     def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:
@@ -327,7 +328,8 @@ class Gate:
         self, chosen: Priority, head: Entry, fill_first: Priority | None, spare_s: float, now: float
     ) -> Composition:
         longest_s = inf if self._planned else min(spare_s, self._blocking_limit.bound_s(now))
-        room = BatchLimits(now, self._settings.max_rows, longest_s, fill_first)
+        added_s = inf if self._planned else self._blocking_limit.added_s(self._settings, now)
+        room = BatchLimits(now, self._settings.max_rows, longest_s, fill_first, added_s)
         solo_s = self.seconds(head.rows, head.bucket, head.variant)
         if now + solo_s > head.deadline and self._is_probe(now):
             head.probe = True
@@ -348,6 +350,8 @@ class Gate:
         target = target_s(latency, self._settings, head.rows, head.bucket, head.deadline - now)
         if head.priority is not _HIGH:
             target = min(target, self._blocking_limit.bound_s(now))
+            if can_wait(head, now):
+                target = min(target, self._blocking_limit.added_s(self._settings, now))
         waiting = PendingBatch(
             now,
             self._queue.fresh_rows,

@@ -72,6 +72,7 @@ class ModelScheduling:
         breaker: When its circuit breakers open and close; ``None``: there are none.
         copies: Most replicas that have an entry at once: who is free first runs it. 1: the one that was chosen.
         size_fairness: Least attainment of each size of request as a part of its class's mean, 0 to 1; 0: any.
+        high_slowdown: How many times its 99th percentile class `high` may take beside rows that can wait; over 1.
     """
 
     name: str
@@ -87,6 +88,7 @@ class ModelScheduling:
     breaker: BreakerSettings | None = None
     copies: int = COPIES
     size_fairness: float = 0.5
+    high_slowdown: float = 1.2
 
 
 @dataclass(frozen=True, slots=True)

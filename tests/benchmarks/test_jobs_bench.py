@@ -24,13 +24,14 @@ def test_the_report_has_what_was_measured() -> None:
         "2026-11-26 10:00 UTC",
         MACHINE,
         [KILL],
-        Beside(3, 20.0, 10.0, 40.0, 44.0, 0.995, 0.98, 100.0, 120.0),
+        Beside(3, 20.0, 10.0, 40.0, 44.0, 90.0, 0.995, 0.98, 100.0, 120.0),
         Memory(1_000_000, 20.0, 200.0, 210.0, 260.0, 900.0),
         Cleaning(36_500, 365_000, 2_010, 21.0, 40.0),
     )
     text = render(whole)
     assert "| router | SQLite | 10,000 | 3,400 | 0 | 0 | 0 | 41 |" in text
     assert "each p99 is of 200 requests" in text
+    assert "| items per second beside class `high` | 90 |" in text
     assert "| at most in the 20 s after that, MiB | 260 |" in text
     assert "| load average during, with the benchmark's own | 1.5 to 2.5 |" in text
     assert re.findall("^## (.*)$", render(Report(whole.date, MACHINE)), re.MULTILINE) == ["Machine"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -160,3 +161,40 @@ def test_the_bound_is_never_less_than_what_somebody_asked(claimed: list[tuple[fl
         _claim(blocking_limit, slack, now)
         least = min(least, slack if slack > 0.0 else inf)
         assert blocking_limit.bound_s(now) >= least - 1e-9
+
+
+def _answered_in(seconds: list[float], period_s: float = 0.05) -> tuple[BlockingLimit, float]:
+    """A regular stream of requests that take so long, and when the last one came."""
+    blocking_limit, now = BlockingLimit(), 0.0
+    for at, took_s in enumerate(seconds):
+        now = period_s * at
+        blocking_limit.arrived(now)
+        blocking_limit.answered(took_s)
+    return blocking_limit, now
+
+
+@pytest.mark.parametrize(("slowdown", "added_s"), [(1.25, 0.006), (2.0, 0.015), (1.01, 0.001)])
+def test_what_can_wait_adds_a_part_of_the_99th_percentile(slowdown: float, added_s: float) -> None:
+    """Half of the fifth of 60 ms for the batch before, half for the own one; nothing below a millisecond counts."""
+    blocking_limit, now = _answered_in([0.06] * 20 + [0.01] * 480)
+
+    assert blocking_limit.added_s(replace(_SETTINGS, high_slowdown=slowdown), now) == pytest.approx(added_s, rel=0.02)
+
+
+def test_what_can_wait_adds_anything_while_no_request_of_high_is_likely() -> None:
+    """None ever came; none for as long as a hundred came in; or one in ten seconds, and batches take a tenth of one."""
+    often, now = _answered_in([0.06] * 100)
+    rarely, later = _answered_in([0.06] * 100, 10.0)
+
+    assert BlockingLimit().added_s(_SETTINGS, 0.0) == inf
+    assert often.added_s(_SETTINGS, now + 4.9) < 0.01
+    assert often.added_s(_SETTINGS, now + 5.1) == inf
+    assert rarely.added_s(_SETTINGS, later + 1.0) == inf
+
+
+def test_of_the_first_request_nothing_is_known() -> None:
+    """It has come, and has not run: what can wait is kept as short as can be."""
+    blocking_limit = BlockingLimit()
+    blocking_limit.arrived(0.0)
+
+    assert blocking_limit.added_s(_SETTINGS, 0.0) == 0.001

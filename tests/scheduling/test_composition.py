@@ -29,6 +29,7 @@ def _compose(
     fallbacks: tuple[str, ...] = (),
     max_rows: int = 32,
     longest_s: float = inf,
+    added_s: float = inf,
     observed: Sequence[float] = (),
 ) -> tuple[Composition, int]:
     """Compose from these entries at time 0; gives the bundle and how many entries stay queued."""
@@ -41,7 +42,7 @@ def _compose(
     for seconds in observed:
         latencies.observe(1, 0, seconds, "")
     settings = ModelScheduling("m", 32, slo_s, fallbacks=fallbacks)
-    room = BatchLimits(0.0, max_rows, longest_s)
+    room = BatchLimits(0.0, max_rows, longest_s, added_s=added_s)
     return compose(queue, priority, settings, latencies, room), len(queue)
 
 
@@ -492,3 +493,20 @@ def test_every_entry_is_somewhere(
     if bundle.entries:
         seconds = execution_s(latencies.of(bundle.variant), bundle.rows, bundle.bucket, 32)
         assert all(seconds <= entry.deadline + 1e-9 for entry in bundle.entries), "all are in time"
+
+
+@pytest.mark.parametrize(("deadline_s", "added_s", "rows"), [(61.0, 0.0100001, 5), (61.0, 0.001, 1), (60.0, 0.001, 32)])
+def test_rows_that_can_wait_make_a_short_batch(deadline_s: float, added_s: float, rows: int) -> None:
+    """Of the class ``low``, more than a minute before their deadlines; the head goes however long it takes."""
+    bundle, left = _compose(*[make_entry(LOW, deadline_s) for _ in range(40)], priority=LOW, added_s=added_s)
+
+    assert (bundle.rows, left) == (rows, 40 - rows)
+
+
+@pytest.mark.parametrize(("priority", "deadline_s", "rows"), [(LOW, 61.0, 5), (LOW, 60.0, 32), (NORMAL, 61.0, 32)])
+def test_rows_that_can_wait_add_little_to_a_batch(priority: Priority, deadline_s: float, rows: int) -> None:
+    """Two of ``high`` take 3 ms longer with three of them."""
+    entries = [make_entry(HIGH, 5.0), make_entry(HIGH, 5.0), *(make_entry(priority, deadline_s) for _ in range(40))]
+    bundle, left = _compose(*entries, priority=HIGH, added_s=0.0030001)
+
+    assert (bundle.rows, left) == (rows, 42 - rows)

@@ -376,6 +376,27 @@ def test_patient_high_requests_cut_nothing() -> None:
     assert _low_rows(gate, now) == 32
 
 
+@pytest.mark.parametrize(
+    ("deadline_s", "slowdown", "rows"), [(50.0, 1.2, 32), (1000.0, 1.2, 1), (1000.0, 3.0, 3), (1000.0, 1000.0, 7)]
+)
+def test_a_batch_of_rows_that_can_wait_takes_a_part_of_what_high_takes(
+    deadline_s: float, slowdown: float, rows: int
+) -> None:
+    """Whose requests have a second for their 26 ms, the wait for 20 before them included."""
+    gate, now = make_gate(high_slowdown=slowdown), 0.0
+    for step in range(64):
+        now = 0.05 * step
+        gate.add(make_entry(HIGH, now + 1.0, arrival=now - 0.02), now)
+        assert gate.next(now).predicted_s == pytest.approx(0.006)
+        now += 0.006
+        gate.observe(1, 0, 0.006, "")
+        gate.ended()
+    for _ in range(32):
+        gate.add(make_entry(LOW, now + deadline_s), now)
+
+    assert gate.next(now).rows == rows
+
+
 # ------------------------------------------------------------------ waiting
 
 
@@ -510,7 +531,7 @@ def test_without_a_share_lower_classes_wait() -> None:
 def test_a_class_on_credit_leaves_high_its_time() -> None:
     """Where ``high`` can wait for a part of the batch only, the batch is cut to that."""
     gate = make_gate(share=0.3, max_rows=16)
-    lows = [make_entry(LOW, 1e6) for _ in range(64)]
+    lows = [make_entry(LOW, 50.0) for _ in range(64)]
     for entry in lows:
         gate.add(entry, 0.0)
     gate.shares.credit_s[LOW] = 1.0

@@ -168,9 +168,9 @@ def _another(key: str) -> Any:
     default = getattr(BatchingConfig(), key)
     choices = BatchingConfig.model_json_schema()["properties"][key].get("enum")
     if choices is None:
-        # Of whole numbers the next, which is as valid; of parts and times the half.
+        # Of whole numbers the next, which is as valid; of parts, times and ratios what is half-way to 1.
         other = not default if isinstance(default, bool) else default + 1 if isinstance(default, int) else None
-        choices = [1] if default is None else [default / 2 if other is None else other]
+        choices = [1] if default is None else [(default + 1) / 2 if other is None else other]
     return next(choice for choice in choices if choice != default)
 
 

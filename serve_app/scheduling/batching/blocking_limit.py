@@ -11,6 +11,12 @@ batch, which makes some batches shorter than needed and others too long.
 
 With equal slacks and evenly spread arrivals this is close to the blocking term of non-preemptive scheduling (Jeffay,
 Stanat and Martel, RTSS 1991). The bound does not apply if a `high` request is unlikely to arrive meanwhile.
+
+Deadlines say what a request tolerates, and not what its client is used to. Rows that can wait, such as those of a job's
+items, gain nothing from a long batch that the next one would not give them as well. They may add a part of what
+requests of class `high` take in all: at the 99th percentile one such request waits for one batch of theirs, and shares
+its own with others of them. With ``extra = (1 - 1 / s) / 2`` of the 99th percentile each, it is s times what it would
+be without them. It is measured beside them, and both settle, since the factor is less than one half.
 """
 
 from __future__ import annotations
@@ -27,17 +33,30 @@ _WINDOW_REQUESTS = 512
 _BLOCKED_QUANTILE = 0.05
 _MIN_PROBABILITY = 0.02
 _STALE_AFTER_S = 60.0
+_ENDED_AFTER_GAPS = 100.0
+_LATE_QUANTILE = 0.99
+_PATIENT_S = 60.0
+_LEAST_S = 0.001
+"""What is shorter cannot be told from the noise of a request's way to the server and back."""
 _LIKELY_PROBABILITY = 0.2
 _HIGH = Priority.HIGH
+_LOW = Priority.LOW
+
+
+def can_wait(entry: Entry, now: float) -> bool:
+    """Whether it is of class `low`, and has so much time that it gains nothing from a longer batch."""
+    return entry.priority is _LOW and entry.deadline - now > _PATIENT_S
 
 
 class BlockingLimit:
     """How long batches of one session or device may be, by what recent requests of class `high` tolerate."""
 
-    __slots__ = ("_arrivals", "_tolerable_s", "_tolerated")
+    __slots__ = ("_arrivals", "_late_s", "_times", "_tolerable_s", "_tolerated")
 
     def __init__(self) -> None:
         self._arrivals = ArrivalPattern()
+        self._times = QuantileWindow(_WINDOW_REQUESTS)
+        self._late_s = 0.0
         self._tolerated = QuantileWindow(_WINDOW_REQUESTS)
         self._tolerable_s = inf
 
@@ -71,6 +90,31 @@ class BlockingLimit:
         if tolerated_s > 0.0:
             tolerated = self._tolerated.add(tolerated_s)
             self._tolerable_s = tolerated[int(_BLOCKED_QUANTILE * (len(tolerated) - 1))]
+
+    def answered(self, seconds: float) -> None:
+        """An entry of class `high` takes so long in all, seconds."""
+        times = self._times.add(seconds)
+        self._late_s = times[int(_LATE_QUANTILE * (len(times) - 1))]
+
+    def added_s(self, settings: ModelScheduling, now: float) -> float:
+        """How long a batch of rows that can wait may take, and what they may add to another, seconds.
+
+        Args:
+            settings: Of their model.
+            now: Seconds.
+
+        Returns:
+            That; ``inf``: any time, since an entry of class `high` is unlikely to come during one of the longest, or
+            none has come for so long that they seem to have ended.
+        """
+        arrivals = self._arrivals
+        if (
+            arrivals.last is None
+            or arrivals.rate * (now - arrivals.last) > _ENDED_AFTER_GAPS
+            or self._likely_within(now, settings.slo_s) < _MIN_PROBABILITY
+        ):
+            return inf
+        return max(_LEAST_S, 0.5 * (1.0 - 1.0 / settings.high_slowdown) * self._late_s)
 
     def bound_s(self, now: float) -> float:
         """The longest that an execution with rows of other classes may take, seconds; ``inf``: any time."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
+from serve_app.scheduling.batching.blocking_limit import can_wait
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.policy import target_s
 from serve_app.scheduling.batching.variants import VariantLatency
@@ -36,12 +37,14 @@ class BatchLimits(NamedTuple):
         longest_s: The longest predicted execution that rows of a class below `high` may be part of, so that it is not
             blocked too long; the head alone may take longer.
         fill_first: The class that fills the bundle up before all others.
+        added_s: How long an execution for rows that can wait may take, and what they may add to another.
     """
 
     slack_from: float
     max_rows: int
     longest_s: float = inf
     fill_first: Priority | None = None
+    added_s: float = inf
 
 
 class Composition(NamedTuple):
@@ -232,6 +235,8 @@ def _best_run(
                 bucket = max(entry.bucket for entry in looked_at[start:end])
             continue
         target = alone if doubtful else target_s(latency, settings, head.rows, head.bucket, slack)
+        if target > room.added_s and can_wait(head, slack_from):
+            target = room.added_s
         capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
         limit = latency.rows_within(capped, bucket, most)
         last = False
@@ -317,6 +322,8 @@ def _fill(
         if rows >= most:
             break
         first, behind = fresh[other - 1].turns()
+        if room.added_s < inf and (waits := first.head(batch_key)) is not None and can_wait(waits, room.slack_from):
+            most = latency.rows_within(latency.predict(rows, bucket) + room.added_s, bucket, most)
         for source in (first, *behind):
             rows = _fill_from(source, batch_key, entries, rows, most, bucket, end, settings, given_up)
     return rows

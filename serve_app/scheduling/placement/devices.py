@@ -419,7 +419,7 @@ class SharedDevice:
             return None  # when something that runs has ended
         taken = self._take(candidate, most, longest_s, now)
         given_up += taken.given_up
-        return self._account(candidate, waiting, taken) if taken.entries else None
+        return self._account(candidate, waiting, taken, now) if taken.entries else None
 
     def _holds_back(self, candidate: Candidate, longest_s: float, now: float) -> bool:
         """Whether it would be likely to block what is more urgent; then it is looked at again a little later."""
@@ -448,17 +448,21 @@ class SharedDevice:
         if head.attempts:
             model.queue.retry[priority - 1].pop()
             return Composition([head], head.rows, head.bucket, head.variant, [])
-        room = BatchLimits(self._begins(candidate, now) + model.overhead.seconds, most, longest_s, candidate.fill_first)
+        begins, added_s = self._begins(candidate, now), self._blocking_limit.added_s(model.settings, now)
+        room = BatchLimits(begins + model.overhead.seconds, most, longest_s, candidate.fill_first, added_s)
         return compose(model.queue, priority, model.settings, model.latencies, room)
 
-    def _account(self, candidate: Candidate, waiting: list[Priority], taken: Composition) -> NextBundle:
-        """Charge classes and tenants for what was taken."""
+    def _account(self, candidate: Candidate, waiting: list[Priority], taken: Composition, now: float) -> NextBundle:
+        """Charge classes and tenants for what was taken, and note how long `high` takes."""
         model, priority = candidate.model, candidate.priority
         entries, rows, bucket, variant, _ = taken
         predicted_s = execution_s(model.latencies.of(variant), rows, bucket, model.settings.max_rows)
         self._held_since = None
         fill_parts = fill_parts_of(entries, rows, priority)
         self.shares.dispatched(predicted_s, waiting, priority, fill_parts, on_credit=candidate.on_credit)
+        for entry in entries:
+            if entry.priority is Priority.HIGH:
+                self._blocking_limit.answered(now + predicted_s - entry.arrival)
         if not candidate.head.attempts:
             model.queue.served(entries, predicted_s, priority, fill_parts)
         return NextBundle(model, candidate.replica, entries, rows, bucket, variant, predicted_s)
