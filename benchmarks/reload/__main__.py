@@ -36,7 +36,7 @@ _HOW_POOL = (
 )
 
 
-def measure(name: str, swaps: int, connections: int, within_s: float, say: Callable[[str], None]) -> Swaps:
+def measure(name: str, swaps: int, pauses: int, connections: int, within_s: float, say: Callable[[str], None]) -> Swaps:
     """Start a server and measure.
 
     Raises:
@@ -50,11 +50,17 @@ def measure(name: str, swaps: int, connections: int, within_s: float, say: Calla
         if not system.kind.usable:
             raise BenchmarkError(f"this environment has no {system.kind.needs}")
         system.write(folder, 1)
-        return _measure(system, folder, swaps, connections, within_s, say)
+        return _measure(system, folder, swaps, pauses, connections, within_s, say)
 
 
 def _measure(
-    system: System, folder: Path, swaps: int, connections: int, within_s: float, say: Callable[[str], None]
+    system: System,
+    folder: Path,
+    swaps: int,
+    pauses: int,
+    connections: int,
+    within_s: float,
+    say: Callable[[str], None],
 ) -> Swaps:
     with system.make(folder) as server:
         server.wait_until(partial(ready, server), _START_WITHIN_S)
@@ -67,6 +73,7 @@ def _measure(
             system.ask,
             system.wire,
             SIZE,
+            pauses,
         )
         return asyncio.run(swapping.run(swaps, connections, within_s))
 
@@ -75,8 +82,9 @@ def main(
     backend: Annotated[
         list[str], typer.Option(help=f"What is measured: {', '.join(LABELS)}, or all. May be given several times.")
     ] = ["all"],  # noqa: B006 - typer's way
-    swaps: Annotated[int, typer.Option(min=2, help="How many of each.")] = 200,
-    seconds: Annotated[float, typer.Option(min=1, help="For how long at most, of each.")] = 90.0,
+    swaps: Annotated[int, typer.Option(min=2, help="How many of each.")] = 1000,
+    pauses: Annotated[int, typer.Option(min=1, help="How many of the first ones a pause follows.")] = 100,
+    seconds: Annotated[float, typer.Option(min=1, help="For how long at most, of each.")] = 1500.0,
     connections: Annotated[int, typer.Option(min=1, help="That ask meanwhile.")] = 64,
     publish: Annotated[bool, typer.Option(help="Write the report into docs/benchmarks too.")] = False,
     note: Annotated[str, typer.Option(help="What a reader of the report must know first.")] = "",
@@ -94,7 +102,7 @@ def main(
         for name in chosen:
             say = partial(_say, console, LABELS[name])
             try:
-                measured[name] = measure(name, swaps, connections, seconds, say)
+                measured[name] = measure(name, swaps, pauses, connections, seconds, say)
             except BenchmarkError as error:
                 if len(chosen) == 1:
                     raise

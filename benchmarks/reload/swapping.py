@@ -78,7 +78,7 @@ class _Phase(Enum):
 
 
 class Swapping:
-    """One run of swaps under load. Swaps and pauses of the same length take turns.
+    """One run of swaps under load. Swaps and pauses of the same length take turns, later ones follow without a pause.
 
     Args:
         url: Where the server is; it is ready.
@@ -88,6 +88,7 @@ class Swapping:
         ask: Paths that requests are posted to, one after the other by each connection.
         wire: What it speaks.
         size: Numbers of a row.
+        pauses: How many of the first swaps a pause follows, and latencies are kept of; the others only show memory.
     """
 
     def __init__(
@@ -99,9 +100,11 @@ class Swapping:
         ask: Sequence[str],
         wire: Wire,
         size: int,
+        pauses: int,
     ) -> None:
         self._write, self._memory, self._wire = write, memory, wire
         self._load_model = load
+        self._pauses = pauses
         self._urls = [f"{url}{path}" for path in ask]
         self._request: Request = wire.request({"x": np.ones((1, size), np.float32)})
         self._oldest = self._newest = 1  # which files may answer
@@ -128,8 +131,9 @@ class Swapping:
                 while len(swap_s) < count and time.monotonic() < until:
                     model_bytes = await asyncio.to_thread(self._write, self._newest + 1)
                     swap_s.append(await self._swap())
-                    self._enter(_Phase.PAUSE)
-                    await asyncio.sleep(swap_s[-1])
+                    if len(swap_s) <= self._pauses:
+                        self._enter(_Phase.PAUSE)
+                        await asyncio.sleep(swap_s[-1])
                     self._enter(_Phase.OWN)
                     memory.append(await asyncio.to_thread(self._memory))
             finally:
@@ -160,7 +164,9 @@ class Swapping:
             latency_s = time.monotonic() - began
             if value is not None and not oldest <= value <= self._newest:
                 self._load.wrong += 1
-            if phase is _Phase.SWAP or self._swaps != swaps:
+            if self._swaps > self._pauses:
+                self._load.others += 1
+            elif phase is _Phase.SWAP or self._swaps != swaps:
                 self._load.during.append(latency_s)
             elif phase is _Phase.PAUSE and self._phases == phases:
                 self._load.between.append(latency_s)
