@@ -34,7 +34,7 @@ PIPELINES ?=
 # Arguments for the start of many models, and for the measurement of a pool of a thousand
 START ?=
 MANY ?=
-# Loads under load, of one backend or another server, e.g. `make bench-reload RELOAD="--backend onnx --swaps 1000"`
+# Loads under load, of one backend or another server, e.g. `make bench-reload RELOAD="--backend onnx"`
 RELOAD ?=
 # Another checkout, with its environment and models, for `make bench-trees`
 AGAINST ?=
@@ -298,7 +298,7 @@ bench-joining: env models ## Measure what proving that requests may share runs c
 	@$(BIN)/python -m benchmarks.joining $(JOINING)
 
 .PHONY: bench-reload
-bench-reload: env | .venv-uv/.made ## Measure loads under load, 15 minutes (RELOAD="--backend onnx --swaps 1000 --publish")
+bench-reload: env | .venv-uv/.made ## Measure loads under load, two hours (RELOAD="--backend onnx --publish": the others keep their figures)
 	@python=$(BIN)/python; \
 	if $(MAKE) --no-print-directory .venv-torch/.made; then python=.venv-torch/bin/python; else \
 		echo "skipped: PyTorch's models; they need its wheel for CPUs"; fi; \

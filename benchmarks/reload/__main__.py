@@ -11,15 +11,16 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import orjson
 import typer
 from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.peers.cases import MLSERVER, TRITON
 from benchmarks.peers.systems import versions
-from benchmarks.publishing import now, publish_report
+from benchmarks.publishing import PUBLISHED, now, publish_report
 from benchmarks.reload.members import measure_members
 from benchmarks.reload.models import KINDS, SIZE
 from benchmarks.reload.report import draw, figures, render
@@ -86,7 +87,9 @@ def main(
     pauses: Annotated[int, typer.Option(min=1, help="How many of the first ones a pause follows.")] = 100,
     seconds: Annotated[float, typer.Option(min=1, help="For how long at most, of each.")] = 1500.0,
     connections: Annotated[int, typer.Option(min=1, help="That ask meanwhile.")] = 64,
-    publish: Annotated[bool, typer.Option(help="Write the report into docs/benchmarks too.")] = False,
+    publish: Annotated[
+        bool, typer.Option(help="Write the report into docs/benchmarks too; others keep their figures.")
+    ] = False,
     note: Annotated[str, typer.Option(help="What a reader of the report must know first.")] = "",
 ) -> None:
     """Measure loads under load, and print what was found."""
@@ -111,16 +114,25 @@ def main(
         if not measured:
             raise BenchmarkError("nothing was measured")
     how = {**{name: system.how for name, system in SYSTEMS.items()}, _POOL: _HOW_POOL}
-    peers = versions([server for name, server in zip(PEERS, (TRITON, MLSERVER), strict=True) if name in measured])
-    text = render(measured, missing, how, connections, machine, date, peers, note)
-    kept = {
-        "date": date,
-        "connections": connections,
-        "machine": machine,
-        "systems": {name: figures(name, found) for name, found in measured.items()},
-        "missing": missing,
+    servers = {name: server for name, server in zip(PEERS, (TRITON, MLSERVER), strict=True) if name in measured}
+    pinned = {name: versions([server])[server] for name, server in servers.items()}
+    systems = {
+        name: figures(name, found, f"{date}, {machine.commit}", pinned.get(name, ""))
+        for name, found in measured.items()
     }
-    publish_report(console, "reload", kept, text, partial(draw, measured), publish=publish)
+    if publish:
+        systems = _published() | systems
+    systems = {name: systems[name] for name in LABELS if name in systems}
+    missing = {name: why for name, why in missing.items() if name not in systems}
+    text = render(systems, missing, how, connections, machine, date, note)
+    kept = {"date": date, "connections": connections, "machine": machine, "systems": systems, "missing": missing}
+    publish_report(console, "reload", kept, text, partial(draw, systems), publish=publish)
+
+
+def _published() -> dict[str, dict[str, Any]]:
+    """The figures of every system as they were published last; each tells when it was measured."""
+    file = PUBLISHED / "reload.json"
+    return orjson.loads(file.read_bytes())["systems"] if file.exists() else {}
 
 
 def _in_a_line(error: BenchmarkError) -> str:

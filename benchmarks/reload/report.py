@@ -33,16 +33,25 @@ def slope(memory: Sequence[int], model_bytes: int) -> float:
     return float(np.polyfit(np.arange(len(settled)), settled, 1)[0]) * 100 / model_bytes
 
 
-def figures(name: str, found: Swaps) -> dict[str, Any]:
-    """What is kept of a measurement besides the table: plain values."""
-    load = found.load
+def figures(name: str, found: Swaps, measured: str, version: str = "") -> dict[str, Any]:
+    """What is kept of a measurement, and all that the report needs: plain values.
+
+    Args:
+        name: Of the system.
+        found: What was measured.
+        measured: When, and at which commit.
+        version: Of another server.
+    """
+    load, memory = found.load, memory_of(name, found)
     return {
+        "measured": measured,
+        "version": version,
         "swaps": len(found.swap_s),
         "swap_s": found.swap_s,
         "model_bytes": found.model_bytes,
-        "memory": memory_of(name, found),
+        "memory": memory,
         "memory_by_role": found.memory[-1] if found.memory else {},
-        "slope": slope(memory_of(name, found), found.model_bytes),
+        "slope": slope(memory, found.model_bytes),
         "requests": load.requests,
         "failed": load.failed,
         "faults": load.faults,
@@ -53,39 +62,35 @@ def figures(name: str, found: Swaps) -> dict[str, Any]:
 
 
 def render(
-    measured: Mapping[str, Swaps],
+    systems: Mapping[str, Mapping[str, Any]],
     missing: Mapping[str, str],
     how: Mapping[str, str],
     connections: int,
     machine: Machine,
     date: str,
-    versions: Mapping[str, str],
     note: str,
 ) -> str:
     """The report as Markdown.
 
     Args:
-        measured: By system.
+        systems: `figures` of each.
         missing: Why others were not measured.
         how: How each was set.
         connections: That asked meanwhile.
-        machine: What was measured on.
-        date: When.
-        versions: Of other servers, by name.
+        machine: What the last ones were measured on.
+        date: When these were.
         note: What a reader must know first; may be empty.
     """
-    answers = [_answers(name, found) for name, found in measured.items()]
-    memories = [_memories(name, found) for name, found in measured.items()]
     lines = [
         "# Loading a model under load",
         "",
         *([f"**{note}**", ""] if note else []),
         f"A model of 4 MiB is replaced and loaded over and over, while {connections} connections ask without a pause.",
         "Its answers tell which files they are of, and each is checked: files may answer from the moment their load is",
-        "asked for, and the former ones until that is answered. Swaps and pauses of the same length take turns, so",
+        "asked for, and the former ones until that is answered. Pauses of the same length follow the first swaps, so",
         "that latencies with and without a swap are of the same minutes. Requests while the benchmark itself writes",
-        "files or reads memory are checked, and their latencies left out. `make bench-reload` makes this page;",
-        "[what a load does](../reload.md).",
+        "files or reads memory, and those after the last pause, are checked, and their latencies left out.",
+        "`make bench-reload` makes this page; [what a load does](../reload.md).",
         "",
         "Aims: no failed and no wrong answer, a p99 during swaps of at most twice that without.",
         "",
@@ -101,36 +106,42 @@ def render(
                 "p99, part",
                 "a swap, p50 / longest, s",
             ],
-            answers,
+            [_answers(name, found) for name, found in systems.items()],
         ),
         "",
         "Memory is the proportional set size after each swap, of the processes that hold the model; of other servers,",
         f"of all processes. Growth is that of a line through what comes after {_SETTLED} swaps, or after half of them.",
         "Aim: at most 0.1 sizes of the model per 100 swaps.",
         "",
-        table(["", "first, MiB", "last, MiB", "largest, MiB", "growth per 100 swaps, in sizes of the model"], memories),
+        table(
+            ["", "first, MiB", "last, MiB", "largest, MiB", "growth per 100 swaps, in sizes of the model"],
+            [_memories(name, found) for name, found in systems.items()],
+        ),
         "",
         "![Memory over swaps](reload.svg)",
         "",
-        "How each was set:",
+        "How each was set, and when it was measured at which commit:",
         "",
-        *(f"- {LABELS[name]}: {how[name]}" for name in measured if name in how),
+        *(f"- {LABELS[name]}: {_how(how[name], found)}" for name, found in systems.items()),
         "",
     ]
     if missing:
         lines += [table(["not measured", "why"], [[LABELS[name], reason] for name, reason in missing.items()]), ""]
-    others = [f"{name} {version}" for name, version in versions.items()]
+    others = [f"{LABELS[name]} {found['version']}" for name, found in systems.items() if found["version"]]
     return "\n".join([*lines, machine_table(date, machine, others), ""])
 
 
-def draw(measured: Mapping[str, Swaps], path: Path) -> None:
+def _how(how: str, found: Mapping[str, Any]) -> str:
+    return f"{how} ({found['measured']})"
+
+
+def draw(systems: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Draw memory over swaps."""
     with picture_style():
         figure = Figure(figsize=(9, 4.5), layout="constrained")
         axes = figure.subplots()
-        for name, found in measured.items():
-            memory = memory_of(name, found)
-            axes.plot([nbytes / 2**20 for nbytes in memory], label=LABELS[name], linewidth=1)
+        for name, found in systems.items():
+            axes.plot([nbytes / 2**20 for nbytes in found["memory"]], label=LABELS[name], linewidth=1)
         axes.set_xlabel("swaps")
         axes.set_ylabel("MiB")
         axes.set_ylim(bottom=0)
@@ -138,27 +149,25 @@ def draw(measured: Mapping[str, Swaps], path: Path) -> None:
         save_svg(figure, path)
 
 
-def _answers(name: str, found: Swaps) -> list[str]:
-    load = found.load
-    during, between = _percentiles(load.during), _percentiles(load.between)
-    part = f"{during[1] / between[1]:.2f}" if during and between else ""
+def _answers(name: str, found: Mapping[str, Any]) -> list[str]:
+    during, between = found["during_ms"], found["between_ms"]
     return [
         LABELS[name],
-        f"{len(found.swap_s)}",
-        f"{load.requests:,}",
-        f"{load.failed}",
-        f"{load.wrong}",
+        f"{found['swaps']:,}",
+        f"{found['requests']:,}",
+        f"{found['failed']}",
+        f"{found['wrong']}",
         " / ".join(f"{each:.1f}" for each in during),
         " / ".join(f"{each:.1f}" for each in between),
-        part,
-        f"{np.median(found.swap_s):.2f} / {max(found.swap_s):.2f}",
+        f"{during[1] / between[1]:.2f}" if during and between else "",
+        f"{np.median(found['swap_s']):.2f} / {max(found['swap_s']):.2f}",
     ]
 
 
-def _memories(name: str, found: Swaps) -> list[str]:
-    memory = memory_of(name, found)
+def _memories(name: str, found: Mapping[str, Any]) -> list[str]:
+    memory = found["memory"]
     mib = [f"{nbytes / 2**20:.0f}" for nbytes in (memory[0], memory[-1], max(memory))]
-    return [LABELS[name], *mib, f"{slope(memory, found.model_bytes):.3f}"]
+    return [LABELS[name], *mib, f"{found['slope']:.3f}"]
 
 
 def _percentiles(seconds: Sequence[float]) -> list[float]:

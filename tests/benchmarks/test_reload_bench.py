@@ -17,11 +17,12 @@ from local_server import LocalServer
 from reload.test_local_reload import OPEN
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.machine import Machine
 from benchmarks.ports import free_ports
 from benchmarks.reload.loading import load_by_http
 from benchmarks.reload.members import ask_in_turns, write_members
 from benchmarks.reload.models import KINDS, MODEL, SIZE
-from benchmarks.reload.report import memory_of, slope
+from benchmarks.reload.report import figures, memory_of, render, slope
 from benchmarks.reload.swapping import Load, Swapping, Swaps
 from benchmarks.reload.systems import VERSIONED, arguments
 from benchmarks.wires import WIRES
@@ -29,6 +30,7 @@ from serve_app.backends.kind import BuildSettings
 from serve_app.backends.python.kind import PYTHON
 
 MODEL_BYTES = 4 * 2**20
+MACHINE = Machine("a CPU", 2, 8.0, "Linux 6", "3.11", {"numpy": "2"}, 0.5, load_during=[1.5, 2.5])
 
 
 class Server:
@@ -65,8 +67,8 @@ class Server:
         answer = {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 1], "data": [self.loaded - self.behind]}]}
         return web.Response(text=json.dumps(answer), content_type="application/json")
 
-    async def measure(self, swaps: int) -> Swaps:
-        """Swap so often."""
+    async def measure(self, swaps: int, pauses: int = 100) -> Swaps:
+        """Swap so often; a pause follows the first ones."""
         app = web.Application()
         app.add_routes([web.post("/v2/repository/models/constant/load", self.load), web.post("/infer", self.infer)])
         runner = web.AppRunner(app)
@@ -75,9 +77,8 @@ class Server:
         await web.TCPSite(runner, "127.0.0.1", port).start()
         try:
             url = f"http://127.0.0.1:{port}"
-            swapping = Swapping(
-                url, self.write, dict, partial(load_by_http, url, "constant"), ["/infer"], WIRES["json"], SIZE
-            )
+            load = partial(load_by_http, url, "constant")
+            swapping = Swapping(url, self.write, dict, load, ["/infer"], WIRES["json"], SIZE, pauses)
             return await swapping.run(swaps, 2, 60.0)
         finally:
             await runner.cleanup()
@@ -95,6 +96,28 @@ def test_answers_of_former_files_are_wrong() -> None:
     found = asyncio.run(Server(behind=1).measure(5))
     assert found.load.failed == 0
     assert found.load.wrong > 0
+
+
+def test_latencies_are_of_the_swaps_that_a_pause_follows() -> None:
+    """The others' requests are checked, and counted."""
+    found = asyncio.run(Server(behind=1).measure(5, pauses=1))
+    timed = len(found.load.during) + len(found.load.between)
+    assert 0 < timed < found.load.requests
+    assert found.load.wrong > 0
+
+
+def test_a_report_keeps_the_figures_of_what_was_not_measured_again() -> None:
+    """They say when they were measured, and survive a file."""
+    load = Load(during=[0.02, 0.04], between=[0.01, 0.02], failed=1)
+    swaps = Swaps([0.25, 0.5], MODEL_BYTES, [{"replica of constant": 2**30}] * 2, load)
+    before = json.loads(json.dumps({"onnx": figures("onnx", swaps, "Monday, abc")}))
+    systems = before | {"triton": figures("triton", swaps, "Tuesday, def", "triton==1")}
+    text = render(systems, {"python": "broken"}, {"onnx": "one", "triton": "another"}, 64, MACHINE, "Tuesday", "")
+    assert "| ONNX Runtime | 2 | 4 | 1 | 0 | 30.0 / 39.8 | 15.0 / 19.9 | 2.00 | 0.38 / 0.50 |" in text
+    assert "| Triton | 1024 | 1024 | 1024 | 0.000 |" in text
+    assert "- ONNX Runtime: one (Monday, abc)\n- Triton: another (Tuesday, def)\n" in text
+    assert "| a Python class | broken |" in text
+    assert "numpy 2, Triton triton==1 |" in text
 
 
 def test_errors_are_failed_requests_and_no_wrong_ones() -> None:
@@ -153,7 +176,7 @@ def test_every_backend_is_loaded_anew_without_a_wrong_answer(
     with LocalServer(args, OPEN) as server:
         ask = [f"/v2/models/{MODEL}/infer"]
         load = partial(load_by_http, server.url, MODEL)
-        found = asyncio.run(Swapping(server.url, write, dict, load, ask, WIRES["binary"], SIZE).run(3, 4, 120.0))
+        found = asyncio.run(Swapping(server.url, write, dict, load, ask, WIRES["binary"], SIZE, 3).run(3, 4, 120.0))
     assert (len(found.swap_s), found.load.failed, found.load.wrong, found.load.faults) == (3, 0, 0, [])
     assert found.load.during != []
 
