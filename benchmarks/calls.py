@@ -66,6 +66,11 @@ class Calls:
         """Calls of Python functions per request."""
         return statistics.median(self.python)
 
+    @property
+    def least(self) -> int:
+        """Those of the request with the fewest: on an idle machine as many as the median."""
+        return min(self.python)
+
 
 class _Counter:
     """Counts calls while it is ``on``: of the thread that has it `installed`, and of those that begin after that."""
