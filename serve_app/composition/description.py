@@ -15,10 +15,12 @@ from serve_app.composition.profile import profile_notes, read_model_profile
 from serve_app.composition.streams import stream_problems
 from serve_app.composition.tensors import input_formats, output_labels
 from serve_app.config import AppArgs, ModelConfig
+from serve_app.config.processor import CustomOptions
 from serve_app.domain.service import ModelInfo, ModelServing
 from serve_app.domain.traffic import model_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.processors.image import ImageProcessor
+from serve_app.processors.of_model import ModelProcessor
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ def model_info(
         labels=() if processor is None else processor.labels,
         variants=tuple(variant for variant in locations if variant),
         serving=_serving(model, config),
+        own_processor=isinstance(processor, ModelProcessor) or isinstance(model.processor, CustomOptions),
         layout=processor.settings.layout if isinstance(processor, ImageProcessor) else "",
         joinable={variant: build.joinable for variant, build in builds.items()},
         fixed_rows=builds[""].fixed_rows is not None,

@@ -48,8 +48,10 @@ from serve_app.domain.pipeline import (
 from serve_app.domain.service import ModelInfo, ModelServing
 from serve_app.domain.tasks import kind_of
 from serve_app.domain.traffic import Traffic, model_of, newest_last, version_of
-from serve_app.errors import ConfigError
+from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import TENSORS, Joinable, ModelSignature, TensorSpec
+from serve_app.processors import parse_parameters
+from serve_app.processors.registry import PARAMETERS
 
 _JOINABLE: Final = Joinable("whole", "each step shares the runs of its model", rows=False)
 
@@ -216,9 +218,20 @@ class _Plan:
             )
         return chosen
 
+    @staticmethod
+    def _check_parameters(step: ModelStep, info: ModelInfo) -> None:
+        """They go with every request: what a processor of the server refuses, it would refuse every time."""
+        kind = None if info.own_processor else PARAMETERS.get(info.task)
+        if kind is not None:
+            try:
+                parse_parameters(dict(step.parameters), kind)
+            except InvalidRequest as error:
+                raise Misfit(error.message) from None
+
     def _of_model(self, step: ModelStep, info: ModelInfo) -> Form:
         if info.streams:
             raise Misfit(f"model: {info.name} answers in parts, which no step can; name another")
+        self._check_parameters(step, info)
         if step.inputs:
             self._check_tensors(step, info)
             return outputs_form(info)

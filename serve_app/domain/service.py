@@ -75,6 +75,7 @@ class ModelInfo(NamedTuple):
         streams: Whether an answer comes in parts, of any number.
         stream_timeout_s: Where it does, for how long a whole answer may take, seconds; a request may name less.
         pipeline: What it does, where it is a pipeline and no model.
+        own_processor: Whether its own file, or a class of the operator's, makes tensors of what clients send.
     """
 
     name: str
@@ -104,6 +105,7 @@ class ModelInfo(NamedTuple):
     streams: bool = False
     stream_timeout_s: float = 0.0
     pipeline: Pipeline | None = None
+    own_processor: bool = False
 
     def takes_as(self, other: ModelInfo) -> bool:
         """Whether what was made for this state of a model can be run on that one, and its answer be read likewise."""

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pydantic import ValidationError
 
 from serve_app.config.processor import PROCESSOR_OPTIONS
@@ -14,10 +15,11 @@ from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature
 from serve_app.processors.audio import AudioProcessor
 from serve_app.processors.custom import find_class, make_custom
-from serve_app.processors.embedding import EmbeddingProcessor
+from serve_app.processors.embedding import EmbeddingParameters, EmbeddingProcessor
 from serve_app.processors.image import ImageProcessor
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.processor import Processor
+from serve_app.processors.ranking import RankingParameters
 from serve_app.processors.text_classification import TextClassificationProcessor
 
 PROCESSORS: dict[str, Callable[[ModelSignature, ModelFolder, Any], Processor]] = {
@@ -28,6 +30,15 @@ PROCESSORS: dict[str, Callable[[ModelSignature, ModelFolder, Any], Processor]] =
     "zero-shot-classification": partial(EmbeddingProcessor.create, "zero-shot-classification"),
 }
 """What makes the processor of a task, of the model's tensors, the files beside it and the options of the task."""
+
+PARAMETERS: Mapping[str, type[msgspec.Struct]] = {
+    "image-classification": RankingParameters,
+    "audio-classification": RankingParameters,
+    "text-classification": RankingParameters,
+    "feature-extraction": EmbeddingParameters,
+    "zero-shot-classification": EmbeddingParameters,
+}
+"""What the parameters of their requests may be; see `parse_parameters`."""
 
 
 def create_processor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,27 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ]
 
 
+_OWN = """
+import numpy as np
+
+from serve_app.processors import Processor
+
+
+class Own(Processor):
+    def __init__(self, signature, folder):
+        self.input = signature.inputs[0]
+
+    def preprocess(self, payload):
+        return self.example(1, 0)
+
+    def example(self, rows, bucket):
+        return {self.input.name: np.zeros((rows, *self.input.shape[1:]), np.float32)}
+
+    def postprocess(self, payload, outputs, inputs):
+        return None
+"""
+
+
 def described(models: list[dict[str, Any]], *steps: dict[str, Any], **outputs: str) -> ModelInfo:
     """The one pipeline of some steps; its inputs are those that they use."""
     used = {
@@ -86,6 +108,16 @@ def described(models: list[dict[str, Any]], *steps: dict[str, Any], **outputs: s
             [{"name": "a", "model": "words", "input": "numbers"}],
             "steps[0]: input: words takes text, and numbers is FP32 [-1, 4]",
             id="a tensor for text",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "digits", "input": "picture", "parameters": {"topk": 1}}],
+            "steps[0]: parameters.topk: unknown; did you mean top_k?",
+            id="unknown parameter",
+        ),
+        pytest.param(
+            [{"name": "a", "model": "words", "input": "text", "parameters": {"normalize": "yes"}}],
+            "steps[0]: parameters.normalize: expected `bool | null`, got `str`",
+            id="a parameter of another type",
         ),
         pytest.param(
             [{"name": "a", "model": "pair", "inputs": {"INPUT0": "whole", "INPUT1": "numbers"}}],
@@ -157,6 +189,21 @@ def test_what_does_not_fit_is_told(models: list[dict[str, Any]], steps: list[dic
     with pytest.raises(ConfigError) as caught:
         described(models, *steps)
     assert caught.value.problems == (f"args.pipelines[0].{expected}",)
+
+
+def test_what_a_class_of_the_operators_takes_is_its_own_matter(models: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Its parameters are whatever it reads of them."""
+    shutil.copytree(Path("models/digits"), tmp_path / "model")
+    (tmp_path / "model" / "own.py").write_text(_OWN)
+    own = {
+        "name": "own",
+        "task": "image-classification",
+        "path": str(tmp_path / "model"),
+        "processor": {"class": "own.py:Own"},
+    }
+    step = {"name": "a", "model": "own", "input": "picture", "parameters": {"anything": 1}}
+
+    assert described([*models, own], step).pipeline is not None
 
 
 def test_what_fits_becomes_a_plan(models: list[dict[str, Any]]) -> None:
