@@ -30,19 +30,26 @@ def _compose(
     max_rows: int = 32,
     longest_s: float = inf,
     added_s: float = inf,
+    fill_first: Priority | None = None,
+    served: str = "",
     observed: Sequence[float] = (),
 ) -> tuple[Composition, int]:
-    """Compose from these entries at time 0; gives the bundle and how many entries stay queued."""
+    """Compose from these entries at time 0; gives the bundle and how many entries stay queued.
+
+    ``served``: a tenant that had ten batches of late.
+    """
     queue = ModelQueue({p: Totals() for p in Priority})
     for entry in entries:
         queue.push(entry)
+    for _ in range(10 if served else 0):
+        queue.fresh[priority - 1].served([make_entry(priority, tenant=served)], 1.0, 1.0, priority)
     latencies = VariantLatency()
     for variant, points in ({"": AFFINE if profile is None else profile} | (variants or {})).items():
         latencies.seed((*point, variant) for point in points)
     for seconds in observed:
         latencies.observe(1, 0, seconds, "")
     settings = ModelScheduling("m", 32, slo_s, fallbacks=fallbacks)
-    room = BatchLimits(0.0, max_rows, longest_s, added_s=added_s)
+    room = BatchLimits(0.0, max_rows, longest_s, fill_first, added_s)
     return compose(queue, priority, settings, latencies, room), len(queue)
 
 
@@ -510,3 +517,34 @@ def test_rows_that_can_wait_add_little_to_a_batch(priority: Priority, deadline_s
     bundle, left = _compose(*entries, priority=HIGH, added_s=0.0030001)
 
     assert (bundle.rows, left) == (rows, 42 - rows)
+
+
+@pytest.mark.parametrize(("tenant", "served", "rows"), [("", "", 5), ("b", "", 5), ("b", "b", 2)])
+def test_rows_that_can_wait_add_little_to_a_batch_of_their_class(tenant: str, served: str, rows: int) -> None:
+    """Behind two with half a minute: three more, 3 ms; none of a tenant whose turn it is not."""
+    entries = [make_entry(LOW, 30.0, tenant="a" if tenant else "") for _ in range(2)]
+    entries += [make_entry(LOW, 61.0, tenant=tenant) for _ in range(40)]
+    bundle, left = _compose(*entries, priority=LOW, added_s=0.0030001, served=served)
+
+    assert (bundle.rows, left) == (rows, 42 - rows)
+
+
+def test_rows_that_can_wait_add_little_beside_others_of_their_class() -> None:
+    """A row of ``high`` is filled up with ten that cannot wait; then they add 3 ms in all, of whichever tenant."""
+    entries = [make_entry(HIGH, 5.0)]
+    entries += [
+        make_entry(LOW, deadline_s, tenant=tenant) for tenant in "ab" for deadline_s in (*[30.0] * 5, *[61.0] * 20)
+    ]
+    bundle, _ = _compose(*entries, priority=HIGH, added_s=0.0030001)
+
+    assert [entry.deadline for entry in bundle.entries] == [5.0, *[30.0] * 10, *[61.0] * 3]
+
+
+@pytest.mark.parametrize("fill_first", [None, LOW])
+def test_rows_that_can_wait_leave_others_their_room(fill_first: Priority | None) -> None:
+    """Those of ``normal`` ride along in a batch of ``high``, also where ``low`` has credit and may add nothing."""
+    entries = [make_entry(HIGH, 5.0), *[make_entry(NORMAL, 6.0) for _ in range(10)]]
+    entries += [make_entry(LOW, 61.0) for _ in range(40)]
+    bundle, _ = _compose(*entries, priority=HIGH, added_s=0.0005, fill_first=fill_first)
+
+    assert [entry.deadline for entry in bundle.entries] == [5.0, *[6.0] * 10]

@@ -35,7 +35,7 @@ _MIN_PROBABILITY = 0.02
 _STALE_AFTER_S = 60.0
 _ENDED_AFTER_GAPS = 100.0
 _LATE_QUANTILE = 0.99
-_PATIENT_S = 60.0
+PATIENT_S = 60.0
 _LEAST_S = 0.001
 """What is shorter cannot be told from the noise of a request's way to the server and back."""
 _LIKELY_PROBABILITY = 0.2
@@ -45,7 +45,7 @@ _LOW = Priority.LOW
 
 def can_wait(entry: Entry, now: float) -> bool:
     """Whether it is of class `low`, and has so much time that it gains nothing from a longer batch."""
-    return entry.priority is _LOW and entry.deadline - now > _PATIENT_S
+    return entry.priority is _LOW and entry.deadline - now > PATIENT_S
 
 
 class BlockingLimit:

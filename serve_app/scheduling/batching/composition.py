@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from serve_app.scheduling.batching.blocking_limit import can_wait
+from serve_app.scheduling.batching.blocking_limit import PATIENT_S
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.policy import target_s
 from serve_app.scheduling.batching.variants import VariantLatency
@@ -37,7 +37,8 @@ class BatchLimits(NamedTuple):
         longest_s: The longest predicted execution that rows of a class below `high` may be part of, so that it is not
             blocked too long; the head alone may take longer.
         fill_first: The class that fills the bundle up before all others.
-        added_s: How long an execution for rows that can wait may take, and what they may add to another.
+        added_s: How long an execution for rows that can wait may take, and what they may add to another; ``inf``: any
+            time.
     """
 
     slack_from: float
@@ -45,6 +46,10 @@ class BatchLimits(NamedTuple):
     longest_s: float = inf
     fill_first: Priority | None = None
     added_s: float = inf
+
+    def urgent_until(self, priority: Priority) -> float:
+        """Entries of a class with later deadlines can wait, and are bounded by ``added_s``; ``inf``: none is."""
+        return self.slack_from + PATIENT_S if priority is _LOW and self.added_s < inf else inf
 
 
 class Composition(NamedTuple):
@@ -235,8 +240,10 @@ def _best_run(
                 bucket = max(entry.bucket for entry in looked_at[start:end])
             continue
         target = alone if doubtful else target_s(latency, settings, head.rows, head.bucket, slack)
-        if target > room.added_s and can_wait(head, slack_from):
-            target = room.added_s
+        urgent_until = room.urgent_until(head.priority)
+        patient = head.deadline > urgent_until
+        if patient:
+            target = min(target, room.added_s)
         capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
         limit = latency.rows_within(capped, bucket, most)
         last = False
@@ -247,6 +254,10 @@ def _best_run(
                     break
                 looked_at.append(following)
             entry = looked_at[end]
+            if entry.deadline > urgent_until and not (patient or last):
+                last = True  # so can all that follow: together they add no more than that
+                capped = min(capped, latency.predict(rows, bucket) + room.added_s)
+                limit = latency.rows_within(capped, bucket, most)
             joined = rows + entry.rows
             if entry.bucket > bucket:
                 together = latency.predict(joined, entry.bucket)
@@ -297,8 +308,8 @@ def _fill(
 ) -> int:
     """Fill a bundle up: tenants over their part, then the fill-first class, then the most urgent. Returns its rows.
 
-    An entry whose deadline is too near for the filled bundle could not be in time after it either: all but probes are
-    given up.
+    Rows that can wait come last in their class. An entry whose deadline is too near for the filled bundle could not be
+    in time after it either: all but probes are given up.
     """
     rows, bucket, fresh = run.rows, run.bucket, queue.fresh
     own = fresh[chosen - 1]
@@ -309,23 +320,31 @@ def _fill(
     longest = most if room.longest_s >= run.target else min(most, latency.rows_within(room.longest_s, bucket, most))
     if chosen is not _HIGH:
         most = longest
+    # What can wait fills up no batch of its class, but for one of its own.
+    until = room.urgent_until(chosen)
+    if entries[0].deadline > until:
+        until = inf
     for tenant in rest:
         if rows >= most:
             break
-        rows, most = _fill_by(tenant, batch_key, entries, rows, most, bucket, latency, settings, room, given_up)
+        rows, most = _fill_by(tenant, batch_key, entries, rows, most, bucket, latency, settings, room, given_up, until)
     most = min(most, longest)
     end = room.slack_from + latency.predict(max(most, rows), bucket)
     others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
     if room.fill_first in others:
+        others.remove(room.fill_first)
         others.insert(0, room.fill_first)
     for other in others:
         if rows >= most:
             break
         first, behind = fresh[other - 1].turns()
-        if room.added_s < inf and (waits := first.head(batch_key)) is not None and can_wait(waits, room.slack_from):
-            most = latency.rows_within(latency.predict(rows, bucket) + room.added_s, bucket, most)
+        until = room.urgent_until(other)
         for source in (first, *behind):
-            rows = _fill_from(source, batch_key, entries, rows, most, bucket, end, settings, given_up)
+            rows = _fill_from(source, batch_key, entries, rows, most, bucket, end, settings, given_up, until)
+        if until < inf:
+            few = latency.rows_within(latency.predict(rows, bucket) + room.added_s, bucket, most)
+            for source in (first, *behind):
+                rows = _fill_from(source, batch_key, entries, rows, few, bucket, end, settings, given_up, inf)
     return rows
 
 
@@ -340,8 +359,11 @@ def _fill_by(
     settings: ModelScheduling,
     room: BatchLimits,
     given_up: list[Entry],
+    until: float,
 ) -> tuple[int, int]:
     """Fill a bundle up with the most consecutive entries of a tenant that are in time for what it becomes with them.
+
+    None has a later deadline than ``until``.
 
     Returns:
         Its rows, and the most that it may have now.
@@ -352,7 +374,7 @@ def _fill_by(
     begin = room.slack_from
     while rows + joining < most and len(looked_at) < 2 * settings.max_rows:
         following = tenant.head(batch_key)
-        if following is None or rows + following.rows > most or following.bucket > bucket:
+        if following is None or rows + following.rows > most or following.bucket > bucket or following.deadline > until:
             break
         tenant.take_head(batch_key)
         looked_at.append(following)
@@ -389,18 +411,26 @@ def _fill_from(
     end: float,
     settings: ModelScheduling,
     given_up: list[Entry],
+    until: float,
 ) -> int:
-    """Fill a bundle of so many rows up to ``limit``, which would end then. Returns its rows."""
+    """Fill a bundle of so many rows up to ``limit``, which would end then, with deadlines ``until`` one.
+
+    Returns:
+        Its rows.
+    """
     probes: list[Entry] = []
     while rows < limit and len(probes) < settings.max_rows:
         following = source.head(batch_key)
         if following is None or rows + following.rows > limit or following.bucket > bucket:
             break
-        if following.deadline >= end:
-            rows += source.take(entries, limit - rows, bucket, batch_key)
+        if following.deadline > until:
             break
         source.take_head(batch_key)
-        (probes if following.probe else given_up).append(following)
+        if following.deadline >= end:
+            entries.append(following)
+            rows += following.rows
+        else:
+            (probes if following.probe else given_up).append(following)
     for following in probes:
         source.push(following)
     return rows
@@ -410,4 +440,5 @@ _BETTER = 1.0 + 1e-9
 _ASIDE = 64
 """Most entries that are passed over for one bundle."""
 _HIGH = Priority.HIGH
+_LOW = Priority.LOW
 _PRIORITIES = tuple(Priority)

@@ -66,10 +66,6 @@ class Merged:
         self._batch_key = None
         self._queues[entry.tenant].push(entry)
 
-    def take(self, into: list[Entry], room: int, bucket: int, batch_key: str = "") -> int:
-        """As `TenantQueue.take`."""
-        return _take(self, into, room, bucket, batch_key)
-
 
 class OfSize:
     """The entries of one size in a queue, while a batch is put together; then the others are given back.
@@ -284,7 +280,7 @@ def _earliest(queues: Iterable[TenantQueue], batch_key: str | None) -> Entry | N
     return best
 
 
-def _take(queue: ClassQueue | Merged, into: list[Entry], room: int, bucket: int, batch_key: str) -> int:
+def _take(queue: ClassQueue, into: list[Entry], room: int, bucket: int, batch_key: str) -> int:
     left = room
     while left > 0:
         entry = queue.head(batch_key)
