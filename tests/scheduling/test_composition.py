@@ -548,3 +548,11 @@ def test_rows_that_can_wait_leave_others_their_room(fill_first: Priority | None)
     bundle, _ = _compose(*entries, priority=HIGH, added_s=0.0005, fill_first=fill_first)
 
     assert [entry.deadline for entry in bundle.entries] == [5.0, *[6.0] * 10]
+
+
+def test_nothing_is_given_up_for_rows_that_can_wait() -> None:
+    """Of ``normal``, with 20 ms left: two rows and two more take 9 ms, though 40 wait that could take 37."""
+    entries = [make_entry(HIGH, 5.0), make_entry(NORMAL, 0.02), *[make_entry(LOW, 61.0) for _ in range(40)]]
+    bundle, _ = _compose(*entries, priority=HIGH, added_s=0.0020001)
+
+    assert (bundle.entries[1], bundle.rows, bundle.given_up) == (entries[1], 4, [])

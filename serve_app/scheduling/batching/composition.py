@@ -330,6 +330,12 @@ def _fill(
         rows, most = _fill_by(tenant, batch_key, entries, rows, most, bucket, latency, settings, room, given_up, until)
     most = min(most, longest)
     end = room.slack_from + latency.predict(max(most, rows), bucket)
+    if room.added_s < inf and chosen is not _LOW:
+        low = fresh[_LOW - 1]
+        if (head := low.head()) is not None and head.deadline > room.urgent_until(_LOW):
+            # Of what fills it up, all rows of this class can wait: it ends sooner.
+            urgent = max(rows, min(most, rows + waiting - low.rows))
+            end = min(end, room.slack_from + latency.predict(urgent, bucket) + room.added_s)
     others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
     if room.fill_first in others:
         others.remove(room.fill_first)
