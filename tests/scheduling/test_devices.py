@@ -180,6 +180,18 @@ def test_patient_high_requests_cut_nothing() -> None:
     assert _low_rows(scheduler, "n") == 32
 
 
+def test_rows_that_can_wait_go_a_few_at_a_time_while_high_is_asked_for() -> None:
+    """At any model of the device, by its own setting; all at once when it has ended."""
+    scheduler = _shared(_model("m"), _model("n", high_slowdown=1.2))
+    _after_highs(scheduler, 1.0)
+    accept(scheduler, *[make_entry(LOW, 1000.0, model="n", arrival=1.0) for _ in range(40)], now=1.0)
+    sent = _only(scheduler, 1.0)
+    assert sent.rows == 1
+    scheduler.on_done(sent.bundle_id, [(1, 0, 0.006, "")], 1.006)
+
+    assert _only(scheduler, 9.0).rows == 32
+
+
 def _with_regular_highs() -> tuple[Scheduler, float]:
     """A high request at ``m`` every 100 ms with 20 ms to go, for 10 s; model ``n`` takes 50 ms for a row.
 

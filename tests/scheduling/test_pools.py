@@ -16,11 +16,13 @@ LOAD_S = 0.1
 """A load; a batch of one row takes 6 ms."""
 
 
-def _make(members: str = "abc", hosts: tuple[str, ...] = ("h1",), room: int = 2, **settings: Any) -> Scheduler:
+def _make(
+    members: str = "abc", hosts: tuple[str, ...] = ("h1",), room: int = 2, high_slowdown: float = 1.2, **settings: Any
+) -> Scheduler:
     """A scheduler of one pool whose hosts have room for some of its members."""
     settings.setdefault("load_s", LOAD_S)
     scheduler = Scheduler(
-        [ModelScheduling(name, 8, slo_s=0.1, resident_bytes=10) for name in members],
+        [ModelScheduling(name, 8, slo_s=0.1, resident_bytes=10, high_slowdown=high_slowdown) for name in members],
         {priority: make_class() for priority in (HIGH, NORMAL, LOW)},
         ProcessLimits(total_bytes=10**12, network_s=0.002),
         [Pool("pool", tuple(members), memory_bytes=10 * room, **settings)],
@@ -68,6 +70,24 @@ def test_a_resident_member_is_not_loaded_again() -> None:
     decided = scheduler.decide(1.0)
     assert len(decided.dispatches) == 1
     assert not decided.orders
+
+
+def test_what_can_wait_takes_a_part_of_what_high_takes_behind_others_at_the_host() -> None:
+    """Half of 19 ms, 13 for the bundle before included: four rows; the default allows a twelfth, and one row goes."""
+    for slowdown, rows in ((1000.0, 4), (1.2, 1)):
+        scheduler = _make(high_slowdown=slowdown)
+        _load(scheduler, "a", 0.0)
+        for step in range(64):
+            now = 1.0 + 0.05 * step
+            accept(scheduler, *[make_entry(LOW, now + 50.0, model="a", arrival=now) for _ in range(8)], now=now)
+            (before,) = scheduler.decide(now).dispatches
+            accept(scheduler, make_entry(HIGH, now + 1.0, model="a", arrival=now), now=now)
+            (behind,) = scheduler.decide(now).dispatches
+            scheduler.on_done(before.bundle_id, [(8, 0, 0.013, "")], now + 0.013)
+            _answer(scheduler, behind, now + 0.019)
+        accept(scheduler, *[make_entry(LOW, now + 1000.0, model="a", arrival=now) for _ in range(8)], now=now)
+
+        assert scheduler.decide(now + 0.02).dispatches[0].rows == rows
 
 
 def test_what_could_not_be_in_time_when_loaded_is_refused_at_once() -> None:

@@ -460,9 +460,10 @@ class SharedDevice:
         self._held_since = None
         fill_parts = fill_parts_of(entries, rows, priority)
         self.shares.dispatched(predicted_s, waiting, priority, fill_parts, on_credit=candidate.on_credit)
+        ends = self._begins(candidate, now) + predicted_s
         for entry in entries:
             if entry.priority is Priority.HIGH:
-                self._blocking_limit.answered(now + predicted_s - entry.arrival)
+                self._blocking_limit.answered(ends - entry.arrival)
         if not candidate.head.attempts:
             model.queue.served(entries, predicted_s, priority, fill_parts)
         return NextBundle(model, candidate.replica, entries, rows, bucket, variant, predicted_s)
