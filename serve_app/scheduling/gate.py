@@ -30,6 +30,7 @@ from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ModelScheduling
 
 _HIGH = Priority.HIGH
+_LOW = Priority.LOW
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
 _SHORT_S = 0.002
@@ -328,7 +329,8 @@ class Gate:
         self, chosen: Priority, head: Entry, fill_first: Priority | None, spare_s: float, now: float
     ) -> Composition:
         longest_s = inf if self._planned else min(spare_s, self._blocking_limit.bound_s(now))
-        added_s = inf if self._planned else self._blocking_limit.added_s(self._settings, now)
+        may_wait = not self._planned and self._queue.fresh[_LOW - 1].rows > 0
+        added_s = self._blocking_limit.added_s(self._settings, now) if may_wait else inf
         room = BatchLimits(now, self._settings.max_rows, longest_s, fill_first, added_s)
         solo_s = self.seconds(head.rows, head.bucket, head.variant)
         if now + solo_s > head.deadline and self._is_probe(now):

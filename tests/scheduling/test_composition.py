@@ -556,3 +556,35 @@ def test_nothing_is_given_up_for_rows_that_can_wait() -> None:
     bundle, _ = _compose(*entries, priority=HIGH, added_s=0.0020001)
 
     assert (bundle.entries[1], bundle.rows, bundle.given_up) == (entries[1], 4, [])
+
+
+@given(
+    offered=st.lists(
+        st.tuples(
+            st.sampled_from(Priority),
+            st.sampled_from([0.02, 0.05, 30.0, 61.0, 1000.0]),
+            st.integers(1, 4),
+            st.sampled_from(["", "a", "b"]),
+        ),
+        min_size=1,
+        max_size=60,
+    ),
+    heads=st.sampled_from(Priority),
+    fill_first=st.sampled_from([None, LOW, NORMAL]),
+    added=st.sampled_from([0.001, 0.0030001, 0.01]),
+)
+def test_rows_that_can_wait_never_add_more(
+    offered: list[tuple[Priority, float, int, str]], heads: Priority, fill_first: Priority | None, added: float
+) -> None:
+    """To a batch of others no more than so long; one of their own takes so long, or as long as its head alone."""
+    entries = [make_entry(priority, s, rows=rows, tenant=tenant) for priority, s, rows, tenant in offered]
+    priority = heads if any(entry.priority is heads for entry in entries) else entries[0].priority
+    bundle, left = _compose(*entries, priority=priority, slo_s=0.1, added_s=added, fill_first=fill_first)
+
+    assert len(bundle.entries) + len(bundle.given_up) + left == len(entries)
+    patient = [entry for entry in bundle.entries if entry.priority is LOW and entry.deadline > 60.0]
+    others = bundle.rows - sum(entry.rows for entry in patient)
+    if patient:
+        seconds = 0.005 + 0.001 * bundle.rows
+        of_others = 0.005 + 0.001 * others if others else 0.0
+        assert seconds <= max(of_others + added, 0.005 + 0.001 * bundle.entries[0].rows) + 1e-9

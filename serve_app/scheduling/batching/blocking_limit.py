@@ -16,7 +16,8 @@ Deadlines say what a request tolerates, and not what its client is used to. Rows
 items, gain nothing from a long batch that the next one would not give them as well. They may add a part of what
 requests of class `high` take in all: at the 99th percentile one such request waits for one batch of theirs, and shares
 its own with others of them. With ``extra = (1 - 1 / s) / 2`` of the 99th percentile each, it is s times what it would
-be without them. It is measured beside them, and both settle, since the factor is less than one half.
+be without them. It is measured beside them, and both settle, since the factor is less than one half. Where `high` alone
+keeps a session busy most of the time, it is more: what shares a batch then delays those behind it as well.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _STALE_AFTER_S = 60.0
 _ENDED_AFTER_GAPS = 100.0
 _LATE_QUANTILE = 0.99
 PATIENT_S = 60.0
+"""What is of class `low` and has more time than that can wait."""
 _LEAST_S = 0.001
 """What is shorter cannot be told from the noise of a request's way to the server and back."""
 _LIKELY_PROBABILITY = 0.2
@@ -92,7 +94,7 @@ class BlockingLimit:
             self._tolerable_s = tolerated[int(_BLOCKED_QUANTILE * (len(tolerated) - 1))]
 
     def answered(self, seconds: float) -> None:
-        """An entry of class `high` takes so long in all, seconds."""
+        """An entry of class `high` takes so long, seconds: from when it came here to its execution's predicted end."""
         times = self._times.add(seconds)
         self._late_s = times[int(_LATE_QUANTILE * (len(times) - 1))]
 
