@@ -330,8 +330,8 @@ class Gate:
     ) -> Composition:
         longest_s = inf if self._planned else min(spare_s, self._blocking_limit.bound_s(now))
         may_wait = not self._planned and self._queue.fresh[_LOW - 1].rows > 0
-        added_s = self._blocking_limit.added_s(self._settings, now) if may_wait else inf
-        room = BatchLimits(now, self._settings.max_rows, longest_s, fill_first, added_s)
+        extra_s = self._blocking_limit.extra_s(self._settings, now) if may_wait else inf
+        room = BatchLimits(now, self._settings.max_rows, longest_s, fill_first, extra_s)
         solo_s = self.seconds(head.rows, head.bucket, head.variant)
         if now + solo_s > head.deadline and self._is_probe(now):
             head.probe = True
@@ -353,7 +353,7 @@ class Gate:
         if head.priority is not _HIGH:
             target = min(target, self._blocking_limit.bound_s(now))
             if can_wait(head, now):
-                target = min(target, self._blocking_limit.added_s(self._settings, now))
+                target = min(target, self._blocking_limit.extra_s(self._settings, now))
         waiting = PendingBatch(
             now,
             self._queue.fresh_rows,

@@ -173,12 +173,12 @@ def _answered_in(seconds: list[float], period_s: float = 0.05) -> tuple[Blocking
     return blocking_limit, now
 
 
-@pytest.mark.parametrize(("slowdown", "added_s"), [(1.25, 0.006), (2.0, 0.015), (1.01, 0.001)])
-def test_what_can_wait_adds_a_part_of_the_99th_percentile(slowdown: float, added_s: float) -> None:
+@pytest.mark.parametrize(("slowdown", "extra_s"), [(1.25, 0.006), (2.0, 0.015), (1.01, 0.001)])
+def test_what_can_wait_adds_a_part_of_the_99th_percentile(slowdown: float, extra_s: float) -> None:
     """Half of the fifth of 60 ms for the batch before, half for the own one; nothing below a millisecond counts."""
     blocking_limit, now = _answered_in([0.06] * 20 + [0.01] * 480)
 
-    assert blocking_limit.added_s(replace(_SETTINGS, high_slowdown=slowdown), now) == pytest.approx(added_s, rel=0.02)
+    assert blocking_limit.extra_s(replace(_SETTINGS, high_slowdown=slowdown), now) == pytest.approx(extra_s, rel=0.02)
 
 
 def test_what_can_wait_adds_anything_while_no_request_of_high_is_likely() -> None:
@@ -186,10 +186,10 @@ def test_what_can_wait_adds_anything_while_no_request_of_high_is_likely() -> Non
     often, now = _answered_in([0.06] * 100)
     rarely, later = _answered_in([0.06] * 100, 10.0)
 
-    assert BlockingLimit().added_s(_SETTINGS, 0.0) == inf
-    assert often.added_s(_SETTINGS, now + 4.9) < 0.01
-    assert often.added_s(_SETTINGS, now + 5.1) == inf
-    assert rarely.added_s(_SETTINGS, later + 1.0) == inf
+    assert BlockingLimit().extra_s(_SETTINGS, 0.0) == inf
+    assert often.extra_s(_SETTINGS, now + 4.9) < 0.01
+    assert often.extra_s(_SETTINGS, now + 5.1) == inf
+    assert rarely.extra_s(_SETTINGS, later + 1.0) == inf
 
 
 def test_of_the_first_request_nothing_is_known() -> None:
@@ -197,4 +197,4 @@ def test_of_the_first_request_nothing_is_known() -> None:
     blocking_limit = BlockingLimit()
     blocking_limit.arrived(0.0)
 
-    assert blocking_limit.added_s(_SETTINGS, 0.0) == 0.001
+    assert blocking_limit.extra_s(_SETTINGS, 0.0) == 0.001

@@ -29,7 +29,7 @@ def _compose(
     fallbacks: tuple[str, ...] = (),
     max_rows: int = 32,
     longest_s: float = inf,
-    added_s: float = inf,
+    extra_s: float = inf,
     fill_first: Priority | None = None,
     served: str = "",
     observed: Sequence[float] = (),
@@ -49,7 +49,7 @@ def _compose(
     for seconds in observed:
         latencies.observe(1, 0, seconds, "")
     settings = ModelScheduling("m", 32, slo_s, fallbacks=fallbacks)
-    room = BatchLimits(0.0, max_rows, longest_s, fill_first, added_s)
+    room = BatchLimits(0.0, max_rows, longest_s, fill_first, extra_s)
     return compose(queue, priority, settings, latencies, room), len(queue)
 
 
@@ -502,10 +502,10 @@ def test_every_entry_is_somewhere(
         assert all(seconds <= entry.deadline + 1e-9 for entry in bundle.entries), "all are in time"
 
 
-@pytest.mark.parametrize(("deadline_s", "added_s", "rows"), [(61.0, 0.0100001, 5), (61.0, 0.001, 1), (60.0, 0.001, 32)])
-def test_rows_that_can_wait_make_a_short_batch(deadline_s: float, added_s: float, rows: int) -> None:
+@pytest.mark.parametrize(("deadline_s", "extra_s", "rows"), [(61.0, 0.0100001, 5), (61.0, 0.001, 1), (60.0, 0.001, 32)])
+def test_rows_that_can_wait_make_a_short_batch(deadline_s: float, extra_s: float, rows: int) -> None:
     """Of the class ``low``, more than a minute before their deadlines; the head goes however long it takes."""
-    bundle, left = _compose(*[make_entry(LOW, deadline_s) for _ in range(40)], priority=LOW, added_s=added_s)
+    bundle, left = _compose(*[make_entry(LOW, deadline_s) for _ in range(40)], priority=LOW, extra_s=extra_s)
 
     assert (bundle.rows, left) == (rows, 40 - rows)
 
@@ -514,7 +514,7 @@ def test_rows_that_can_wait_make_a_short_batch(deadline_s: float, added_s: float
 def test_rows_that_can_wait_add_little_to_a_batch(priority: Priority, deadline_s: float, rows: int) -> None:
     """Two of ``high`` take 3 ms longer with three of them."""
     entries = [make_entry(HIGH, 5.0), make_entry(HIGH, 5.0), *(make_entry(priority, deadline_s) for _ in range(40))]
-    bundle, left = _compose(*entries, priority=HIGH, added_s=0.0030001)
+    bundle, left = _compose(*entries, priority=HIGH, extra_s=0.0030001)
 
     assert (bundle.rows, left) == (rows, 42 - rows)
 
@@ -524,7 +524,7 @@ def test_rows_that_can_wait_add_little_to_a_batch_of_their_class(tenant: str, se
     """Behind two with half a minute: three more, 3 ms; none of a tenant whose turn it is not."""
     entries = [make_entry(LOW, 30.0, tenant="a" if tenant else "") for _ in range(2)]
     entries += [make_entry(LOW, 61.0, tenant=tenant) for _ in range(40)]
-    bundle, left = _compose(*entries, priority=LOW, added_s=0.0030001, served=served)
+    bundle, left = _compose(*entries, priority=LOW, extra_s=0.0030001, served=served)
 
     assert (bundle.rows, left) == (rows, 42 - rows)
 
@@ -535,7 +535,7 @@ def test_rows_that_can_wait_add_little_beside_others_of_their_class() -> None:
     entries += [
         make_entry(LOW, deadline_s, tenant=tenant) for tenant in "ab" for deadline_s in (*[30.0] * 5, *[61.0] * 20)
     ]
-    bundle, _ = _compose(*entries, priority=HIGH, added_s=0.0030001)
+    bundle, _ = _compose(*entries, priority=HIGH, extra_s=0.0030001)
 
     assert [entry.deadline for entry in bundle.entries] == [5.0, *[30.0] * 10, *[61.0] * 3]
 
@@ -545,7 +545,7 @@ def test_rows_that_can_wait_leave_others_their_room(fill_first: Priority | None)
     """Those of ``normal`` ride along in a batch of ``high``, also where ``low`` has credit and may add nothing."""
     entries = [make_entry(HIGH, 5.0), *[make_entry(NORMAL, 6.0) for _ in range(10)]]
     entries += [make_entry(LOW, 61.0) for _ in range(40)]
-    bundle, _ = _compose(*entries, priority=HIGH, added_s=0.0005, fill_first=fill_first)
+    bundle, _ = _compose(*entries, priority=HIGH, extra_s=0.0005, fill_first=fill_first)
 
     assert [entry.deadline for entry in bundle.entries] == [5.0, *[6.0] * 10]
 
@@ -553,7 +553,7 @@ def test_rows_that_can_wait_leave_others_their_room(fill_first: Priority | None)
 def test_nothing_is_given_up_for_rows_that_can_wait() -> None:
     """Of ``normal``, with 20 ms left: two rows and two more take 9 ms, though 40 wait that could take 37."""
     entries = [make_entry(HIGH, 5.0), make_entry(NORMAL, 0.02), *[make_entry(LOW, 61.0) for _ in range(40)]]
-    bundle, _ = _compose(*entries, priority=HIGH, added_s=0.0020001)
+    bundle, _ = _compose(*entries, priority=HIGH, extra_s=0.0020001)
 
     assert (bundle.entries[1], bundle.rows, bundle.given_up) == (entries[1], 4, [])
 
@@ -579,7 +579,7 @@ def test_rows_that_can_wait_never_add_more(
     """To a batch of others no more than so long; one of their own takes so long, or as long as its head alone."""
     entries = [make_entry(priority, s, rows=rows, tenant=tenant) for priority, s, rows, tenant in offered]
     priority = heads if any(entry.priority is heads for entry in entries) else entries[0].priority
-    bundle, left = _compose(*entries, priority=priority, slo_s=0.1, added_s=added, fill_first=fill_first)
+    bundle, left = _compose(*entries, priority=priority, slo_s=0.1, extra_s=added, fill_first=fill_first)
 
     assert len(bundle.entries) + len(bundle.given_up) + left == len(entries)
     patient = [entry for entry in bundle.entries if entry.priority is LOW and entry.deadline > 60.0]

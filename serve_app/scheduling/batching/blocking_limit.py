@@ -35,7 +35,7 @@ _BLOCKED_QUANTILE = 0.05
 _MIN_PROBABILITY = 0.02
 _STALE_AFTER_S = 60.0
 _ENDED_AFTER_GAPS = 100.0
-_LATE_QUANTILE = 0.99
+_P99 = 0.99
 PATIENT_S = 60.0
 """What is of class `low` and has more time than that can wait."""
 _LEAST_S = 0.001
@@ -53,12 +53,12 @@ def can_wait(entry: Entry, now: float) -> bool:
 class BlockingLimit:
     """How long batches of one session or device may be, by what recent requests of class `high` tolerate."""
 
-    __slots__ = ("_arrivals", "_late_s", "_times", "_tolerable_s", "_tolerated")
+    __slots__ = ("_arrivals", "_p99_s", "_times", "_tolerable_s", "_tolerated")
 
     def __init__(self) -> None:
         self._arrivals = ArrivalPattern()
         self._times = QuantileWindow(_WINDOW_REQUESTS)
-        self._late_s = 0.0
+        self._p99_s = 0.0
         self._tolerated = QuantileWindow(_WINDOW_REQUESTS)
         self._tolerable_s = inf
 
@@ -96,9 +96,9 @@ class BlockingLimit:
     def answered(self, seconds: float) -> None:
         """An entry of class `high` takes so long, seconds: from when it came here to its execution's predicted end."""
         times = self._times.add(seconds)
-        self._late_s = times[int(_LATE_QUANTILE * (len(times) - 1))]
+        self._p99_s = times[int(_P99 * (len(times) - 1))]
 
-    def added_s(self, settings: ModelScheduling, now: float) -> float:
+    def extra_s(self, settings: ModelScheduling, now: float) -> float:
         """How long a batch of rows that can wait may take, and what they may add to another, seconds.
 
         Args:
@@ -116,7 +116,7 @@ class BlockingLimit:
             or self._likely_within(now, settings.slo_s) < _MIN_PROBABILITY
         ):
             return inf
-        return max(_LEAST_S, 0.5 * (1.0 - 1.0 / settings.high_slowdown) * self._late_s)
+        return max(_LEAST_S, 0.5 * (1.0 - 1.0 / settings.high_slowdown) * self._p99_s)
 
     def bound_s(self, now: float) -> float:
         """The longest that an execution with rows of other classes may take, seconds; ``inf``: any time."""

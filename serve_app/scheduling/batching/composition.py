@@ -37,7 +37,7 @@ class BatchLimits(NamedTuple):
         longest_s: The longest predicted execution that rows of a class below `high` may be part of, so that it is not
             blocked too long; the head alone may take longer.
         fill_first: The class that fills the bundle up before all others.
-        added_s: How long an execution for rows that can wait may take, and what they may add to another; ``inf``: any
+        extra_s: How long an execution for rows that can wait may take, and what they may add to another; ``inf``: any
             time.
     """
 
@@ -45,11 +45,11 @@ class BatchLimits(NamedTuple):
     max_rows: int
     longest_s: float = inf
     fill_first: Priority | None = None
-    added_s: float = inf
+    extra_s: float = inf
 
     def urgent_until(self, priority: Priority) -> float:
-        """Entries of a class with later deadlines can wait, and are bounded by ``added_s``; ``inf``: none is."""
-        return self.slack_from + PATIENT_S if priority is _LOW and self.added_s < inf else inf
+        """Entries of a class with later deadlines can wait, and are bounded by ``extra_s``; ``inf``: none is."""
+        return self.slack_from + PATIENT_S if priority is _LOW and self.extra_s < inf else inf
 
 
 class Composition(NamedTuple):
@@ -243,7 +243,7 @@ def _best_run(
         urgent_until = room.urgent_until(head.priority)
         patient = head.deadline > urgent_until
         if patient:
-            target = min(target, room.added_s)
+            target = min(target, room.extra_s)
         capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
         limit = latency.rows_within(capped, bucket, most)
         last = False
@@ -256,7 +256,7 @@ def _best_run(
             entry = looked_at[end]
             if entry.deadline > urgent_until and not (patient or last):
                 last = True  # so can all that follow: together they add no more than that
-                capped = min(capped, latency.predict(rows, bucket) + room.added_s)
+                capped = min(capped, latency.predict(rows, bucket) + room.extra_s)
                 limit = latency.rows_within(capped, bucket, most)
             joined = rows + entry.rows
             if entry.bucket > bucket:
@@ -330,12 +330,12 @@ def _fill(
         rows, most = _fill_by(tenant, batch_key, entries, rows, most, bucket, latency, settings, room, given_up, until)
     most = min(most, longest)
     end = room.slack_from + latency.predict(max(most, rows), bucket)
-    if room.added_s < inf and chosen is not _LOW:
+    if room.extra_s < inf and chosen is not _LOW:
         low = fresh[_LOW - 1]
         if (head := low.head()) is not None and head.deadline > room.urgent_until(_LOW):
             # Of what fills it up, all rows of this class can wait: it ends sooner.
             urgent = max(rows, min(most, rows + waiting - low.rows))
-            end = min(end, room.slack_from + latency.predict(urgent, bucket) + room.added_s)
+            end = min(end, room.slack_from + latency.predict(urgent, bucket) + room.extra_s)
     others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
     if room.fill_first in others:
         others.remove(room.fill_first)
@@ -348,7 +348,7 @@ def _fill(
         for source in (first, *behind):
             rows = _fill_from(source, batch_key, entries, rows, most, bucket, end, settings, given_up, until)
         if until < inf:
-            few = latency.rows_within(latency.predict(rows, bucket) + room.added_s, bucket, most)
+            few = latency.rows_within(latency.predict(rows, bucket) + room.extra_s, bucket, most)
             for source in (first, *behind):
                 rows = _fill_from(source, batch_key, entries, rows, few, bucket, end, settings, given_up, inf)
     return rows

@@ -448,8 +448,8 @@ class SharedDevice:
         if head.attempts:
             model.queue.retry[priority - 1].pop()
             return Composition([head], head.rows, head.bucket, head.variant, [])
-        begins, added_s = self._begins(candidate, now), self._blocking_limit.added_s(model.settings, now)
-        room = BatchLimits(begins + model.overhead.seconds, most, longest_s, candidate.fill_first, added_s)
+        begins, extra_s = self._begins(candidate, now), self._blocking_limit.extra_s(model.settings, now)
+        room = BatchLimits(begins + model.overhead.seconds, most, longest_s, candidate.fill_first, extra_s)
         return compose(model.queue, priority, model.settings, model.latencies, room)
 
     def _account(self, candidate: Candidate, waiting: list[Priority], taken: Composition, now: float) -> NextBundle:
