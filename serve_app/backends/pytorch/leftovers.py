@@ -16,17 +16,17 @@ def generated_code(torch: Any) -> MutableMapping[str, str]:
 
 
 def drop_leftovers(torch: Any, names: Iterable[str]) -> None:
-    """Have PyTorch let go of what it keeps of a program that runs no more: the more, the larger its graph.
+    """Have PyTorch let go of what it keeps of a program that runs no more.
 
     Args:
         torch: PyTorch.
-        names: Of the code that was generated of it.
+        names: Of the code that was generated of it. Tracebacks through it have no lines any more.
     """
     kept = generated_code(torch)
     for name in names:
         kept.pop(name, None)
         linecache.cache.pop(name, None)
-    # Caches of methods keep what has those: the sizes of every program. They only save time, during loads.
+    # Its methods' caches hold every program's symbolic sizes, some without bound. They only save time, during loads.
     for method in vars(torch.fx.experimental.symbolic_shapes.ShapeEnv).values():
         if hasattr(method, "cache_clear"):
             method.cache_clear()

@@ -78,7 +78,7 @@ def open_program(model_file: Path, model: str) -> Opened:
     read = read_program(model_file, model)
     torch = import_torch()
     try:
-        before = set(generated_code(torch))
+        before = set(generated_code(torch))  # of two loads at once, either takes the other's code for its own too
         program = torch.export.load(str(model_file))
         module = program.module()  # whose graph also copies back what the program gives of its inputs
         run = _runner(torch, program, module)
@@ -198,10 +198,10 @@ def _runner(torch: Any, program: Any, module: Any) -> Callable[[Mapping[str, Any
 
 
 def _free(torch: Any, module: Any, code: Iterable[str]) -> None:
-    """Empty a module and those in it, and drop what PyTorch keeps beside it.
+    """Empty a module and those in it, and drop what PyTorch keeps of the program.
 
-    They are in cycles with their graphs, so that their weights would stay until Python looks for cycles. In a process
-    with PyTorch's hundred thousands of objects it hardly ever does.
+    Modules are in cycles with their graphs: their weights would stay until Python looks for cycles. In a process with
+    PyTorch's hundred thousands of objects it hardly ever does.
     """
     for each in list(module.modules()):
         vars(each).clear()
