@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from serve_app.backends.kind import BackendOptions, ModelFile, RowProof
 from serve_app.backends.pytorch.archive import opened
 from serve_app.backends.pytorch.failure import describe_failure
+from serve_app.backends.pytorch.leftovers import drop_leftovers, generated_code
 from serve_app.backends.pytorch.opened import Opened, RowRange
 from serve_app.backends.pytorch.proof import prove_rows
 from serve_app.backends.pytorch.sizes import symbol_of, text_of
@@ -77,13 +78,15 @@ def open_program(model_file: Path, model: str) -> Opened:
     read = read_program(model_file, model)
     torch = import_torch()
     try:
+        before = set(generated_code(torch))  # of two loads at once, either takes the other's code for its own too
         program = torch.export.load(str(model_file))
         module = program.module()  # whose graph also copies back what the program gives of its inputs
         run = _runner(torch, program, module)
         writes = any(_may_write(torch, node) for node in module.graph.nodes)
+        code = set(generated_code(torch)) - before
     except Exception as error:  # PyTorch's errors share no base but Exception
         raise ConfigError((f"model {model!r}: {model_file} cannot be loaded: {describe_failure(error)}",)) from error
-    return Opened(read.declared, run, partial(_row_range, read), writes, partial(_free, module))
+    return Opened(read.declared, run, partial(_row_range, read), writes, partial(_free, torch, module, code))
 
 
 def read_program(model_file: Path, model: str) -> Program:
@@ -194,14 +197,15 @@ def _runner(torch: Any, program: Any, module: Any) -> Callable[[Mapping[str, Any
     return run
 
 
-def _free(module: Any) -> None:
-    """Empty a module and those in it.
+def _free(torch: Any, module: Any, code: Iterable[str]) -> None:
+    """Empty a module and those in it, and drop what PyTorch keeps of the program.
 
-    They are in cycles with their graphs, so that their weights would stay until Python looks for cycles. In a process
-    with PyTorch's hundred thousands of objects it hardly ever does.
+    Modules are in cycles with their graphs: their weights would stay until Python looks for cycles. In a process with
+    PyTorch's hundred thousands of objects it hardly ever does.
     """
     for each in list(module.modules()):
         vars(each).clear()
+    drop_leftovers(torch, code)
 
 
 def _may_write(torch: Any, node: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,24 @@ def test_it_may_be_loaded_and_closed_for_ever(kind: Format, cycles: int, tmp_pat
     first, last = cycle(cycles // 3), cycle(cycles)
     if first is not None and last is not None:
         assert last - first < 8 * 2**20
+
+
+def test_pytorch_keeps_nothing_of_a_closed_program(tmp_path: Path) -> None:
+    """Neither the code that it has generated of it nor its symbolic sizes, as it does by itself for every load."""
+    backend, inputs = opened("torch_export", "dense", tmp_path), drawn("dense", 2)
+
+    def kept_after(times: int) -> tuple[int, int]:
+        for _ in range(times):
+            backend.load()
+            backend.run(inputs)
+            backend.close()
+        gc.collect()
+        code = sum(name.startswith("<eval_with_key>") for name in linecache.cache)
+        sizes = torch.fx.experimental.symbolic_shapes.ShapeEnv
+        return code, sum(type(each) is sizes for each in gc.get_objects())
+
+    first = kept_after(1)
+    assert kept_after(3) == first
 
 
 class _Wide(torch.nn.Module):
