@@ -122,17 +122,13 @@ def render(
         "",
         "How each was set, and when it was measured at which commit:",
         "",
-        *(f"- {LABELS[name]}: {_how(how[name], found)}" for name, found in systems.items()),
+        *(f"- {LABELS[name]}: {how[name]} ({found['measured']})" for name, found in systems.items()),
         "",
     ]
     if missing:
         lines += [table(["not measured", "why"], [[LABELS[name], reason] for name, reason in missing.items()]), ""]
     others = [f"{LABELS[name]} {found['version']}" for name, found in systems.items() if found["version"]]
     return "\n".join([*lines, machine_table(date, machine, others), ""])
-
-
-def _how(how: str, found: Mapping[str, Any]) -> str:
-    return f"{how} ({found['measured']})"
 
 
 def draw(systems: Mapping[str, Mapping[str, Any]], path: Path) -> None:
