@@ -17,7 +17,7 @@ from math import inf
 from typing import NamedTuple
 
 from serve_app.scheduling.batching.arrivals import ArrivalPattern
-from serve_app.scheduling.batching.blocking_limit import BlockingLimit, can_wait
+from serve_app.scheduling.batching.blocking_limit import BlockingLimit, urgent_until
 from serve_app.scheduling.batching.composition import BatchLimits, Composition, compose, execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.overhead import Overhead
@@ -352,7 +352,7 @@ class Gate:
         target = target_s(latency, self._settings, head.rows, head.bucket, head.deadline - now)
         if head.priority is not _HIGH:
             target = min(target, self._blocking_limit.bound_s(now))
-            if can_wait(head, now):
+            if head.deadline > urgent_until(head.priority, now):
                 target = min(target, self._blocking_limit.extra_s(self._settings, now))
         waiting = PendingBatch(
             now,

@@ -36,8 +36,7 @@ _MIN_PROBABILITY = 0.02
 _STALE_AFTER_S = 60.0
 _ENDED_AFTER_GAPS = 100.0
 _P99 = 0.99
-PATIENT_S = 60.0
-"""What is of class `low` and has more time than that can wait."""
+_PATIENT_S = 60.0
 _LEAST_S = 0.001
 """What is shorter cannot be told from the noise of a request's way to the server and back."""
 _LIKELY_PROBABILITY = 0.2
@@ -45,9 +44,9 @@ _HIGH = Priority.HIGH
 _LOW = Priority.LOW
 
 
-def can_wait(entry: Entry, now: float) -> bool:
-    """Whether it is of class `low`, and has so much time that it gains nothing from a longer batch."""
-    return entry.priority is _LOW and entry.deadline - now > PATIENT_S
+def urgent_until(priority: Priority, now: float) -> float:
+    """Entries of a class with later deadlines can wait: they gain nothing from a longer batch; ``inf``: none can."""
+    return now + _PATIENT_S if priority is _LOW else inf
 
 
 class BlockingLimit:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from serve_app.scheduling.batching.blocking_limit import PATIENT_S
+from serve_app.scheduling.batching.blocking_limit import urgent_until
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.policy import target_s
 from serve_app.scheduling.batching.variants import VariantLatency
@@ -49,7 +49,7 @@ class BatchLimits(NamedTuple):
 
     def urgent_until(self, priority: Priority) -> float:
         """Entries of a class with later deadlines can wait, and are bounded by ``extra_s``; ``inf``: none is."""
-        return self.slack_from + PATIENT_S if priority is _LOW and self.extra_s < inf else inf
+        return urgent_until(priority, self.slack_from) if self.extra_s < inf else inf
 
 
 class Composition(NamedTuple):
@@ -240,8 +240,8 @@ def _best_run(
                 bucket = max(entry.bucket for entry in looked_at[start:end])
             continue
         target = alone if doubtful else target_s(latency, settings, head.rows, head.bucket, slack)
-        urgent_until = room.urgent_until(head.priority)
-        patient = head.deadline > urgent_until
+        until = room.urgent_until(head.priority)
+        patient = head.deadline > until
         if patient:
             target = min(target, room.extra_s)
         capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
@@ -254,7 +254,7 @@ def _best_run(
                     break
                 looked_at.append(following)
             entry = looked_at[end]
-            if entry.deadline > urgent_until and not (patient or last):
+            if entry.deadline > until and not (patient or last):
                 last = True  # so can all that follow: together they add no more than that
                 capped = min(capped, latency.predict(rows, bucket) + room.extra_s)
                 limit = latency.rows_within(capped, bucket, most)
