@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import orjson
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.figures import wrong_figures
 from benchmarks.machine import Machine
 from benchmarks.process import OUT, ROOT
 
@@ -29,7 +31,7 @@ def folders(*, publish: bool, own: Path = OUT) -> tuple[Path, ...]:
 
 
 def write_report(folder: Path, name: str, figures: Any, text: str) -> None:
-    """Write ``name.json`` and ``name.md``.
+    """Write ``name.json`` and ``name.md``. What the documentation says and a published report no longer does is told.
 
     Args:
         folder: Where to.
@@ -39,6 +41,16 @@ def write_report(folder: Path, name: str, figures: Any, text: str) -> None:
     """
     (folder / f"{name}.json").write_bytes(orjson.dumps(figures, option=_JSON))
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    if folder == PUBLISHED:
+        for page, fault in old_figures():
+            print(f"change {page.relative_to(ROOT)}: {fault}", file=sys.stderr)
+
+
+def old_figures() -> Iterator[tuple[Path, str]]:
+    """Pages whose marked figures are not the published ones, and which (see `benchmarks.figures`)."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for fault in wrong_figures(page.read_text("utf-8"), PUBLISHED):
+            yield page, fault
 
 
 def publish_report(
