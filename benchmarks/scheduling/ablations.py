@@ -13,13 +13,15 @@ from math import inf
 from typing import Any
 
 from serve_app.scheduling import gate, scheduler
-from serve_app.scheduling.batching import composition
+from serve_app.scheduling.batching import run_search
 from serve_app.scheduling.batching.blocking_limit import BlockingLimit
+from serve_app.scheduling.batching.filling import Filling
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.overhead import Overhead
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.placement import devices
 from serve_app.scheduling.queueing.probes import Probes
+from serve_app.scheduling.queueing.queue import ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.simulation.scenario import Scenario
 
@@ -81,7 +83,7 @@ def _without_shares(scenario: Scenario) -> Scenario:
     return replace(scenario, classes=classes)
 
 
-_fill: Callable[..., int] = composition._fill
+_fill = Filling.fill
 
 
 def _nothing(*_: Any) -> None:
@@ -96,15 +98,10 @@ def _any_length(*_: Any) -> float:
     return inf
 
 
-def _no_fill(*arguments: Any) -> int:
-    return int(arguments[5].rows)
-
-
-def _fill_high_freely(*arguments: Any) -> int:
-    queue, chosen, *between, room, given_up = arguments
+def _fill_high_freely(filling: Filling, queue: ModelQueue, chosen: Priority, *arguments: Any) -> None:
     if chosen is Priority.HIGH:
-        room = room._replace(longest_s=inf)
-    return _fill(queue, chosen, *between, room, given_up)
+        filling.room = filling.room._replace(longest_s=inf)
+    _fill(filling, queue, chosen, *arguments)
 
 
 def _slack_alone(latency: LatencyModel, _: ModelScheduling, rows: int, bucket: int, slack_s: float) -> float:
@@ -119,7 +116,7 @@ def _in_one_process(scenario: Scenario) -> Scenario:
 
 ABLATIONS: dict[str, Ablation] = {
     "best run": Ablation(
-        "a batch begins at the first entry that can be in time", replaced=((composition, "_BETTER", inf),)
+        "a batch begins at the first entry that can be in time", replaced=((run_search, "_BETTER", inf),)
     ),
     "waiting": Ablation("a free session takes what is there (`eager`)", _scheduling(policy="eager")),
     "second batch ahead": Ablation("no more is sent ahead than one batch", _scheduling(window=1)),
@@ -128,14 +125,14 @@ ABLATIONS: dict[str, Ablation] = {
         "a bundle may hold as much as a batch", replaced=((devices, "_MAX_PARTS_OF_BATCH", 1e-6),)
     ),
     "admission": Ablation("nothing is refused for its deadline", replaced=((scheduler, "too_slow", _nothing),)),
-    "fill": Ablation("no rows of other classes in a batch", replaced=((composition, "_fill", _no_fill),)),
+    "fill": Ablation("no rows of other classes in a batch", replaced=((Filling, "fill", _nothing),)),
     "cap on lower classes": Ablation(
         "batches with rows of lower classes of any length",
         replaced=((BlockingLimit, "bound_s", _any_length), (BlockingLimit, "likely_blocks", _never)),
     ),
     "cap on filled rows": Ablation(
         "rows that fill batches of class `high` up may make its batch longer",
-        replaced=((composition, "_fill", _fill_high_freely),),
+        replaced=((Filling, "fill", _fill_high_freely),),
     ),
     "holding back": Ablation(
         "a long low bundle is not held back", replaced=((BlockingLimit, "likely_blocks", _never),)
@@ -143,7 +140,7 @@ ABLATIONS: dict[str, Ablation] = {
     "guaranteed share": Ablation("min_share 0", _without_shares),
     "latency target": Ablation(
         "batches as long as their heads' deadlines allow",
-        replaced=((composition, "target_s", _slack_alone), (gate, "target_s", _slack_alone)),
+        replaced=((run_search, "target_s", _slack_alone), (gate, "target_s", _slack_alone)),
     ),
     "probes": Ablation(
         "nothing runs that is predicted to be late",
@@ -152,7 +149,7 @@ ABLATIONS: dict[str, Ablation] = {
     "learned overhead": Ablation("the configured allowance stays", replaced=((Overhead, "observe", _nothing),)),
     "fairness inside a class": Ablation("all requests count as one tenant's", arguments={"by_tenant": False}),
     "fairness over sizes": Ablation("requests that cost most are given up first", _scheduling(size_fairness=0.0)),
-    "passing over": Ablation("a batch ends at the first longer request", replaced=((composition, "_ASIDE", 0),)),
+    "passing over": Ablation("a batch ends at the first longer request", replaced=((run_search, "_ASIDE", 0),)),
     "device groups": Ablation("every model is scheduled for itself", arguments={"co_schedule": False}),
     "ties": Ablation("entries are bound to a replica when they are sent", _scheduling(copies=1)),
     "ways to replicas": Ablation("routers cost nothing, and are where the replicas are", _in_one_process),

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from serve_app.scheduling.batching.arrivals import ArrivalPattern
 from serve_app.scheduling.batching.blocking_limit import BlockingLimit, urgent_until
-from serve_app.scheduling.batching.composition import BatchLimits, Composition, compose, execution_s
+from serve_app.scheduling.batching.composition import Composition, compose, execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.limits import BatchLimits
 from serve_app.scheduling.batching.overhead import Overhead
 from serve_app.scheduling.batching.policy import PendingBatch, dispatch_at, target_s
 from serve_app.scheduling.batching.variants import VariantLatency

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, Policy, make_entry, make_gate
 
-from serve_app.scheduling.batching.composition import BatchLimits, compose, execution_s
+from serve_app.scheduling.batching.composition import compose, execution_s
+from serve_app.scheduling.batching.limits import BatchLimits
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate

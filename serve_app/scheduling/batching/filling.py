@@ -1,0 +1,186 @@
+"""What else joins a bundle once the best run of its class is in it.
+
+Tenants over their part come first, then the fill-first class, then the most urgent. Rows that can wait come last in
+their class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.limits import BatchLimits
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.queueing.queue import Merged, ModelQueue
+from serve_app.scheduling.queueing.tenant_queue import TenantQueue
+from serve_app.scheduling.settings import ModelScheduling
+
+_HIGH: Final = Priority.HIGH
+_LOW: Final = Priority.LOW
+_PRIORITIES: Final = tuple(Priority)
+
+
+class Filling:
+    """A bundle that is filled up, by entries of its batch key that need no larger cost bucket than it has.
+
+    An entry whose deadline is too near for the filled bundle could not be in time after it either: all but probes are
+    given up.
+
+    Args:
+        entries: Those in it; it must have some.
+        rows: Their rows.
+        bucket: Their largest cost bucket.
+        given_up: Entries given up for it.
+        latency: Of what it runs on.
+        settings: Of the model.
+        room: What bounds it.
+
+    Attributes:
+        entries: Those in it; grows.
+        rows: Their rows.
+        given_up: Entries given up for it; grows.
+        room: What bounds it.
+    """
+
+    __slots__ = ("_batch_key", "_bucket", "_latency", "_settings", "entries", "given_up", "room", "rows")
+
+    def __init__(
+        self,
+        entries: list[Entry],
+        rows: int,
+        bucket: int,
+        given_up: list[Entry],
+        latency: LatencyModel,
+        settings: ModelScheduling,
+        room: BatchLimits,
+    ) -> None:
+        self.entries = entries
+        self.rows = rows
+        self.given_up = given_up
+        self._batch_key = entries[0].batch_key
+        self._bucket = bucket
+        self._latency = latency
+        self._settings = settings
+        self.room = room
+
+    def fill(self, queue: ModelQueue, chosen: Priority, rest: Sequence[TenantQueue], target: float) -> None:
+        """Fill it up.
+
+        Args:
+            queue: Of the model.
+            chosen: The class that heads it.
+            rest: That class's tenants over their part.
+            target: How long it may take for its head, seconds.
+        """
+        room, latency, bucket, fresh = self.room, self._latency, self._bucket, queue.fresh
+        own = fresh[chosen - 1]
+        waiting = sum([other.rows for other in fresh if rest or other is not own])
+        most = min(latency.rows_within(target, bucket, room.max_rows), self.rows + waiting)
+        if most <= self.rows:
+            return
+        longest = most if room.longest_s >= target else min(most, latency.rows_within(room.longest_s, bucket, most))
+        if chosen is not _HIGH:
+            most = longest
+        # What can wait fills up no batch of its class, but for one of its own.
+        until = room.urgent_until(chosen)
+        if self.entries[0].deadline > until:
+            until = inf
+        for tenant in rest:
+            if self.rows >= most:
+                break
+            most = self._add_run(tenant, most, until)
+        most = min(most, longest)
+        end = self._ends(max(most, self.rows))
+        if room.extra_s < inf and chosen is not _LOW:
+            low = fresh[_LOW - 1]
+            if (head := low.head()) is not None and head.deadline > room.urgent_until(_LOW):
+                # Of what fills it up, all rows of this class can wait: it ends sooner.
+                urgent = max(self.rows, min(most, self.rows + waiting - low.rows))
+                end = min(end, self._ends(urgent) + room.extra_s)
+        others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
+        if room.fill_first in others:
+            others.remove(room.fill_first)
+            others.insert(0, room.fill_first)
+        for other in others:
+            if self.rows >= most:
+                break
+            first, behind = fresh[other - 1].turns()
+            until = room.urgent_until(other)
+            for source in (first, *behind):
+                self._add(source, most, end, until)
+            if until < inf:
+                few = latency.rows_within(latency.predict(self.rows, bucket) + room.extra_s, bucket, most)
+                for source in (first, *behind):
+                    self._add(source, few, end, inf)
+
+    def _ends(self, rows: int) -> float:
+        """When it is executed if it has so many rows."""
+        return self.room.slack_from + self._latency.predict(rows, self._bucket)
+
+    def _add_run(self, tenant: TenantQueue, most: int, until: float) -> int:
+        """Add the most consecutive entries of a tenant that are in time for what it becomes with them.
+
+        Args:
+            tenant: Whose.
+            most: Most rows that it may have.
+            until: None has a later deadline.
+
+        Returns:
+            The most rows that it may have now.
+        """
+        looked_at: list[Entry] = []
+        start = joining = 0
+        best, best_rows = (0, 0), 0
+        latency, bucket, rows, begin = self._latency, self._bucket, self.rows, self.room.slack_from
+        while rows + joining < most and len(looked_at) < 2 * self._settings.max_rows:
+            following = tenant.head(self._batch_key)
+            if (
+                following is None
+                or rows + following.rows > most
+                or following.bucket > bucket
+                or following.deadline > until
+            ):
+                break
+            tenant.take_head(self._batch_key)
+            looked_at.append(following)
+            joining += following.rows
+            while joining and (
+                rows + joining > most or begin + latency.predict(rows + joining, bucket) > looked_at[start].deadline
+            ):
+                joining -= looked_at[start].rows
+                start += 1
+            if joining > best_rows:
+                best, best_rows = (start, len(looked_at)), joining
+        chosen = looked_at[best[0] : best[1]]
+        self.rows += best_rows
+        if chosen:
+            self.entries += chosen
+            most = latency.rows_within(chosen[0].deadline - begin, bucket, most)
+        end = self._ends(self.rows)
+        for other in (*looked_at[: best[0]], *looked_at[best[1] :]):
+            alone = latency.predict(other.rows, other.bucket)
+            if other.deadline - end < alone and not other.probe:
+                self.given_up.append(other)
+            else:
+                tenant.push(other)
+        return most
+
+    def _add(self, source: TenantQueue | Merged, limit: int, end: float, until: float) -> None:
+        """Add entries with deadlines ``until`` one, up to ``limit`` rows in all, with which it would end then."""
+        probes: list[Entry] = []
+        while self.rows < limit and len(probes) < self._settings.max_rows:
+            following = source.head(self._batch_key)
+            if following is None or self.rows + following.rows > limit or following.bucket > self._bucket:
+                break
+            if following.deadline > until:
+                break
+            source.take_head(self._batch_key)
+            if following.deadline >= end:
+                self.entries.append(following)
+                self.rows += following.rows
+            else:
+                (probes if following.probe else self.given_up).append(following)
+        for following in probes:
+            source.push(following)

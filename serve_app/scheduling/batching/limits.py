@@ -1,0 +1,33 @@
+"""What bounds a bundle besides the deadlines of its entries."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from serve_app.scheduling.batching.blocking_limit import urgent_until
+from serve_app.scheduling.entry import Priority
+
+
+class BatchLimits(NamedTuple):
+    """What bounds a bundle.
+
+    Attributes:
+        slack_from: When execution can begin at the chosen replica, plus the overhead, seconds.
+        max_rows: Most rows.
+        longest_s: The longest predicted execution that rows of a class below `high` may be part of, so that it is not
+            blocked too long; the head alone may take longer.
+        fill_first: The class that fills the bundle up before all others.
+        extra_s: How long an execution for rows that can wait may take, and what they may add to another; ``inf``: any
+            time.
+    """
+
+    slack_from: float
+    max_rows: int
+    longest_s: float = inf
+    fill_first: Priority | None = None
+    extra_s: float = inf
+
+    def urgent_until(self, priority: Priority) -> float:
+        """Entries of a class with later deadlines can wait, and are bounded by ``extra_s``; ``inf``: none is."""
+        return urgent_until(priority, self.slack_from) if self.extra_s < inf else inf
