@@ -274,6 +274,9 @@ class Calls:
         return self._get(path, _read_health, {"timeout": timeout})
 
     def _deadline(self, options: CallOptions) -> Deadline:
+        if unknown := options.keys() - CallOptions.__annotations__.keys():
+            known = ", ".join(CallOptions.__annotations__)
+            raise TypeError(f"there is no option {', '.join(sorted(unknown))}; there are {known}")
         timeout = options.get("timeout")
         return deadline_of(self.timeout if timeout is None else timeout, self.patience, monotonic())
 

@@ -58,7 +58,8 @@ def is_in_memory(media: Media) -> bool:
 
 
 def are_in_memory(inputs: Mapping[str, Value]) -> bool:
-    """The same of the inputs of a pipeline."""
+    """The same of the inputs of a pipeline. Raises `TypeError`: they have no names."""
+    _check_named(inputs)
     return not any(
         _is_file(each) and not isinstance(each, Blob)
         for value in inputs.values()
@@ -103,14 +104,20 @@ def inputs_body(inputs: Mapping[str, Value]) -> Body:
             tensors.
 
     Raises:
-        TypeError: A value is no file and has no JSON form.
+        TypeError: They have no names, or a value is no file and has no JSON form.
         OSError: A file cannot be read.
     """
+    _check_named(inputs)
     parts = {
         name: [_part(each) for each in value] if isinstance(value, list | tuple) else _part(value)
         for name, value in inputs.items()
     }
     return Body(orjson.dumps(parts, default=plain, option=orjson.OPT_SERIALIZE_NUMPY), _JSON)
+
+
+def _check_named(inputs: Mapping[str, Value]) -> None:
+    if not isinstance(inputs, Mapping):
+        raise TypeError(f"a pipeline's inputs are given by name, as {{'image': ...}}, not as {type(inputs).__name__}")
 
 
 def plain(value: Any) -> Any:

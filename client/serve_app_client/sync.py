@@ -101,7 +101,7 @@ class Client:
 
         Raises:
             ServeAppClientError: See `serve_app_client.errors`. So do all other methods.
-            TypeError: An input has no form in the protocol.
+            TypeError: An input has no form in the protocol, or there is no such option.
         """
         return self._run(self._calls.infer(model, inputs, outputs, version, options, timings=timings))
 
@@ -181,7 +181,7 @@ class Client:
             options: See `serve_app_client.CallOptions`.
 
         Raises:
-            TypeError: An input is no file and has no JSON form.
+            TypeError: Inputs have no names, or one is no file and has no JSON form.
             OSError: A file cannot be read.
         """
         return self._run(self._calls.run_pipeline(pipeline, inputs, options, version=version))

@@ -17,7 +17,6 @@ from serve_app.composition.backend import backend_problems, with_backends
 from serve_app.composition.locate import looking_once, missing_models
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
-from serve_app.config.files import is_remote
 from serve_app.config.problems import Location, place, problems_of, short_repr
 from serve_app.errors import ConfigError
 
@@ -62,11 +61,7 @@ def _check_models(args: AppArgs) -> None:
     problems = (*missing_models(args.models), *tls_problems(args.router), *args.redis_problems())
     if problems:
         raise ConfigError(problems)
-    here = tuple(
-        model
-        for model in args.models
-        if not any(is_remote(path) for path in (model.path, *(variant.path for variant in model.variants)))
-    )
+    here = tuple(model for model in args.models if not model.remote)
     served = with_versions(args.model_copy(update={"models": here}))
     names = {model.name for model in here}
     afar = tuple(model for model in args.models if model.name not in names)  # of these only the names are known

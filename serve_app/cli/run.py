@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from serve_app.cli.run_folder import FOLDER_VARIABLE
 from serve_app.cli.shutdown import ForcedShutdown, GracefulShutdown
 from serve_app.cli.start_worker import SOCKET_VARIABLE
 from serve_app.cli.watchdog import watch
-from serve_app.config import ServeFile
+from serve_app.config import ModelConfig, ServeFile
 from serve_app.config.files import HOME_VARIABLE, home
 
 _RUN_VARIABLE = "SERVE_APP_RUN"
@@ -49,6 +49,7 @@ _DIRECT_PORTS = {
 _SERVE_NAMESPACE = "serve"  # where Serve's actors live
 _POLL_INTERVAL_S = 0.5
 _END_WITHIN_S = 5.0
+_LOWEST_PRIORITY = 19
 
 
 def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool = True, fork: bool = True) -> int:
@@ -91,6 +92,7 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
             for line in limits.notes:
                 console.print(f"[dim]note:[/] {line}", highlight=False, soft_wrap=True)
             watcher.start()
+            _read_in_advance(file.args.models)
             _serve_run(path, shutdown, dashboard=dashboard, cpus=limits.cpus, fork=fork)
         except (KeyboardInterrupt, SystemExit):
             pass  # `serve run` has shut Serve down already; what is left of Ray goes below
@@ -204,6 +206,17 @@ def pid_file(port: int, environ: Mapping[str, str]) -> Path:
 
 def _pid_files(environ: Mapping[str, str]) -> Iterator[Path]:
     return (home(environ) / "build").glob("serve-app-*.pid")
+
+
+def _read_in_advance(models: Sequence[ModelConfig]) -> None:
+    """Read the models' files, which the application needs the digests of, while Ray starts; but Ray goes first."""
+    from serve_app.composition.revision import read_in_advance  # noqa: PLC0415 - keeps `serve-app stop` quick
+
+    def read() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        read_in_advance(models)
+
+    threading.Thread(target=read, name="read files in advance", daemon=True).start()
 
 
 def _serve_run(path: Path, shutdown: GracefulShutdown, *, dashboard: bool, cpus: int, fork: bool) -> None:

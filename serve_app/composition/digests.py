@@ -95,16 +95,16 @@ class Digests:
 
         What cannot be read is left for who asks for it.
         """
-
-        def read(file: Path) -> None:
-            try:
-                self.of(file)
-            except OSError as error:
-                _log.debug("%s cannot be read ahead: %s", file, error)
-
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
-            for _ in threads.map(read, files):
+            for _ in threads.map(self.read, files):
                 pass
+
+    def read(self, file: Path) -> None:
+        """Have the digest of a file kept before it is asked for, if it can be read."""
+        try:
+            self.of(file)
+        except OSError as error:
+            _log.debug("%s cannot be read ahead: %s", file, error)
 
     def _find(self, path: str) -> _Record | None:
         if (record := self._records.get(path)) is not None:

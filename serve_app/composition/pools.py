@@ -12,7 +12,7 @@ from typing import Final
 from serve_app.composition.model import find_files, memory_of
 from serve_app.config import AppArgs, ModelConfig, PoolConfig
 from serve_app.config.device_group import size
-from serve_app.config.files import home, is_remote
+from serve_app.config.files import home
 from serve_app.config.names import checked_model_name
 from serve_app.config.problems import nearest, short_repr
 from serve_app.errors import ConfigError
@@ -126,7 +126,7 @@ def _memory_faults(
     """Members whose files are not there, or that no host could hold. Remote ones are found when they are copied."""
     faults = []
     for model in members:
-        if is_remote(model.path) or any(is_remote(variant.path) for variant in model.variants):
+        if model.remote:
             continue
         try:
             takes = memory_of(find_files(model, environ))

@@ -107,6 +107,25 @@ def find_revisions(models: Sequence[ModelConfig], environ: Mapping[str, str] | N
     return {model.name: find_revision(model, environ, digests) for model in models}
 
 
+def read_in_advance(
+    models: Sequence[ModelConfig], environ: Mapping[str, str] | None = None, digests: Digests | None = None
+) -> None:
+    """Have the digests of models' files kept while something else goes on. Nothing remote is fetched.
+
+    The last come first: who needs them all meanwhile begins with the first, and nothing is read twice.
+
+    Args:
+        models: The models.
+        environ: Environment variables; by default those of this process.
+        digests: Where they are kept; by default in the cache folder.
+    """
+    digests = Digests(environ) if digests is None else digests
+    for model in reversed(models):
+        if not model.remote:
+            for file in _all_files((model,), environ):
+                digests.read(file)
+
+
 def _all_files(models: Sequence[ModelConfig], environ: Mapping[str, str] | None) -> Iterator[Path]:
     for model in models:
         with suppress(OSError, ConfigError):  # which is told where the model is read by itself

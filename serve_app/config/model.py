@@ -24,6 +24,7 @@ from serve_app.config.batching import ModelBatchingConfig, fallback_problems
 from serve_app.config.breaker import BreakerConfig
 from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.deprecations import with_moved
+from serve_app.config.files import is_remote
 from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
 from serve_app.config.problems import Location, nearest, short_repr, validation_error
 from serve_app.config.processor import PROCESSOR_OPTIONS, AudioOptions, CustomOptions, ImageOptions, installed_tasks
@@ -389,6 +390,11 @@ class ModelConfig(Section):
         )
         name = version_key(self.name, version)
         return self.model_copy(update={"name": name, "version": number, "versions": None, "variants": variants})
+
+    @property
+    def remote(self) -> bool:
+        """Whether files of it have to be fetched."""
+        return any(is_remote(path) for path in (self.path, *(variant.path for variant in self.variants)))
 
     @property
     def deployment(self) -> str:

@@ -13,7 +13,6 @@ from serve_app.composition.triton.fields import Document, Fields
 from serve_app.composition.triton.tensors import triton_type
 from serve_app.composition.versions import with_versions
 from serve_app.config import AppArgs, ModelConfig
-from serve_app.config.files import is_remote
 from serve_app.config.pipeline import PipelineConfig
 from serve_app.config.problems import hint, short_repr
 from serve_app.domain.service import ModelInfo
@@ -116,12 +115,12 @@ def _described(
     try:
         entries = [neighbours.models[name] for name in dict.fromkeys(step.model for step in steps)]
         models = [ModelConfig.model_validate(entry).model_copy(update={"pool": None}) for entry in entries]
-        here = tuple(model for model in models if not is_remote(model.path))
+        here = tuple(model for model in models if not model.remote)
         config = with_versions(AppArgs.model_construct(models=here, pipelines=(pipeline,)))
         infos = describe_models(config, tell=False)
     except (KeyError, ValidationError, ServeAppError):
         return None
-    afar = tuple(model for model in models if is_remote(model.path))  # of these only the names are known
+    afar = tuple(model for model in models if model.remote)  # of these only the names are known
     return config.model_copy(update={"models": (*config.models, *afar)}), infos
 
 

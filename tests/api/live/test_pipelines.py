@@ -316,6 +316,16 @@ async def test_our_client_tells_what_a_pipeline_does_not_take(client: EitherClie
         await client.call("run_pipeline", "twice", {"x": {"inside": b"1"}})
     with pytest.raises(FileNotFoundError):
         await client.call("run_pipeline", "same-digit", {"picture": PICTURE.with_name("none"), "sound": SOUND})
+    with pytest.raises(TypeError, match=r"inputs are given by name, .* not as PosixPath"):
+        await client.call("run_pipeline", "same-digit", PICTURE)
+
+
+async def test_our_client_takes_no_option_that_there_is_not(client: EitherClient) -> None:
+    """One that is left out without a word may be the deadline."""
+    with pytest.raises(TypeError, match="there is no option timeout_s; there are priority, timeout, variant"):
+        await client.call("infer", "twice", {"x": np.ones((1, 2), np.float32)}, timeout_s=1.0)
+    with pytest.raises(TypeError, match="there is no option timout"):
+        await client.call("embed", "a text", "words", timout=1.0)
 
 
 async def test_our_client_makes_jobs_of_pipelines(client: EitherClient) -> None:
