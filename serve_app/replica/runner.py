@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import inf
 from queue import SimpleQueue
-from threading import Lock, Thread, current_thread
+from threading import Lock, current_thread
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -34,6 +34,7 @@ from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, Wi
 from serve_app.replica.execution import Executor, Ran
 from serve_app.replica.joining import Joining
 from serve_app.replica.staged import AFTER, Event, Job, Stage, Staged
+from serve_app.replica.threads import Task, in_thread
 from serve_app.replica.turn import Turn
 from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, Priority
 from serve_app.scheduling.gate import Gate
@@ -127,7 +128,7 @@ class Runner:
         self._reopens_at = inf
         self._joining: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads: list[Thread] = []
+        self._tasks: list[Task] = []
         self._handed: SimpleQueue[Sequence[Staged] | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[Sequence[Staged], Sequence[Ran], _Granted] | None] = SimpleQueue()
 
@@ -317,12 +318,12 @@ class Runner:
         if self._turn is not None:
             self._turn.forget(self)
         until = time.monotonic() + self._close_s
-        for thread in self._threads:
-            if thread is not current_thread():  # whose garbage collection may have come upon the last reference
-                thread.join(max(0.0, until - time.monotonic()))
-                if thread.is_alive():
-                    logger.warning("%s: closed inside a run that does not end: its thread is left alone", self._name)
-        self._threads = []
+        for thread, ended in self._tasks:
+            if thread is current_thread():  # whose garbage collection may have come upon the last reference
+                continue
+            if not ended.wait(max(0.0, until - time.monotonic())):
+                logger.warning("%s: closed inside a run that does not end: its thread is left alone", self._name)
+        self._tasks = []
 
     # --- in the event loop ----------------------------------------------------------------------------------------
 
@@ -365,12 +366,10 @@ class Runner:
     def _hand(self, bundles: Sequence[Staged]) -> None:
         for staged in bundles:
             staged.stage = AFTER[staged.stage, Event.SUBMITTED]
-        if len(self._threads) < 2:
-            missing = [("answers", self._publish_results), ("session", self._serve)][len(self._threads) :]
+        if len(self._tasks) < 2:
+            missing = [("answers", self._publish_results), ("session", self._serve)][len(self._tasks) :]
             for name, work in missing:
-                thread = Thread(target=work, name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+                self._tasks.append(in_thread(name, work))
         self._handed.put(bundles)
 
     def _see(self, turn: _Granted) -> None:

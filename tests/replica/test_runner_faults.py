@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from threading import Thread
+from contextlib import suppress
+from threading import Event, Thread
 from typing import Any, NoReturn
 
 import pytest
 from runtime_harness import batch_same_turn, tensor
 
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, Tensors, WireEntry
+from serve_app.replica.threads import in_thread
 from serve_app.replica.worker import BatchTogether, Worker
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.settings import ModelScheduling
@@ -140,6 +142,7 @@ async def test_a_thread_that_cannot_be_started(stage: Stage, monkeypatch: pytest
     """Its bundles fail, one alone as well as several that were joined."""
     worker = stage.worker()
     start = Thread.start
+    done = Event()
 
     def refuse(thread: Thread) -> None:
         if thread.name in {"session", "answers"}:
@@ -148,6 +151,10 @@ async def test_a_thread_that_cannot_be_started(stage: Stage, monkeypatch: pytest
 
     with monkeypatch.context() as patched:
         patched.setattr(Thread, "start", refuse)
+        with suppress(RuntimeError):
+            while True:  # those that have done the work of other workers
+                in_thread("session", done.wait)
         assert await outcomes(ask(worker, 1.0)) == ["inference_failed"]
+    done.set()
     assert worker.broken
     assert await outcomes(ask(worker, 1.0)) == [2.0]

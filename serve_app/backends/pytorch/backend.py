@@ -22,7 +22,8 @@ from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 class TorchBackend:
     """Runs a model of PyTorch on the CPU. See `serve_app.backends.backend.Backend` for the contract.
 
-    PyTorch has one pool of threads for a process: loading sets its size to what the build says.
+    PyTorch has one pool of threads for a process: loading sets its size to what the build says. How many of them an
+    operator uses is kept by each thread that runs any, and so set before a run.
 
     Args:
         build: How to run it.
@@ -143,6 +144,8 @@ class TorchBackend:
         given = {name: rows_to(array, axes.get(name, 0)) for name, array in inputs.items()}
         for spec in opened.declared.inputs:
             _check_input(spec, given)
+        if torch.get_num_threads() != self._build.threads:  # it has run another build in this thread
+            torch.set_num_threads(self._build.threads)
         try:
             with torch.inference_mode():
                 tensors = opened.run({name: to_torch(torch, each, copy=opened.writes) for name, each in given.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -368,3 +369,17 @@ def test_weights_go_when_it_is_closed(tmp_path: Path) -> None:
         gc.enable()
     if first is not None and last is not None:
         assert last - first < 32 * 2**20
+
+
+@both
+def test_threads_of_a_thread_that_has_run_another_build(kind: Format, tmp_path: Path) -> None:
+    """PyTorch would compute with as many as for the first one, whatever loading has set."""
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1) as session:
+            for threads in (before + 1, before + 2):
+                backend = opened(kind, "same", tmp_path, threads=threads)
+                session.submit(backend.run, drawn("same", 2)).result()
+                assert session.submit(torch.get_num_threads).result() == threads
+    finally:
+        torch.set_num_threads(before)

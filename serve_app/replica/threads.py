@@ -1,0 +1,74 @@
+"""Threads that are used again: those of a model that is closed do the work of the next one.
+
+The C library gives a new thread another heap, and keeps what was once needed at its end. A process whose models come
+and go, with new threads for each, would get to hold what the runs of one model need in every heap, of which there are 8
+for each core.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextvars import Context
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
+
+
+class Task(NamedTuple):
+    """Work in a thread.
+
+    Attributes:
+        thread: Which.
+        ended: Is set when it has ended.
+    """
+
+    thread: Thread
+    ended: Event
+
+
+class _Thread(Thread):
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.orders: SimpleQueue[tuple[str, Callable[[], object], Event]] = SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            ended = self._do(*self.orders.get())
+            _idle.append(self)
+            ended.set()
+
+    def _do(self, name: str, work: Callable[[], object], ended: Event) -> Event:
+        """A method of its own, so that nothing of the work is held afterwards."""
+        self.name = name
+        try:
+            Context().run(work)
+        except BaseException:  # as it would end a thread of its own
+            logger.exception("the thread %s has failed", name)
+        return ended
+
+
+_idle: list[_Thread] = []
+"""Those that wait for work, the latest last. What is done with the list is atomic."""
+
+
+def in_thread(name: str, work: Callable[[], object]) -> Task:
+    """Have work done in a thread that does nothing else meanwhile. It does not keep the process from ending.
+
+    Args:
+        name: Of the thread for so long.
+        work: Is run in an empty context.
+
+    Raises:
+        RuntimeError: No thread could be started.
+    """
+    try:
+        thread = _idle.pop()
+    except IndexError:
+        thread = _Thread(name)
+        thread.start()
+    ended = Event()
+    thread.orders.put((name, work, ended))
+    return Task(thread, ended)

@@ -1,0 +1,74 @@
+"""Threads that are used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from threading import Event, current_thread
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from serve_app.replica.threads import Task, in_thread
+
+SAID: ContextVar[str] = ContextVar("SAID", default="nothing")
+
+
+def ended(task: Task) -> Task:
+    """Wait for it."""
+    assert task.ended.wait(30.0)
+    return task
+
+
+def test_a_thread_whose_work_has_ended_does_the_next() -> None:
+    """So that no more threads, and heaps of theirs, are used than there is work at the same time."""
+    go = Event()
+    first, second = (in_thread("first", go.wait) for _ in range(2))
+    assert first.thread is not second.thread
+    assert not first.ended.is_set()
+    go.set()
+    threads = {ended(first).thread, ended(second).thread}
+    again = {ended(in_thread("again", lambda: None)).thread for _ in range(10)}
+    assert again < threads
+
+
+def test_work_finds_nothing_of_the_work_before() -> None:
+    """No variables of its context, and not its name."""
+    found: list[Any] = []
+
+    def work() -> None:
+        found.append((current_thread().name, SAID.get()))
+        SAID.set("something")
+
+    for name in ("one", "other"):
+        ended(in_thread(name, work))
+    assert found == [("one", "nothing"), ("other", "nothing")]
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit], ids=["an error", "an exit"])
+def test_work_that_fails_does_not_end_the_thread(
+    error: Callable[[], BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told in the log."""
+
+    def fail() -> None:
+        raise error()
+
+    failed = ended(in_thread("unlucky", fail))
+    assert "unlucky" in caplog.text
+    assert ended(in_thread("next", lambda: None)).thread is failed.thread
+
+
+def test_nothing_of_the_work_is_held_afterwards() -> None:
+    """A thread that waits does not keep the model whose work it did."""
+
+    class Model:
+        def work(self) -> None:
+            """Nothing."""
+
+    model = Model()
+    known = ref(model)
+    ended(in_thread("work", model.work))
+    del model
+    assert known() is None
