@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import psutil
 
@@ -108,13 +108,17 @@ class ServerProcess(ABC):
                 raise BenchmarkError(f"{self.name} has not answered within {within_s:.0f} s")
             time.sleep(_ASK_EVERY_S)
 
-    def memory(self) -> dict[str, int]:
-        """Memory of all its processes by role, bytes: proportional set size, which splits shared pages fairly."""
+    def memory(self, kind: Literal["pss", "uss"] = "pss") -> dict[str, int]:
+        """Memory of all its processes by role, bytes.
+
+        Args:
+            kind: The proportional set size, which splits shared pages fairly, or the unique one: pages of its own.
+        """
         found: dict[str, int] = {}
         for process in self._processes():
             try:
                 name = self.role(process.cmdline())
-                found[name] = found.get(name, 0) + process.memory_full_info().pss
+                found[name] = found.get(name, 0) + getattr(process.memory_full_info(), kind)
             except psutil.Error:  # it has ended meanwhile
                 continue
         return found

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 
 from benchmarks.reload.models import KINDS, SIZE
-from benchmarks.reload.swapping import Load, Swaps
+from benchmarks.reload.swapping import Load, Memory, Swaps
 from benchmarks.reload.systems import memory, ours, ready
 from benchmarks.server import DIRECT
 from benchmarks.wires import WIRES
@@ -50,12 +50,12 @@ def write_members(folder: Path) -> tuple[dict[str, Any], int]:
     return args, nbytes
 
 
-def ask_in_turns(url: str, memory_now: Callable[[], dict[str, int]], count: int, within_s: float, nbytes: int) -> Swaps:
+def ask_in_turns(url: str, memory_now: Callable[[], Memory], count: int, within_s: float, nbytes: int) -> Swaps:
     """Ask one member after the other, so that the next one is never loaded.
 
     Args:
         url: Where the server is; it is ready.
-        memory_now: Memory of its processes by role, bytes.
+        memory_now: That of its processes.
         count: Requests.
         within_s: For how long at most, seconds.
         nbytes: Of a member's files.
@@ -63,7 +63,7 @@ def ask_in_turns(url: str, memory_now: Callable[[], dict[str, int]], count: int,
     wire, load = WIRES["binary"], Load()
     request = wire.request({"x": np.ones((1, SIZE), np.float32)})
     swap_s: list[float] = []
-    memories: list[dict[str, int]] = []
+    memories: list[Memory] = []
     until = time.monotonic() + within_s
     with httpx.Client(base_url=url, timeout=60.0) as client:
         while len(swap_s) < count and time.monotonic() < until:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ _SETTLED = 100
 """Swaps before memory is looked at: the first ones fill caches of the C library and of what runs the model."""
 
 
-def memory_of(name: str, found: Swaps) -> list[int]:
-    """Memory after each swap of the processes that hold the model, bytes; of another server, of all of its."""
+def memory_of(name: str, by_role: Iterable[Mapping[str, int]]) -> list[int]:
+    """Memory of the processes that hold the model, bytes; of another server, of all of its."""
     if name in PEERS:
-        return [sum(each.values()) for each in found.memory]
-    return [model_memory(each) for each in found.memory]
+        return [sum(each.values()) for each in by_role]
+    return [model_memory(each) for each in by_role]
 
 
 def slope(memory: Sequence[int], model_bytes: int) -> float:
@@ -42,7 +42,8 @@ def figures(name: str, found: Swaps, measured: str, version: str = "") -> dict[s
         measured: When, and at which commit.
         version: Of another server.
     """
-    load, memory = found.load, memory_of(name, found)
+    load, memory = found.load, memory_of(name, [each.proportional for each in found.memory])
+    own = memory_of(name, [each.own for each in found.memory])
     return {
         "measured": measured,
         "version": version,
@@ -50,8 +51,10 @@ def figures(name: str, found: Swaps, measured: str, version: str = "") -> dict[s
         "swap_s": found.swap_s,
         "model_bytes": found.model_bytes,
         "memory": memory,
-        "memory_by_role": found.memory[-1] if found.memory else {},
+        "memory_by_role": found.memory[-1].proportional if found.memory else {},
         "slope": slope(memory, found.model_bytes),
+        "own_memory": own,
+        "own_slope": slope(own, found.model_bytes),
         "requests": load.requests,
         "failed": load.failed,
         "faults": load.faults,
@@ -111,10 +114,18 @@ def render(
         "",
         "Memory is the proportional set size after each swap, of the processes that hold the model; of other servers,",
         f"of all processes. Growth is that of a line through what comes after {_SETTLED} swaps, or after half of them.",
-        "Aim: at most 0.1 sizes of the model per 100 swaps.",
+        "It is told of the pages that no other process shares as well (unique set size): replicas are forked and share",
+        "pages, and their parts grow when one of them ends. Aim: at most 0.1 sizes of the model per 100 swaps.",
         "",
         table(
-            ["", "first, MiB", "last, MiB", "largest, MiB", "growth per 100 swaps, in sizes of the model"],
+            [
+                "",
+                "first, MiB",
+                "last, MiB",
+                "largest, MiB",
+                "growth per 100 swaps, in sizes of the model",
+                "of pages of their own",
+            ],
             [_memories(name, found) for name, found in systems.items()],
         ),
         "",
@@ -163,7 +174,7 @@ def _answers(name: str, found: Mapping[str, Any]) -> list[str]:
 def _memories(name: str, found: Mapping[str, Any]) -> list[str]:
     memory = found["memory"]
     mib = [f"{nbytes / 2**20:.0f}" for nbytes in (memory[0], memory[-1], max(memory))]
-    return [LABELS[name], *mib, f"{found['slope']:.3f}"]
+    return [LABELS[name], *mib, f"{found['slope']:.3f}", f"{found['own_slope']:.3f}" if "own_slope" in found else ""]
 
 
 def _percentiles(seconds: Sequence[float]) -> list[float]:

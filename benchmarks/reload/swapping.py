@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 import aiohttp
 import numpy as np
@@ -52,6 +53,18 @@ class Load:
             self.faults.append(fault[:200])
 
 
+class Memory(NamedTuple):
+    """Memory of a server's processes by role, bytes.
+
+    Attributes:
+        proportional: Pages that several share are split among them: it grows, too, when one of these ends.
+        own: Pages that nobody shares.
+    """
+
+    proportional: dict[str, int]
+    own: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Swaps:
     """What was measured.
@@ -59,13 +72,13 @@ class Swaps:
     Attributes:
         swap_s: How long each swap took, seconds.
         model_bytes: Size of the files that a swap replaces.
-        memory: Memory of each role's processes after each swap, bytes.
+        memory: After each swap.
         load: What the connections have seen.
     """
 
     swap_s: list[float]
     model_bytes: int
-    memory: list[dict[str, int]]
+    memory: list[Memory]
     load: Load
 
 
@@ -83,7 +96,7 @@ class Swapping:
     Args:
         url: Where the server is; it is ready.
         write: Writes the files that answer with a number. Returns their bytes.
-        memory: Memory of the server's processes by role, bytes. Raises `BenchmarkError` where it has ended.
+        memory: That of the server's processes. Raises `BenchmarkError` where it has ended.
         load: Has the server load what was written, and waits until it has. Raises `BenchmarkError` if it does not.
         ask: Paths that requests are posted to, one after the other by each connection.
         wire: What it speaks.
@@ -95,7 +108,7 @@ class Swapping:
         self,
         url: str,
         write: Callable[[int], int],
-        memory: Callable[[], dict[str, int]],
+        memory: Callable[[], Memory],
         load: Callable[[], None],
         ask: Sequence[str],
         wire: Wire,
@@ -121,7 +134,7 @@ class Swapping:
             BenchmarkError: A load failed, or the server has ended.
         """
         swap_s: list[float] = []
-        memory: list[dict[str, int]] = []
+        memory: list[Memory] = []
         model_bytes = 0
         until = time.monotonic() + within_s
         timeout = aiohttp.ClientTimeout(_TIMEOUT_S)

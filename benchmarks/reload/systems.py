@@ -12,6 +12,7 @@ from benchmarks.peers.systems import PeerServer, Subject
 from benchmarks.process import ServerProcess
 from benchmarks.reload.loading import load_by_grpc, load_by_http
 from benchmarks.reload.models import KINDS, MODEL, Kind
+from benchmarks.reload.swapping import Memory
 from benchmarks.server import DIRECT, HOSTS, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
 from benchmarks.wires import WIRES, Wire
 from serve_app.config import ModelConfig
@@ -141,10 +142,10 @@ LABELS: Mapping[str, str] = {
 PEERS = ("triton", "mlserver")
 
 
-def memory(server: ServerProcess) -> dict[str, int]:
-    """Memory of its processes by role, bytes. Raises `BenchmarkError` where it has ended."""
+def memory(server: ServerProcess) -> Memory:
+    """Memory of its processes. Raises `BenchmarkError` where it has ended."""
     server.check_alive()
-    return server.memory()
+    return Memory(server.memory(), server.memory("uss"))
 
 
 def ready(server: ServerProcess) -> bool:

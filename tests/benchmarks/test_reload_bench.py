@@ -23,7 +23,7 @@ from benchmarks.reload.loading import load_by_http
 from benchmarks.reload.members import ask_in_turns, write_members
 from benchmarks.reload.models import KINDS, MODEL, SIZE
 from benchmarks.reload.report import figures, memory_of, render, slope
-from benchmarks.reload.swapping import Load, Swapping, Swaps
+from benchmarks.reload.swapping import Load, Memory, Swapping, Swaps
 from benchmarks.reload.systems import VERSIONED, arguments
 from benchmarks.wires import WIRES
 from serve_app.backends.kind import BuildSettings
@@ -31,6 +31,11 @@ from serve_app.backends.python.kind import PYTHON
 
 MODEL_BYTES = 4 * 2**20
 MACHINE = Machine("a CPU", 2, 8.0, "Linux 6", "3.11", {"numpy": "2"}, 0.5, load_during=[1.5, 2.5])
+
+
+def no_memory() -> Memory:
+    """Of no processes."""
+    return Memory({}, {})
 
 
 class Server:
@@ -78,7 +83,7 @@ class Server:
         try:
             url = f"http://127.0.0.1:{port}"
             load = partial(load_by_http, url, "constant")
-            swapping = Swapping(url, self.write, dict, load, ["/infer"], WIRES["json"], SIZE, pauses)
+            swapping = Swapping(url, self.write, no_memory, load, ["/infer"], WIRES["json"], SIZE, pauses)
             return await swapping.run(swaps, 2, 60.0)
         finally:
             await runner.cleanup()
@@ -109,12 +114,13 @@ def test_latencies_are_of_the_swaps_that_a_pause_follows() -> None:
 def test_a_report_keeps_the_figures_of_what_was_not_measured_again() -> None:
     """They say when they were measured, and survive a file."""
     load = Load(during=[0.02, 0.04], between=[0.01, 0.02], failed=1)
-    swaps = Swaps([0.25, 0.5], MODEL_BYTES, [{"replica of constant": 2**30}] * 2, load)
+    memory = Memory({"replica of constant": 2**30}, {"replica of constant": 2**29})
+    swaps = Swaps([0.25, 0.5], MODEL_BYTES, [memory, memory], load)
     before = json.loads(json.dumps({"onnx": figures("onnx", swaps, "Monday, abc")}))
     systems = before | {"triton": figures("triton", swaps, "Tuesday, def", "triton==1")}
     text = render(systems, {"python": "broken"}, {"onnx": "one", "triton": "another"}, 64, MACHINE, "Tuesday", "")
     assert "| ONNX Runtime | 2 | 4 | 1 | 0 | 30.0 / 39.8 | 15.0 / 19.9 | 2.00 | 0.38 / 0.50 |" in text
-    assert "| Triton | 1024 | 1024 | 1024 | 0.000 |" in text
+    assert "| Triton | 1024 | 1024 | 1024 | 0.000 | 0.000 |" in text
     assert "- ONNX Runtime: one (Monday, abc)\n- Triton: another (Tuesday, def)\n" in text
     assert "| a Python class | broken |" in text
     assert "numpy 2, Triton triton==1 |" in text
@@ -150,9 +156,8 @@ def test_memory_is_that_of_replicas_and_hosts_but_of_other_servers_all() -> None
         "replica of router": 4,
         "Ray's own processes": 8,
     }
-    found = Swaps([0.1], MODEL_BYTES, [roles], Load())
-    assert memory_of("python-own", found) == [3]
-    assert memory_of("mlserver", found) == [15]
+    assert memory_of("python-own", [roles]) == [3]
+    assert memory_of("mlserver", [roles]) == [15]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +181,9 @@ def test_every_backend_is_loaded_anew_without_a_wrong_answer(
     with LocalServer(args, OPEN) as server:
         ask = [f"/v2/models/{MODEL}/infer"]
         load = partial(load_by_http, server.url, MODEL)
-        found = asyncio.run(Swapping(server.url, write, dict, load, ask, WIRES["binary"], SIZE, 3).run(3, 4, 120.0))
+        found = asyncio.run(
+            Swapping(server.url, write, no_memory, load, ask, WIRES["binary"], SIZE, 3).run(3, 4, 120.0)
+        )
     assert (len(found.swap_s), found.load.failed, found.load.wrong, found.load.faults) == (3, 0, 0, [])
     assert found.load.during != []
 
@@ -185,7 +192,7 @@ def test_members_of_a_pool_that_come_and_go_answer_with_their_numbers(tmp_path: 
     """Each is loaded more than once."""
     args, nbytes = write_members(tmp_path)
     with LocalServer(args, OPEN) as server:
-        found = ask_in_turns(server.url, dict, 15, 120.0, nbytes)
+        found = ask_in_turns(server.url, no_memory, 15, 120.0, nbytes)
         loads = httpx.get(f"{server.url}/status").json()["pools"]["many"]["loads"]
     assert (len(found.swap_s), found.load.failed, found.load.wrong, found.load.faults) == (15, 0, 0, [])
     assert loads > 6

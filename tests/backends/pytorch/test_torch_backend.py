@@ -328,13 +328,14 @@ def test_pytorch_keeps_nothing_of_a_closed_program(tmp_path: Path) -> None:
             backend.load()
             backend.run(inputs)
             backend.close()
-        gc.collect()
+        for _ in range(2):  # symbolic sizes are found to be garbage once what was garbage before has gone
+            gc.collect()
         code = sum(name.startswith("<eval_with_key>") for name in linecache.cache)
         sizes = torch.fx.experimental.symbolic_shapes.ShapeEnv
         return code, sum(type(each) is sizes for each in gc.get_objects())
 
     first = kept_after(1)
-    assert kept_after(3) == first
+    assert [kept_after(times) for times in (1, 3)] == [first, first]
 
 
 class _Wide(torch.nn.Module):
