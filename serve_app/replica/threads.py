@@ -7,6 +7,7 @@ for each core.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextvars import Context
@@ -47,6 +48,7 @@ class _Thread(Thread):
             Context().run(work)
         except BaseException:  # as it would end a thread of its own
             logger.exception("the thread %s has failed", name)
+        asyncio.set_event_loop(None)  # a model's code may have set one, and closed it
         return ended
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from threading import Event, current_thread
@@ -13,6 +14,14 @@ import pytest
 from serve_app.replica.threads import Task, in_thread
 
 SAID: ContextVar[str] = ContextVar("SAID", default="nothing")
+
+
+def event_loop() -> asyncio.AbstractEventLoop | None:
+    """That of this thread."""
+    try:
+        return asyncio.get_event_loop()
+    except RuntimeError:
+        return None
 
 
 def ended(task: Task) -> Task:
@@ -34,16 +43,19 @@ def test_a_thread_whose_work_has_ended_does_the_next() -> None:
 
 
 def test_work_finds_nothing_of_the_work_before() -> None:
-    """No variables of its context, and not its name."""
+    """No variables of its context, no event loop, and not its name."""
     found: list[Any] = []
 
     def work() -> None:
-        found.append((current_thread().name, SAID.get()))
+        found.append((current_thread().name, SAID.get(), event_loop()))
         SAID.set("something")
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.close()
 
     for name in ("one", "other"):
         ended(in_thread(name, work))
-    assert found == [("one", "nothing"), ("other", "nothing")]
+    assert found == [("one", "nothing", None), ("other", "nothing", None)]
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit], ids=["an error", "an exit"])
