@@ -60,12 +60,16 @@ def run(
         # Ray reads its environment when it is imported, so everything has to be in it by then.
         os.environ.update(environment(os.environ) | private)
         from serve_app.cli.check import check_file  # noqa: PLC0415
+        from serve_app.composition.locate import looking_once  # noqa: PLC0415
+        from serve_app.composition.revision import model_files  # noqa: PLC0415
 
         try:
-            file = check_file(config)
+            with looking_once():
+                file = check_file(config)
+                read = [*model_files(model for model in file.args.models if not model.remote)]
         except ConfigError as error:
             raise _invalid(config, error) from None
-        raise typer.Exit(run_file(config, file, _err, dashboard=dashboard, fork=fork))
+        raise typer.Exit(run_file(config, file, _err, read=read, dashboard=dashboard, fork=fork))
 
 
 @app.command()

@@ -33,7 +33,7 @@ from serve_app.cli.run_folder import FOLDER_VARIABLE
 from serve_app.cli.shutdown import ForcedShutdown, GracefulShutdown
 from serve_app.cli.start_worker import SOCKET_VARIABLE
 from serve_app.cli.watchdog import watch
-from serve_app.config import ModelConfig, ServeFile
+from serve_app.config import ServeFile
 from serve_app.config.files import HOME_VARIABLE, home
 
 _RUN_VARIABLE = "SERVE_APP_RUN"
@@ -52,13 +52,22 @@ _END_WITHIN_S = 5.0
 _LOWEST_PRIORITY = 19
 
 
-def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool = True, fork: bool = True) -> int:
+def run_file(
+    path: Path,
+    file: ServeFile,
+    console: Console,
+    *,
+    read: Sequence[Path] = (),
+    dashboard: bool = True,
+    fork: bool = True,
+) -> int:
     """Serve a checked file in the foreground until a signal ends it. The process has the `environment` of a run.
 
     Args:
         path: The file.
         file: What is in it.
         console: For what a person should know.
+        read: Files of its models.
         dashboard: Whether Ray's dashboard runs too. `serve status` and `serve deploy` need it; it costs memory and CPU
             time, and whoever has the token and reaches it can run code.
         fork: Whether workers are forked from one that has imported everything, which is quicker and takes less memory.
@@ -92,7 +101,7 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
             for line in limits.notes:
                 console.print(f"[dim]note:[/] {line}", highlight=False, soft_wrap=True)
             watcher.start()
-            _read_in_advance(file.args.models)
+            _read_in_advance(read)
             _serve_run(path, shutdown, dashboard=dashboard, cpus=limits.cpus, fork=fork)
         except (KeyboardInterrupt, SystemExit):
             pass  # `serve run` has shut Serve down already; what is left of Ray goes below
@@ -208,13 +217,18 @@ def _pid_files(environ: Mapping[str, str]) -> Iterator[Path]:
     return (home(environ) / "build").glob("serve-app-*.pid")
 
 
-def _read_in_advance(models: Sequence[ModelConfig]) -> None:
-    """Read the models' files, which the application needs the digests of, while Ray starts; but Ray goes first."""
-    from serve_app.composition.revision import read_in_advance  # noqa: PLC0415 - keeps `serve-app stop` quick
+def _read_in_advance(files: Sequence[Path]) -> None:
+    """Read files that the application needs the digests of while Ray starts; but Ray goes first.
+
+    The application begins with the first ones: here the last come first, so that hardly any is read twice.
+    """
+    from serve_app.composition.digests import Digests  # noqa: PLC0415 - keeps `serve-app stop` quick
 
     def read() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        read_in_advance(models)
+        digests = Digests()
+        for file in reversed(files):
+            digests.read(file)
 
     threading.Thread(target=read, name="read files in advance", daemon=True).start()
 

@@ -69,7 +69,8 @@ def looking_once() -> Iterator[None]:
     All that a configuration is made into is then of the same files, and a thousand models are looked for a thousand
     times, not six thousand.
     """
-    token = _looked.set({})
+    known = _looked.get()
+    token = _looked.set({} if known is None else known)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,32 +103,14 @@ def find_revision(
 def find_revisions(models: Sequence[ModelConfig], environ: Mapping[str, str] | None = None) -> dict[str, Revision]:
     """As `find_revision` for each of several models, by name. Their files are read several at a time."""
     digests = Digests(environ)
-    digests.read_ahead(_all_files(models, environ))
+    digests.read_ahead(model_files(models, environ))
     return {model.name: find_revision(model, environ, digests) for model in models}
 
 
-def read_in_advance(
-    models: Sequence[ModelConfig], environ: Mapping[str, str] | None = None, digests: Digests | None = None
-) -> None:
-    """Have the digests of models' files kept while something else goes on. Nothing remote is fetched.
-
-    The last come first: who needs them all meanwhile begins with the first, and nothing is read twice.
-
-    Args:
-        models: The models.
-        environ: Environment variables; by default those of this process.
-        digests: Where they are kept; by default in the cache folder.
-    """
-    digests = Digests(environ) if digests is None else digests
-    for model in reversed(models):
-        if not model.remote:
-            for file in _all_files((model,), environ):
-                digests.read(file)
-
-
-def _all_files(models: Sequence[ModelConfig], environ: Mapping[str, str] | None) -> Iterator[Path]:
+def model_files(models: Iterable[ModelConfig], environ: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """The files of models, as far as they are there; what is wrong is told where a model is read by itself."""
     for model in models:
-        with suppress(OSError, ConfigError):  # which is told where the model is read by itself
+        with suppress(OSError, ConfigError):
             for location in find_files(model, environ).values():
                 yield from location.files()
 

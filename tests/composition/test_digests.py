@@ -14,15 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.composition.digests import LEFT_ALONE_S, WORTH_BYTES, Digests
-from serve_app.composition.revision import find_revision, find_revisions, read_in_advance
+from serve_app.composition.revision import find_revision, find_revisions, model_files
 from serve_app.config import ModelConfig
 from serve_app.config.files import CACHE_VARIABLE
 from serve_app.errors import ConfigError
 
 LONG_AGO_NS = 10**18
-
-_DOC_STRING = b"\x32\x80\x80\x10" + b"a" * WORTH_BYTES
-"""A field of `onnx.ModelProto`, by which a file is worth a record."""
 
 
 @pytest.fixture
@@ -174,17 +171,12 @@ def test_revisions_of_several_models_are_those_of_each(tmp_path: Path, environ: 
         find_revisions(models, environ)
 
 
-def test_files_are_read_in_advance(tmp_path: Path, environ: Mapping[str, str]) -> None:
-    """Those that are there; nothing is fetched, and what is wrong is told by who finds the revision."""
+def test_files_of_models_are_those_that_are_there(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    """What is wrong with a model is told by who finds its revision."""
     models = []
     for number in range(3):
-        file = onnx_models.adder(tmp_path / f"m{number}" / "model.onnx", number)
-        with file.open("ab") as opened:
-            opened.write(_DOC_STRING)
+        onnx_models.adder(tmp_path / f"m{number}" / "model.onnx", number)
         models.append(ModelConfig(name=f"m{number}", task="tensors", path=str(tmp_path / f"m{number}")))
     (tmp_path / "m1" / "model.onnx").unlink()
-    models.append(ModelConfig(name="afar", task="tensors", path="memory://nowhere/afar"))
 
-    read_in_advance(models, environ, later(environ))
-
-    assert len(records(environ)) == 2
+    assert [*model_files(models, environ)] == [tmp_path / name / "model.onnx" for name in ("m0", "m2")]
