@@ -90,7 +90,7 @@ def main(
     publish: Annotated[
         bool, typer.Option(help="Write the report into docs/benchmarks too; others keep their figures.")
     ] = False,
-    note: Annotated[str, typer.Option(help="What a reader of the report must know first.")] = "",
+    note: Annotated[str, typer.Option(help="What a reader must know of these measurements.")] = "",
 ) -> None:
     """Measure loads under load, and print what was found."""
     console = Console()
@@ -117,14 +117,14 @@ def main(
     servers = {name: server for name, server in zip(PEERS, (TRITON, MLSERVER), strict=True) if name in measured}
     pinned = {name: versions([server])[server] for name, server in servers.items()}
     systems = {
-        name: figures(name, found, f"{date}, {machine.commit}", pinned.get(name, ""))
+        name: figures(name, found, ", ".join(filter(None, (date, machine.commit, note))), pinned.get(name, ""))
         for name, found in measured.items()
     }
     if publish:
         systems = _published() | systems
     systems = {name: systems[name] for name in LABELS if name in systems}
     missing = {name: why for name, why in missing.items() if name not in systems}
-    text = render(systems, missing, how, connections, machine, date, note)
+    text = render(systems, missing, how, connections, machine, date)
     kept = {"date": date, "connections": connections, "machine": machine, "systems": systems, "missing": missing}
     publish_report(console, "reload", kept, text, partial(draw, systems), publish=publish)
 

@@ -39,7 +39,7 @@ def figures(name: str, found: Swaps, measured: str, version: str = "") -> dict[s
     Args:
         name: Of the system.
         found: What was measured.
-        measured: When, and at which commit.
+        measured: When, at which commit, and what a reader must know of it.
         version: Of another server.
     """
     load, memory = found.load, memory_of(name, [each.proportional for each in found.memory])
@@ -71,7 +71,6 @@ def render(
     connections: int,
     machine: Machine,
     date: str,
-    note: str,
 ) -> str:
     """The report as Markdown.
 
@@ -82,12 +81,10 @@ def render(
         connections: That asked meanwhile.
         machine: What the last ones were measured on.
         date: When these were.
-        note: What a reader must know first; may be empty.
     """
     lines = [
         "# Loading a model under load",
         "",
-        *([f"**{note}**", ""] if note else []),
         f"A model of 4 MiB is replaced and loaded over and over, while {connections} connections ask without a pause.",
         "Its answers tell which files they are of, and each is checked: files may answer from the moment their load is",
         "asked for, and the former ones until that is answered. Pauses of the same length follow the first swaps, so",
