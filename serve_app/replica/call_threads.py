@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread, get_ident
+from threading import Lock, get_ident
 from typing import TypeAlias
+
+from serve_app.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ class CallThreads:
 
     def _start(self) -> None:
         try:
-            Thread(target=self._serve, name="processor", daemon=True).start()
+            in_thread("processor", self._serve)
         except RuntimeError:  # the system has no more; those that there are do all of it
             if not self._started:
                 raise

@@ -34,10 +34,10 @@ from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, Wi
 from serve_app.replica.execution import Executor, Ran
 from serve_app.replica.joining import Joining
 from serve_app.replica.staged import AFTER, Event, Job, Stage, Staged
-from serve_app.replica.threads import Task, in_thread
 from serve_app.replica.turn import Turn
 from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.threads import Task, in_thread
 from serve_app.timers import call_at
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ import pytest
 from runtime_harness import batch_same_turn, tensor
 
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, Tensors, WireEntry
-from serve_app.replica.threads import in_thread
 from serve_app.replica.worker import BatchTogether, Worker
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.settings import ModelScheduling
+from serve_app.threads import in_thread
 
 
 class AddOne:

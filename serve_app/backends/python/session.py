@@ -13,9 +13,10 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from serve_app.backends.python.environment import clean_environ
 from serve_app.backends.python.host import Context, Fault
 from serve_app.errors import ConfigError
 from serve_app.payloads import Tensors
+from serve_app.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -154,8 +156,8 @@ class InProcess:
         self._name = load.model
         self._running = Lock()
         made: Future[host.Model] = Future()
-        # A thread of its own, since there is no other way to give up on one that does not return.
-        Thread(target=self._load, args=(load, made), name="setup", daemon=True).start()
+        # Another thread, since there is no other way to give up on one that does not return.
+        in_thread("setup", lambda: self._load(load, made))
         try:
             self._model: host.Model | None = made.result(load.timeout_s)
         except TimeoutError:
@@ -199,10 +201,7 @@ class InProcess:
                 "model %r: closed inside a run that does not end: its thread and memory are lost", self._name
             )
             return
-        closing = Thread(target=self._close, args=(model,), name="close", daemon=True)
-        closing.start()
-        closing.join(_CLOSING_S)
-        if closing.is_alive():
+        if not in_thread("close", partial(self._close, model)).ended.wait(_CLOSING_S):
             logger.warning("model %r: close has not ended within %g s and is left alone", self._name, _CLOSING_S)
             return
         self._running.release()
@@ -294,9 +293,8 @@ class OwnProcess:
         command = [str(python), "-I", "-u", str(Path(host.__file__).absolute()), *map(str, fds)]
         environ = clean_environ() | dict.fromkeys(_THREADS, str(load.threads))
         started: Future[subprocess.Popen[bytes]] = Future()
-        # The system ends a process with the thread that started it: this one lives as long as that.
-        self._attendant = Thread(target=self._attend, args=(command, fds, environ, started), daemon=True)
-        self._attendant.start()
+        # The system ends a process with the thread that started it: such a thread lives as long as this process.
+        self._attendant = in_thread(f"{load.model} output", lambda: self._attend(command, fds, environ, started))
         try:
             self._process = started.result()
         except OSError as error:
@@ -387,7 +385,7 @@ class OwnProcess:
                 self._ended = self._ended or "was closed"
                 ways = [self._free_ways.get() for _ in self._others]  # all of them have been answered then
                 self._process.wait()
-                self._attendant.join(_LAST_WORDS_S)
+                self._attendant.ended.wait(_LAST_WORDS_S)
                 os.close(self._pid_fd)
                 self._free()
                 for way in ways:
@@ -439,7 +437,7 @@ class OwnProcess:
                 return
             self._kill()
             end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-            self._attendant.join(_LAST_WORDS_S)
+            self._attendant.ended.wait(_LAST_WORDS_S)
             assert end is not None
             if end.si_code == os.CLD_EXITED:
                 self._ended = f"has ended with status {end.si_status}"

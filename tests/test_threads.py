@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from threading import Event, current_thread
@@ -11,7 +13,7 @@ from weakref import ref
 
 import pytest
 
-from serve_app.replica.threads import Task, in_thread
+from serve_app.threads import Task, in_thread
 
 SAID: ContextVar[str] = ContextVar("SAID", default="nothing")
 
@@ -84,3 +86,20 @@ def test_nothing_of_the_work_is_held_afterwards() -> None:
     ended(in_thread("work", model.work))
     del model
     assert known() is None
+
+
+def test_a_process_that_is_forked_has_threads_of_its_own() -> None:
+    """And does not wait for those that are its parent's."""
+    program = """
+import os, sys
+from serve_app.threads import in_thread
+
+def done():
+    return in_thread("work", lambda: None).ended.wait(30.0)
+
+assert done()
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(0 if done() else 1)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=90.0, check=False).returncode == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from contextvars import Context
 from queue import SimpleQueue
@@ -54,6 +55,8 @@ class _Thread(Thread):
 
 _idle: list[_Thread] = []
 """Those that wait for work, the latest last. What is done with the list is atomic."""
+
+os.register_at_fork(after_in_child=_idle.clear)  # a child has none of them
 
 
 def in_thread(name: str, work: Callable[[], object]) -> Task:
