@@ -116,8 +116,9 @@ def validate(
         file = check_file(config, look_for_models=models)
     except ConfigError as error:
         raise _invalid(config, error) from None
-    for line in file.open_ports():
-        _err.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
+    for line in (*file.open_ports(), *file.unscaled()):
+        _err.print("[yellow]warning:[/] ", end="")
+        _err.print(line, highlight=False, markup=False, soft_wrap=True)
     # Without a look for models, the file is for another machine.
     if models and (problem := gpu_problem(file, has_gpu=has_gpu())) is not None:
         _err.print("[yellow]warning:[/] ", end="")

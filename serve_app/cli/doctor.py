@@ -165,6 +165,7 @@ def _ports(file: ServeFile) -> Iterator[Finding]:
     if not taken:
         yield Finding("ok", "ports", "free")
     yield from (Finding("note", "ports", line) for line in file.open_ports())
+    yield from (Finding("note", "replicas", line) for line in file.unscaled())
 
 
 def _sessions(model: ModelConfig) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 
 from serve_app.cli import start_worker
@@ -75,6 +76,9 @@ def run_file(
     Returns:
         The exit code: 0 after Ctrl-C or ``serve-app stop``, 1 when it could not be served.
     """
+    given = file
+    if not given.names_host:
+        file = given.on_loopback()
     cores, files = len(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limits = run_limits(file, os.environ, files=files if files != resource.RLIM_INFINITY else sys.maxsize, cores=cores)
     obstacles = [*unusable_folder(), *busy_ports(file), *limits.problems]
@@ -96,13 +100,13 @@ def run_file(
     with _noted(pid_file(file.http_address[1], os.environ)), shutdown.handle_signals():
         try:
             console.print(f"serving {path} on Ray")
-            for line in file.open_ports():
-                console.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
+            for line in (*given.open_ports(), *file.unscaled()):
+                _say_warning(console, line)
             for line in limits.notes:
                 console.print(f"[dim]note:[/] {line}", highlight=False, soft_wrap=True)
             watcher.start()
             _read_in_advance(read)
-            _serve_run(path, shutdown, dashboard=dashboard, cpus=limits.cpus, fork=fork)
+            _serve_run(path if file is given else _written(file), shutdown, dashboard=dashboard, cpus=limits.cpus, fork=fork)
         except (KeyboardInterrupt, SystemExit):
             pass  # `serve run` has shut Serve down already; what is left of Ray goes below
         except ForcedShutdown:
@@ -233,6 +237,13 @@ def _read_in_advance(files: Sequence[Path]) -> None:
     threading.Thread(target=read, name="read files in advance", daemon=True).start()
 
 
+def _written(file: ServeFile) -> Path:
+    """A file for Serve that says what the user's own leaves to it. It is in the run's folder."""
+    path = Path(os.environ[FOLDER_VARIABLE]) / "serve.yaml"
+    path.write_text(yaml.safe_dump(dict(file.document), sort_keys=False), "utf-8")
+    return path
+
+
 def _serve_run(path: Path, shutdown: GracefulShutdown, *, dashboard: bool, cpus: int, fork: bool) -> None:
     import ray  # noqa: PLC0415 - after the environment is complete
     from ray._private import ray_constants  # noqa: PLC0415
@@ -274,6 +285,11 @@ def _leave_nothing(console: Console) -> None:
     left_over = end_marked(_RUN_VARIABLE, os.environ[_RUN_VARIABLE], _END_WITHIN_S)
     if left_over:
         console.print(f"ended {len(left_over)} processes that Ray had left running")
+
+
+def _say_warning(console: Console, message: str) -> None:
+    console.print("[yellow]warning:[/] ", end="")
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 def _say_error(console: Console, message: str) -> None:

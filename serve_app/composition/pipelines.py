@@ -220,7 +220,7 @@ class _Plan:
 
     @staticmethod
     def _check_parameters(step: ModelStep, info: ModelInfo) -> None:
-        """They go with every request: what a processor of the server refuses, it would refuse every time."""
+        """Their names and types, which a processor of the server would refuse with every request."""
         kind = None if info.own_processor else PARAMETERS.get(info.task)
         if kind is not None:
             try:

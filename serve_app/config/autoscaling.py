@@ -65,3 +65,8 @@ class AutoscalingConfig(Section):
     def start_replicas(self) -> int:
         """Replicas at the start."""
         return self.min_replicas if self.initial_replicas is None else self.initial_replicas
+
+    @property
+    def varies(self) -> bool:
+        """Whether their number may change."""
+        return self.min_replicas != self.max_replicas

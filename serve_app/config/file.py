@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ from serve_app.errors import ConfigError
 
 IMPORT_PATH = "serve_app.app:build"
 """The import path that makes an application of a Serve file ours."""
+
+LOOPBACK = "127.0.0.1"
+"""The interface that only this machine reaches."""
+
+SCALING_POLICY = "serve_app.deployments.autoscaling:scale_by_queue"
+"""The import path of the policy by which replicas follow the routers' queues."""
 
 _FORMER_FUNCTIONS = {"serve_app.protocols.grpc_app.add_to_server": "serve_app.api.grpc_app.add_to_server"}
 
@@ -57,8 +63,17 @@ class ServeFile:
     @property
     def http_address(self) -> tuple[str, int]:
         """Host and port that HTTP is served on; Serve's defaults where the file names none."""
-        options = self.document.get("http_options") or {}
+        options = self._http_options
         return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))  # noqa: S104 - Serve's default
+
+    @property
+    def names_host(self) -> bool:
+        """Whether it says at which interfaces HTTP is served. Serve takes all where it does not."""
+        return self._http_options.get("host") is not None
+
+    def on_loopback(self) -> ServeFile:
+        """The same file with HTTP on the loopback interface."""
+        return replace(self, document={**self.document, "http_options": {**self._http_options, "host": LOOPBACK}})
 
     @property
     def grpc_port(self) -> int | None:
@@ -66,11 +81,26 @@ class ServeFile:
         options = self.document.get("grpc_options") or {}
         return int(options.get("port", 9000)) if options.get("grpc_servicer_functions") else None
 
+    def unscaled(self) -> tuple[str, ...]:
+        """Say which models may have more replicas, and will not get them as their queues grow; one line, or none."""
+        scaled = [model.name for model in self.args.models if model.pool is None and model.autoscaling.varies]
+        if not scaled or self.document["applications"][self.application].get("autoscaling_policy") is not None:
+            return ()
+        return (
+            f"applications[{self.application}].autoscaling_policy: missing, and without it replicas do not follow the"
+            f" queues of {', '.join(scaled)}; write autoscaling_policy: {{policy_function: {SCALING_POLICY}}}",
+        )
+
     def open_ports(self) -> tuple[str, ...]:
         """Say which ports others can reach who should not expect what they find there, one line each."""
         host, port = self.http_address
         router = self.args.router
         said = []
+        if not self.names_host:
+            said.append(
+                f"http_options.host: missing, and Serve opens {port} to the network then, but serve-app run only to"
+                f" this machine; write {LOOPBACK}, or 0.0.0.0 if others should reach it"
+            )
         if router.tls is not None and not is_loopback(host):
             ports = f"{port}" if self.grpc_port is None else f"{port} and {self.grpc_port}"
             said.append(
@@ -91,10 +121,14 @@ class ServeFile:
         if self.env_vars.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
             said += [
                 f"http_options.{key}: is not for HAProxy, and breaks its way to the routers; leave it out"
-                for key in self.document.get("http_options") or {}
+                for key in self._http_options
                 if key.startswith("ssl_")
             ]
         return tuple(said)
+
+    @property
+    def _http_options(self) -> Mapping[str, Any]:
+        return self.document.get("http_options") or {}
 
     @property
     def route_prefix(self) -> str:

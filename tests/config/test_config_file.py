@@ -130,6 +130,7 @@ def test_anchors_and_merges_work(tmp_path: Path) -> None:
         ({"host": "0.0.0.0"}, {"http": {"port": 8100}, "tls": {"certificate": "c", "key": "k"}}, ["http_options.host"]),
         ({"host": "localhost"}, {"http": {"port": 8100}, "host": "::"}, ["args.router.host"]),
         ({"host": "::1", "ssl_keyfile": "k"}, {}, ["http_options.ssl_keyfile"]),
+        ({"port": 8001}, {}, ["http_options.host"]),
     ],
 )
 def test_ports_that_are_open_without_tls_are_told(
@@ -143,6 +144,43 @@ def test_ports_that_are_open_without_tls_are_told(
         "applications": [{"import_path": "serve_app.app:build", "args": args}],
     }
     assert [line.partition(":")[0] for line in parse_document(document).open_ports()] == said
+
+
+def test_a_file_that_names_no_interface_is_served_on_loopback() -> None:
+    """What else it says stays as it is."""
+    application = {"import_path": "serve_app.app:build", "args": {"models": [{"name": "tiny", "path": "models/tiny"}]}}
+    options: dict[str, Any]
+    for options in ({}, {"http_options": None}, {"http_options": {"port": 8001}}):
+        file = parse_document({"applications": [application], **options})
+        assert (file.names_host, file.http_address[0]) == (False, "0.0.0.0")
+        served = file.on_loopback()
+        assert (served.names_host, served.http_address) == (True, ("127.0.0.1", file.http_address[1]))
+        assert served.document["applications"] == [application]
+        assert served.open_ports() == ()
+
+
+@pytest.mark.parametrize(
+    ("autoscaling", "policy", "told"),
+    [
+        ({}, None, []),
+        ({"max_replicas": 2}, None, ["applications[0].autoscaling_policy"]),
+        ({"min_replicas": 2, "max_replicas": 2}, None, []),
+        ({"max_replicas": 2}, {"policy_function": "serve_app.deployments.autoscaling:scale_by_queue"}, []),
+        ({"max_replicas": 2}, {"policy_function": "mine:policy"}, []),
+    ],
+)
+def test_replicas_that_do_not_follow_their_queue_are_told(
+    autoscaling: dict[str, int], policy: dict[str, str] | None, told: list[str]
+) -> None:
+    """Serve's own rule counts calls, which says little of what waits in the routers."""
+    application = {
+        "import_path": "serve_app.app:build",
+        "args": {"models": [{"name": "tiny", "path": "models/tiny", "autoscaling": autoscaling}]},
+        **({} if policy is None else {"autoscaling_policy": policy}),
+    }
+    lines = parse_document({"applications": [application]}).unscaled()
+    assert [line.partition(":")[0] for line in lines] == told
+    assert all("of tiny" in line for line in lines)
 
 
 @pytest.mark.parametrize(("host", "told"), [("127.0.0.1", True), ("0.0.0.0", False)])

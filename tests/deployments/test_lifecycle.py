@@ -383,6 +383,7 @@ def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     }
     server = ServeProcess(args, folder, env={"PYTHONPATH": f"{ROOT}:{folder}"}, graceful=True)
     del server.config["grpc_options"]  # as in configs/demo.yaml
+    del server.config["http_options"]["host"]  # `serve-app run` listens on the loopback interface then
     variables = server.config["controller_options"]["runtime_env"]["env_vars"]
     # For the queues of two routers; HAProxy opens two and a half times as many files
     variables["RAY_SERVE_HAPROXY_MAXCONN"] = "6416"

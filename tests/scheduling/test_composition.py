@@ -551,6 +551,15 @@ def test_rows_that_can_wait_leave_others_their_room(fill_first: Priority | None)
     assert [entry.deadline for entry in bundle.entries] == [5.0, *[6.0] * 10]
 
 
+@pytest.mark.parametrize("deadline_s", [0.0065, 0.0075])
+def test_no_head_is_given_up_for_rows_that_can_wait(deadline_s: float) -> None:
+    """One of ``low`` that has time for its own rows, and for not one more."""
+    head = make_entry(LOW, deadline_s)
+    bundle, left = _compose(head, *[make_entry(LOW, 61.0) for _ in range(40)], priority=LOW, extra_s=0.0100001)
+
+    assert (bundle.entries[0], bundle.given_up, bundle.rows + left) == (head, [], 41)
+
+
 def test_nothing_is_given_up_for_rows_that_can_wait() -> None:
     """Of ``normal``, with 20 ms left: two rows and two more take 9 ms, though 40 wait that could take 37."""
     entries = [make_entry(HIGH, 5.0), make_entry(NORMAL, 0.02), *[make_entry(LOW, 61.0) for _ in range(40)]]
@@ -583,6 +592,8 @@ def test_rows_that_can_wait_never_add_more(
     bundle, left = _compose(*entries, priority=priority, slo_s=0.1, extra_s=added, fill_first=fill_first)
 
     assert len(bundle.entries) + len(bundle.given_up) + left == len(entries)
+    if bundle.entries and bundle.entries[0].priority is LOW and bundle.entries[0].deadline > 60.0:
+        assert not [entry for entry in bundle.given_up if 0.005 + 0.001 * entry.rows <= entry.deadline]
     patient = [entry for entry in bundle.entries if entry.priority is LOW and entry.deadline > 60.0]
     others = bundle.rows - sum(entry.rows for entry in patient)
     if patient:

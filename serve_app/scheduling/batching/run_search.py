@@ -110,6 +110,8 @@ class RunSearch:
             until = room.urgent_until(head.priority)
             patient = head.deadline > until
             if patient:
+                if best is not None:
+                    return best  # of entries that cannot wait, as all behind can
                 target = min(target, room.extra_s)
             capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
             limit = latency.rows_within(capped, bucket, most)

@@ -215,6 +215,24 @@ def test_neighbours_of_a_failing_request_are_answered(load: Load) -> None:
     assert bad.message == "the model failed on this input: ValueError: no such thing"
 
 
+def test_a_request_that_predict_refuses_is_invalid_and_its_neighbours_are_answered(load: Load) -> None:
+    """400 with the class's own words, and not 500."""
+    backend = load(
+        """
+        def setup(self, context):
+            self.InvalidRequest = context.InvalidRequest
+
+        def predict(self, batch):
+            if (batch["x"] < 0).any():
+                raise self.InvalidRequest("x must not be negative")
+            return {"y": batch["x"] * 2}
+        """
+    )
+    first, bad = run_entries(backend, [ones(1), {"x": -ones(1)["x"]}], 8).outcomes
+    assert isinstance(first, dict)
+    assert (type(bad), str(bad)) == (InvalidRequest, "x must not be negative")
+
+
 @pytest.mark.parametrize(
     ("methods", "said"),
     [
@@ -490,4 +508,6 @@ def test_what_a_module_holds_goes_when_it_is_closed(load: Load) -> None:
 
 
 def _classes() -> list[type]:
-    return [each for each in gc.get_objects() if isinstance(each, type) and each.__module__.startswith("served_model_")]
+    """Those of models. The ``__module__`` of a few classes is no text."""
+    classes = [each for each in gc.get_objects() if isinstance(each, type)]
+    return [each for each in classes if str(each.__module__).startswith("served_model_")]
