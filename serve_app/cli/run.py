@@ -106,7 +106,9 @@ def run_file(
                 console.print(f"[dim]note:[/] {line}", highlight=False, soft_wrap=True)
             watcher.start()
             _read_in_advance(read)
-            _serve_run(path if file is given else _written(file), shutdown, dashboard=dashboard, cpus=limits.cpus, fork=fork)
+            _serve_run(
+                path if file is given else _written(file), shutdown, dashboard=dashboard, cpus=limits.cpus, fork=fork
+            )
         except (KeyboardInterrupt, SystemExit):
             pass  # `serve run` has shut Serve down already; what is left of Ray goes below
         except ForcedShutdown:

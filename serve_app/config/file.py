@@ -86,10 +86,11 @@ class ServeFile:
         scaled = [model.name for model in self.args.models if model.pool is None and model.autoscaling.varies]
         if not scaled or self.document["applications"][self.application].get("autoscaling_policy") is not None:
             return ()
-        return (
+        line = (
             f"applications[{self.application}].autoscaling_policy: missing, and without it replicas do not follow the"
-            f" queues of {', '.join(scaled)}; write autoscaling_policy: {{policy_function: {SCALING_POLICY}}}",
+            f" queues of {', '.join(scaled)}; write autoscaling_policy: {{policy_function: {SCALING_POLICY}}}"
         )
+        return (line,)
 
     def open_ports(self) -> tuple[str, ...]:
         """Say which ports others can reach who should not expect what they find there, one line each."""
