@@ -22,6 +22,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 from queue import SimpleQueue
 from threading import Lock, current_thread
@@ -29,6 +30,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from serve_app.backends.memory import give_end_of_heap_back
 from serve_app.errors import InferenceFailed, ModelUnavailable
 from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
 from serve_app.replica.execution import Executor, Ran
@@ -369,7 +371,7 @@ class Runner:
         if len(self._tasks) < 2:
             missing = [("answers", self._publish_results), ("session", self._serve)][len(self._tasks) :]
             for name, work in missing:
-                self._tasks.append(in_thread(name, work))
+                self._tasks.append(in_thread(name, partial(_do, work)))
         self._handed.put(bundles)
 
     def _see(self, turn: _Granted) -> None:
@@ -593,3 +595,9 @@ class Runner:
             except Exception:  # no thread could be started
                 self._fault()
         return bundles
+
+
+def _do(work: Callable[[], None]) -> None:
+    """Do the work of one of the threads. What it has needed at most is not kept for the next, which needs its own."""
+    work()
+    give_end_of_heap_back()
