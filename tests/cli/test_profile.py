@@ -41,6 +41,7 @@ def write(folder: Path, models: str) -> Path:
     """A Serve file with these models."""
     path = folder / "serve.yaml"
     path.write_text(
+        "http_options: {host: 127.0.0.1}\n"
         f"applications:\n  - name: serve-app\n    import_path: serve_app.app:build\n    args:\n      models:{models}",
         "utf-8",
     )

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
+import psutil
 import pytest
 from steady_load import SteadyLoad
 
@@ -51,6 +52,7 @@ async def test_nobody_connects_to_a_port_that_is_about_to_close(bodies: BodyRead
     await asyncio.sleep(0)  # it waits for calls that have arrived
     taken = [_connects(first.port) for _ in range(20)]
     first_ended = closing.done()
+    await asyncio.to_thread(_wait_for_end_of_connections, first.port)  # one that is being taken keeps a socket open
     also_closing = asyncio.create_task(shared.close(20.0))
     await asyncio.sleep(0)
     taken_later = _connects(first.port)
@@ -170,6 +172,15 @@ def _highest_file() -> int:
 def _connects(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _wait_for_end_of_connections(port: int) -> None:
+    """Until this process has taken all that came to its port, and their clients have gone."""
+    while any(
+        each.laddr.port == port and each.status != psutil.CONN_LISTEN
+        for each in psutil.Process().net_connections("tcp")
+    ):
+        pass
 
 
 async def test_a_call_that_is_given_up_before_its_message_is_not_kept() -> None:
