@@ -116,13 +116,13 @@ def validate(
         file = check_file(config, look_for_models=models)
     except ConfigError as error:
         raise _invalid(config, error) from None
-    for line in (*file.open_ports(), *file.unscaled()):
-        _err.print("[yellow]warning:[/] ", end="")
-        _err.print(line, highlight=False, markup=False, soft_wrap=True)
+    warnings = [*file.open_ports(), *file.unscaled()]
     # Without a look for models, the file is for another machine.
     if models and (problem := gpu_problem(file, has_gpu=has_gpu())) is not None:
+        warnings.append(problem)
+    for line in warnings:
         _err.print("[yellow]warning:[/] ", end="")
-        _err.print(problem, highlight=False, markup=False, soft_wrap=True)
+        _err.print(line, highlight=False, markup=False, soft_wrap=True)
     for line in cluster_notes(file, len(os.sched_getaffinity(0))):
         _err.print("note: ", end="")
         _err.print(line, highlight=False, markup=False, soft_wrap=True)

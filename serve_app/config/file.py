@@ -64,12 +64,12 @@ class ServeFile:
     def http_address(self) -> tuple[str, int]:
         """Host and port that HTTP is served on; Serve's defaults where the file names none."""
         options = self._http_options
-        return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))  # noqa: S104 - Serve's default
+        return str(options.get("host") or "0.0.0.0"), int(options.get("port", 8000))  # noqa: S104 - Serve's default
 
     @property
     def names_host(self) -> bool:
         """Whether it says at which interfaces HTTP is served. Serve takes all where it does not."""
-        return self._http_options.get("host") is not None
+        return bool(self._http_options.get("host"))
 
     def on_loopback(self) -> ServeFile:
         """The same file with HTTP on the loopback interface."""

@@ -44,6 +44,17 @@ def test_a_valid_file_is_said_to_be_valid(tmp_path: Path) -> None:
     assert validate(tmp_path / "a.yaml", VALID, "--no-models") == (0, ["valid; models: digits"])
 
 
+def test_what_is_left_to_serve_is_told(tmp_path: Path) -> None:
+    """A valid file that opens a port to the network, and whose replicas do not follow their queues."""
+    text = VALID.replace("host: 127.0.0.1, ", "").replace(
+        "models/digits}", "models/digits, autoscaling: {max_replicas: 2}}"
+    )
+    code, lines = validate(tmp_path / "a.yaml", text, "--no-models")
+    told = [line.partition(": missing")[0] for line in lines]
+    assert (code, told[:2]) == (0, ["warning: http_options.host", "warning: applications[0].autoscaling_policy"])
+    assert told[2:] == ["valid; models: digits"]
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "expected"),
     [
