@@ -5,7 +5,7 @@ how many can share it. Giving up the first few can make room for many: so of all
 execute before the deadline of their first, the one with the most answers per second of server time goes. An entry
 that makes the bundle more expensive than a run of its own, since it is longer than all others, is passed over. The
 run is found by one pass of a sliding window, since later heads have more slack; the pass ends where more slack allows
-no more rows, where nothing more is queued, or before entries that can wait, for which nobody is given up. If the whole
+no more rows, where nothing more is queued, or before entries that can wait, for which no head is given up. If the whole
 queue can be in time, that is the queue from its head on.
 
 Sources: Nexus (SOSP 2019) drops heads until the rest can make a batch of a target size, planned from rate and deadline.
