@@ -35,29 +35,36 @@ def ended(task: Task) -> Task:
 def test_a_thread_whose_work_has_ended_does_the_next() -> None:
     """So that no more threads, and heaps of theirs, are used than there is work at the same time."""
     go = Event()
-    first, second = (in_thread("first", go.wait) for _ in range(2))
+    first, second = (in_thread("twice", go.wait) for _ in range(2))
     assert first.thread is not second.thread
     assert not first.ended.is_set()
     go.set()
     threads = {ended(first).thread, ended(second).thread}
-    again = {ended(in_thread("again", lambda: None)).thread for _ in range(10)}
+    again = {ended(in_thread("twice", lambda: None)).thread for _ in range(10)}
     assert again < threads
 
 
+def test_a_thread_does_work_of_one_name() -> None:
+    """What runs need of memory is not held by the threads that load as well."""
+    load, run = (ended(in_thread(name, lambda: None)).thread for name in ("load", "run"))
+    assert load is not run
+    assert [load.name, run.name] == ["load", "run"]
+    assert ended(in_thread("load", lambda: None)).thread is load
+
+
 def test_work_finds_nothing_of_the_work_before() -> None:
-    """No variables of its context, no event loop, and not its name."""
+    """No variables of its context, and no event loop."""
     found: list[Any] = []
 
     def work() -> None:
-        found.append((current_thread().name, SAID.get(), event_loop()))
+        found.append((current_thread(), SAID.get(), event_loop()))
         SAID.set("something")
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         loop.close()
 
-    for name in ("one", "other"):
-        ended(in_thread(name, work))
-    assert found == [("one", "nothing", None), ("other", "nothing", None)]
+    thread = [ended(in_thread("clean", work)).thread for _ in range(2)][1]
+    assert found == [(thread, "nothing", None)] * 2
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit], ids=["an error", "an exit"])
@@ -71,7 +78,7 @@ def test_work_that_fails_does_not_end_the_thread(
 
     failed = ended(in_thread("unlucky", fail))
     assert "unlucky" in caplog.text
-    assert ended(in_thread("next", lambda: None)).thread is failed.thread
+    assert ended(in_thread("unlucky", lambda: None)).thread is failed.thread
 
 
 def test_nothing_of_the_work_is_held_afterwards() -> None:

@@ -294,7 +294,7 @@ class OwnProcess:
         environ = clean_environ() | dict.fromkeys(_THREADS, str(load.threads))
         started: Future[subprocess.Popen[bytes]] = Future()
         # The system ends a process with the thread that started it: such a thread lives as long as this process.
-        self._attendant = in_thread(f"{load.model} output", lambda: self._attend(command, fds, environ, started))
+        self._attendant = in_thread("output", lambda: self._attend(command, fds, environ, started))
         try:
             self._process = started.result()
         except OSError as error:
