@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from serve_app.jobs.records import Exchanged, Lease, NewItem, Outcome
-from serve_app.jobs.sqlite.jobs import end_job
+from serve_app.jobs.sqlite.jobs import end_job, end_overdue
 from serve_app.jobs.sqlite.rows import dumped, insert, loaded, only
 from serve_app.jobs.sqlite.schema import NUMBER, STATES
 from serve_app.jobs.states import JobEvent, State, job_after
-from serve_app.jobs.store import SessionOver
+from serve_app.jobs.store import MOST_OVERDUE, SessionOver
 
 
 def begin_session(database: sqlite3.Connection, until: Callable[[], float]) -> str:
-    """See `Store.begin_session`; ``until`` says when a lease is over that begins now."""
-    return str(database.execute("INSERT INTO sessions (until) VALUES (?)", (until(),)).lastrowid)
+    """See `Store.begin_session`; ``until`` says when a lease is over that begins now.
+
+    Its number is a random one: a session of another file, which had the path before, must not be taken for it.
+    """
+    session = secrets.randbits(62)
+    database.execute("INSERT INTO sessions (id, until) VALUES (?, ?)", (session, until()))
+    return str(session)
 
 
 def exchange(
@@ -29,6 +35,7 @@ def exchange(
     first: int,
     now: float,
     until: Callable[[], float],
+    running: Collection[str] | None = None,
 ) -> Exchanged:
     """See `Store.exchange`.
 
@@ -42,10 +49,12 @@ def exchange(
         first: Which of the models has the first turn; any number.
         now: As there.
         until: When a lease is over that begins when this is called.
+        running: As there.
     """
     if database.execute("UPDATE sessions SET until = ? WHERE id = ?", (until(), session)).rowcount == 0:
         raise SessionOver
     counted, finished = _finish(database, session, outcomes, now) if outcomes else (0, [])
+    late = end_overdue(database, now, MOST_OVERDUE)
     gone = only(
         database.execute(
             "SELECT json_group_array(DISTINCT jobs.id) FROM items JOIN jobs ON seq = job"
@@ -59,8 +68,11 @@ def exchange(
             "UPDATE items SET session = NULL WHERE session = ? AND (SELECT state FROM jobs WHERE seq = job) > 1",
             (session,),
         )
-    leases = _lease(database, session, room, others, nbytes, first, now)
-    return Exchanged(leases, len(outcomes) - counted, ended, tuple(finished))
+    if running is not None:
+        forgotten = "session = ? AND items.id NOT IN (SELECT value FROM json_each(?))"
+        _wait_again(database, forgotten, (session, json.dumps([int(item) for item in running])), 0)
+    leases = _lease(database, session, room, others, nbytes, first, now) if len(late) < MOST_OVERDUE else []
+    return Exchanged(leases, len(outcomes) - counted, ended, (*finished, *late))
 
 
 def _finish(
@@ -85,7 +97,7 @@ def _finish(
             rows.setdefault(int(outcome.item), outcome)
     counted = len(rows)
     if given_back := [item for item, outcome in rows.items() if outcome.state is State.PENDING]:
-        _wait_again(database, "items.id IN (SELECT value FROM json_each(?))", json.dumps(given_back), 0)
+        _wait_again(database, "items.id IN (SELECT value FROM json_each(?))", (json.dumps(given_back),), 0)
         rows = {item: outcome for item, outcome in rows.items() if outcome.state is not State.PENDING}
     if not rows:
         return counted, []
@@ -111,13 +123,14 @@ def _finish(
     database.execute("DELETE FROM bodies WHERE item IN (SELECT value FROM json_each(?))", (json.dumps(list(rows)),))
     finished: list[str] = []
     for seq, (completed, failed) in progress.items():
-        job, state, total, all_completed, all_failed = database.execute(
+        job, state, expires, total, all_completed, all_failed = database.execute(
             "UPDATE jobs SET completed = completed + ?, failed = failed + ? WHERE seq = ?"
-            " RETURNING id, state, total, completed, failed",
+            " RETURNING id, state, expires, total, completed, failed",
             (completed, failed, seq),
         ).fetchall()[0]
         if all_completed + all_failed == total:
-            end_job(database, seq, state, JobEvent.FAILED if all_failed else JobEvent.DONE, now, "")
+            failed_by = JobEvent.FAILED if now < expires else JobEvent.EXPIRED
+            end_job(database, seq, state, failed_by if all_failed else JobEvent.DONE, now)
             finished.append(job)
     return counted, finished
 
@@ -205,19 +218,19 @@ def has_waiting(database: sqlite3.Connection, models: Collection[str]) -> bool:
 
 def end_session(database: sqlite3.Connection, session: int, lost: int) -> None:
     """A session ends; ``lost`` is 1 where it did not say so itself."""
-    _wait_again(database, "session = ?", session, lost)
+    _wait_again(database, "session = ?", (session,), lost)
     database.execute("DELETE FROM sessions WHERE id = ?", (session,))
 
 
-def _wait_again(database: sqlite3.Connection, which: str, value: int | str, lost: int) -> None:
+def _wait_again(database: sqlite3.Connection, which: str, values: tuple[int | str, ...], lost: int) -> None:
     """Items of which a condition holds are nobody's any more."""
     database.execute(
         "INSERT INTO backlogs (job, model, owner, pending, turn) SELECT job, model, owner, count(*), 0 FROM items"  # noqa: S608
         f" JOIN jobs ON seq = job WHERE {which} AND jobs.state < 2 GROUP BY job, model"
         " ON CONFLICT DO UPDATE SET pending = pending + excluded.pending",
-        (value,),
+        values,
     )
     database.execute(
         f"UPDATE items SET state = 0, session = NULL, losses = losses + ? WHERE {which}",  # noqa: S608
-        (lost, value),
+        (lost, *values),
     )
