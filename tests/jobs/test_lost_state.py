@@ -19,6 +19,7 @@ from jobs.stores import (
     stores_of,
 )
 
+from benchmarks.redis_server import RedisServer
 from serve_app.errors import StoreUnavailable
 from serve_app.jobs.records import JOB
 from serve_app.jobs.states import State
@@ -53,6 +54,20 @@ async def test_what_a_session_runs_stays_with_it(kind_and_place: tuple[str, str]
         assert (await exchanged(store, two, room=9)).leases == []
         assert (await exchanged(store, one, room=9, running=[lease.item for lease in leases])).leases == []
         assert (await store.census()).in_flight == 4
+
+
+async def test_an_exchange_that_comes_late_takes_nothing_away(tmp_path: Path) -> None:
+    """A server may read one that was given up behind the next one. It does not know what that one leased."""
+    with RedisServer(tmp_path) as server:
+        make = stores_of("redis", server.url)
+        async with opened(make) as store, opened(make) as late:
+            await made(store, new_job(), new_items(2))
+            session = await store.begin_session(0.0, LEASE_S)
+            await exchanged(store, session, running=[])
+            leases = (await exchanged(store, session, room=2, running=[])).leases
+            assert (await exchanged(late, session, running=[])).leases == []  # its first one
+            done = await exchanged(store, session, [answered(lease.item) for lease in leases], running=[])
+            assert (len(leases), done.discarded) == (2, 0)
 
 
 async def test_a_file_that_is_away_takes_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from serve_app.jobs.records import Exchanged, Lease, NewItem, Outcome
 from serve_app.jobs.sqlite.jobs import end_job, end_overdue
@@ -13,6 +14,8 @@ from serve_app.jobs.sqlite.rows import dumped, insert, loaded, only
 from serve_app.jobs.sqlite.schema import NUMBER, STATES
 from serve_app.jobs.states import JobEvent, State, job_after
 from serve_app.jobs.store import MOST_OVERDUE, SessionOver
+
+_THESE: Final = "items.id IN (SELECT value FROM json_each(?))"
 
 
 def begin_session(database: sqlite3.Connection, until: Callable[[], float]) -> str:
@@ -69,8 +72,11 @@ def exchange(
             (session,),
         )
     if running is not None:
-        forgotten = "session = ? AND items.id NOT IN (SELECT value FROM json_each(?))"
-        _wait_again(database, forgotten, (session, json.dumps([int(item) for item in running])), 0)
+        has = json.loads(
+            only(database.execute("SELECT json_group_array(id) FROM items WHERE session = ?", (session,)).fetchone())
+        )
+        if forgotten := set(has).difference(map(int, running)):
+            _wait_again(database, _THESE, json.dumps(list(forgotten)), 0)
     leases = _lease(database, session, room, others, nbytes, first, now) if len(late) < MOST_OVERDUE else []
     return Exchanged(leases, len(outcomes) - counted, ended, (*finished, *late))
 
@@ -97,7 +103,7 @@ def _finish(
             rows.setdefault(int(outcome.item), outcome)
     counted = len(rows)
     if given_back := [item for item, outcome in rows.items() if outcome.state is State.PENDING]:
-        _wait_again(database, "items.id IN (SELECT value FROM json_each(?))", (json.dumps(given_back),), 0)
+        _wait_again(database, _THESE, json.dumps(given_back), 0)
         rows = {item: outcome for item, outcome in rows.items() if outcome.state is not State.PENDING}
     if not rows:
         return counted, []
@@ -129,8 +135,8 @@ def _finish(
             (completed, failed, seq),
         ).fetchall()[0]
         if all_completed + all_failed == total:
-            failed_by = JobEvent.FAILED if now < expires else JobEvent.EXPIRED
-            end_job(database, seq, state, failed_by if all_failed else JobEvent.DONE, now)
+            failure = JobEvent.EXPIRED if now >= expires else JobEvent.FAILED
+            end_job(database, seq, state, failure if all_failed else JobEvent.DONE, now)
             finished.append(job)
     return counted, finished
 
@@ -218,19 +224,19 @@ def has_waiting(database: sqlite3.Connection, models: Collection[str]) -> bool:
 
 def end_session(database: sqlite3.Connection, session: int, lost: int) -> None:
     """A session ends; ``lost`` is 1 where it did not say so itself."""
-    _wait_again(database, "session = ?", (session,), lost)
+    _wait_again(database, "session = ?", session, lost)
     database.execute("DELETE FROM sessions WHERE id = ?", (session,))
 
 
-def _wait_again(database: sqlite3.Connection, which: str, values: tuple[int | str, ...], lost: int) -> None:
+def _wait_again(database: sqlite3.Connection, which: str, value: int | str, lost: int) -> None:
     """Items of which a condition holds are nobody's any more."""
     database.execute(
         "INSERT INTO backlogs (job, model, owner, pending, turn) SELECT job, model, owner, count(*), 0 FROM items"  # noqa: S608
         f" JOIN jobs ON seq = job WHERE {which} AND jobs.state < 2 GROUP BY job, model"
         " ON CONFLICT DO UPDATE SET pending = pending + excluded.pending",
-        values,
+        (value,),
     )
     database.execute(
         f"UPDATE items SET state = 0, session = NULL, losses = losses + ? WHERE {which}",  # noqa: S608
-        (lost, *values),
+        (lost, value),
     )
