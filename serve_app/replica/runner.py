@@ -326,14 +326,14 @@ class Runner:
 
         What waits goes back to its router at once.
         """
-        ended: list[Staged] = []
+        left: list[Staged] = []
         with self._lock:
             self._closed = True
             for staged in self._held:
                 staged.stop(_CLOSED)
-            self._send_back(ended, time.monotonic())
-        if ended:
-            self._tell([], [], _Granted([], short=False, ended=ended))
+            self._send_back(left, time.monotonic())
+        if left:
+            self._tell([], [], _Granted([], short=False, ended=left))
         if self._reopening is not None:
             self._reopening.cancel()
             self._reopening = None

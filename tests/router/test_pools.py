@@ -170,19 +170,6 @@ async def test_a_host_that_another_router_has_is_taken_over_anew(load: bool) -> 
     steered.pools.close()
 
 
-async def test_the_claims_of_a_router_follow_each_other() -> None:
-    """The later one counts at hosts, however fast they are made."""
-    steered = Steered()
-    claims = []
-    for number in range(50):
-        steered.pools.on_hosts("pool", ["h"])
-        steered.pools.load(Load("a", "h", 10, 0.1))
-        await settle()
-        claims.append(steered.calls[number][1].since)
-        steered.pools.on_hosts("pool", [])
-    assert claims == sorted(set(claims))
-
-
 async def test_a_router_that_ends_leaves_hosts_to_the_next() -> None:
     """It refuses what would have to be loaded there, and takes over none that is new, or that it has lost."""
     steered = Steered()
