@@ -35,8 +35,8 @@ class KvTrafficStore:
     def add(self, model: str, origin: str, revision: int, table: bytes) -> bool:
         """See the class."""
         key = self._key(model, origin, revision)
-        # A revision that is not kept any more can be put as if it had never been. Until the put below it would take as
-        # many changes as are kept, and one more, for that to happen unseen.
+        # A revision that is not kept any more could be put as if it had never been. Between this look and the put it
+        # would take more changes than there are revisions kept for that to happen.
         if max(self._keys(model, origin), default=b"") >= key:
             return False
         existed = _internal_kv_put(key, table, overwrite=False, namespace=_NAMESPACE)

@@ -112,7 +112,7 @@ class Versions:
         if self.keys:
             self._settle()
         else:
-            self.shares, self.shadow = (), None
+            self.shadow = None
 
     def key_of(self, named: str) -> str | None:
         """Key of the version of that number or alias."""
