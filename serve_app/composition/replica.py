@@ -166,13 +166,10 @@ def host_revision(revision: Revision, builds: Mapping[str, Description], make: C
         ConfigError: A build cannot be loaded, or its files have changed meanwhile.
     """
     replica = make(revision.model, builds, locations=revision.locations)
-    with ExitStack() as unless_kept:
-        unless_kept.callback(replica.worker.close)
-        if revision.changed():
-            problem = "its files changed while they were loaded; load it again"
-            raise ConfigError((f"model {revision.model.name!r}: {problem}",))
-        keep_revision(revision)
-        unless_kept.pop_all()
+    if revision.changed():
+        replica.worker.close()
+        raise ConfigError((f"model {revision.model.name!r}: its files changed while they were loaded; load it again",))
+    keep_revision(revision)
     warm_up = replica.warm_up
     return Hosted(
         revision.name, replica.worker, Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason)

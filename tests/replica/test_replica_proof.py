@@ -127,7 +127,8 @@ def test_a_session_that_ends_in_the_proof_is_told(known: bool) -> None:
     """At whichever run: what it would say to a later one does not hide it. There is no verdict on it."""
     signature = ModelSignature((TensorSpec("x", "FP32", (-1, 4)), TensorSpec("id", "INT64", (-1,))), ())
     samples = Samples(signature, (), {})
-    examples = {"": {"x": np.ones((1, 4), np.float32), "id": np.zeros(1, np.int64)}} if known else {}
+    example: Tensors = {"x": np.ones((1, 4), np.float32), "id": np.zeros(1, np.int64)}
+    examples = {"": example} if known else {}
     whole = Made(lambda inputs: {"y": inputs["x"]})
     prove({"": whole}, {"": PROVEN}, samples=samples, examples=examples)
     assert whole.runs
