@@ -155,7 +155,7 @@ def make_replica(
 
 
 def host_revision(revision: Revision, builds: Mapping[str, Description], make: Callable[..., Replica]) -> Hosted:
-    """Load a revision of a model, in this process, and keep its files.
+    """Load a revision of a model, in this process, and keep its files until it is closed.
 
     Args:
         revision: Which.
@@ -169,10 +169,12 @@ def host_revision(revision: Revision, builds: Mapping[str, Description], make: C
     if revision.changed():
         replica.worker.close()
         raise ConfigError((f"model {revision.model.name!r}: its files changed while they were loaded; load it again",))
-    keep_revision(revision)
     warm_up = replica.warm_up
     return Hosted(
-        revision.name, replica.worker, Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason)
+        revision.name,
+        replica.worker,
+        Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason),
+        keep_revision(revision).close,
     )
 
 

@@ -13,7 +13,7 @@ from local_server import Register
 from runtime_harness import batch_same_turn
 
 from serve_app.composition.replica import host_revision, make_replica
-from serve_app.composition.revision import find_revision, open_revision
+from serve_app.composition.revision import find_revision, forget_revisions, open_revision
 from serve_app.config import parse_args
 from serve_app.domain.agreed import Agreed
 from serve_app.errors import InvalidRequest
@@ -52,7 +52,8 @@ async def test_a_revision_whose_process_dies_in_the_warm_up_changes_nothing(
     base = Agreed(before.name, before.version)
     first = load(before.name, before.version)
     register = Register()
-    revisions = Revisions("m", first, base, load, lambda *_: 0, lambda: register.read("m"))
+    forget = partial(forget_revisions, model)
+    revisions = Revisions("m", first, base, load, lambda *_: 0, lambda: register.read("m"), forget)
     try:
         python_models.write(tmp_path / "m", CONSTANT.replace("return", "os.abort()\n            return"))
         after = find_revision(model)
@@ -61,7 +62,7 @@ async def test_a_revision_whose_process_dies_in_the_warm_up_changes_nothing(
         tensors = {"x": np.ones((1, 1), np.float32)}
         result = await revisions.run(Bundle([WireEntry(1, 60.0, 1, "", tensors)], revision=before.name))
     finally:
-        revisions.close()
+        await revisions.close()
     assert caught.value.message.startswith(
         "model 'm': its session ended before the first request: the process of the model was ended by SIGABRT; see"
     )
