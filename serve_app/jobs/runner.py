@@ -231,8 +231,9 @@ class Runner:
             return 1
         for job in exchanged.ended:
             self.drop(job)
+        has = self._running.keys() | {outcome.item for outcome, _ in self._ended}
         for lease in exchanged.leases:
-            if lease.item in self._running:  # the store had lost that it is run here
+            if lease.item in has:  # the store had lost that it is run here
                 continue
             task = asyncio.get_running_loop().create_task(self._carry(lease), context=Context())
             self._running[lease.item] = task, lease

@@ -16,7 +16,7 @@ from jobs.stores import BOUNDS, MakeStore, all_items, kept_state, made, new_item
 from serve_app.access.guard import wall_clock
 from serve_app.errors import InferenceFailed, InvalidRequest, ModelNotFound, ModelUnavailable, QueueFull
 from serve_app.jobs.jobs import Jobs
-from serve_app.jobs.records import JOB, Job, Lease
+from serve_app.jobs.records import JOB, Exchanged, Job, Lease
 from serve_app.jobs.runner import Reply, Runner
 from serve_app.jobs.settings import JobSettings
 from serve_app.jobs.sqlite.store import SqliteStore
@@ -457,6 +457,52 @@ async def test_an_item_whose_lease_the_store_lost_is_not_run_twice_here(kind_and
         while not (await jobs.store.census()).in_flight:
             pass
         go_on.set()
+        assert (await jobs.end_of(job)).completed == 1
+        assert (tries, jobs.runner.counts.discarded) == (1, 0)
+
+
+class LeasesAgain(SqliteStore):
+    """Lets an item end while the exchange that leases it again is under way."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.leased = 0
+        self.go_on, self.answered = asyncio.Event(), asyncio.Event()
+
+    async def exchange(self, *args: Any, **kwargs: Any) -> Exchanged:
+        """As the store's."""
+        found = await super().exchange(*args, **kwargs)
+        self.leased += len(found.leases)
+        if self.leased == 2:
+            self.go_on.set()
+            await self.answered.wait()
+        return found
+
+
+async def test_an_item_that_ends_while_it_is_leased_again_is_not_run_twice_here(tmp_path: Path) -> None:
+    """Its outcome is told by the next exchange."""
+    store = LeasesAgain(tmp_path / "jobs.sqlite")
+    tries, room = 0, {"digits": 0}
+    began = asyncio.Event()
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal tries
+        tries += 1
+        began.set()
+        await store.go_on.wait()
+        store.answered.set()
+        return await _yes(lease)
+
+    async with running(lambda: store, answer, room) as jobs, asyncio.timeout(60):
+        job = await jobs.submit(1)
+        while not jobs.runner.counts.exchanges:
+            await jobs.store.job(job.id)
+        put_back = kept_state("sqlite", str(tmp_path))
+        room["digits"] = 4
+        jobs.runner.wake()
+        await began.wait()
+        put_back()
+        jobs.runner.wake()
         assert (await jobs.end_of(job)).completed == 1
         assert (tries, jobs.runner.counts.discarded) == (1, 0)
 
