@@ -134,6 +134,15 @@ def test_a_form_with_a_part_for_each_input(pipelines: LocalServer) -> None:
     assert np.shape(by_form["vectors"]) == (2, 8)
 
 
+def test_parts_of_a_form_may_have_no_file_name(pipelines: LocalServer) -> None:
+    """A file is the bytes that were sent then, too; and text is UTF-8, or refused."""
+    files = {"picture": (None, PICTURE.read_bytes()), "sound": (None, SOUND.read_bytes())}
+    assert predict(pipelines, "same-digit", files=files).json()["seen"] == "four"
+    texts = [("texts", (None, "Größe".encode("latin-1")))]
+    answer = predict(pipelines, "passages", files=texts)
+    assert (answer.status_code, answer.json()["error"]) == (400, "texts[0]: text is not valid UTF-8")
+
+
 def test_a_form_that_was_cut_off_is_refused(pipelines: LocalServer) -> None:
     """Its last text would be missing in an answer that says 200."""
     text = b'--b\r\nContent-Disposition: form-data; name="texts"\r\n\r\n%b\r\n'
