@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import onnx_models
 import pytest
+import python_models
 import tritonclient.http as triton
 from client.both_clients import EitherClient
 from local_server import LocalServer, make_tokenizer
@@ -347,6 +348,45 @@ async def test_our_client_makes_jobs_of_pipelines(client: EitherClient) -> None:
     assert [(each.custom_id, each.value) for each in found] == [
         ("both", {"agree": False, "seen": "four", "heard": "eight"}),
         ("", {"y": [[3.0, 4.0]], "middle": [[2.0, 3.0]]}),
+    ]
+
+
+_WORDS = """
+    import numpy as np
+
+    class Words:
+        inputs = {"x": ("float32", [-1, 1])}
+        outputs = {"y": ("float32", [-1, 1])}
+
+        def preprocess(self, request):
+            return {"x": np.zeros((1, 1), "float32")}
+
+        def predict(self, batch):
+            return {"y": batch["x"]}
+
+        def postprocess(self, request, outputs):
+            text = request.inputs if isinstance(request.inputs, str) else request.inputs[0]
+            return [{"word": word} for word in text.split()]
+"""
+
+
+def test_what_a_class_lists_is_a_list_of_any_length(tmp_path: Path) -> None:
+    """One thing that it found in a text is the first of one."""
+    python_models.write(tmp_path / "words", _WORDS)
+    tasks = {"of-json": "json", "of-texts": "text-classification"}
+    common = {"path": str(tmp_path / "words"), "backend": "python"}
+    pipeline = {
+        "name": "found",
+        "inputs": {"text": {"type": "text"}},
+        "steps": [{"name": name, "model": name, "input": "text"} for name in tasks],
+        "outputs": {"json": "of-json.0.word", "texts": "of-texts.0.word", "all": "of-texts"},
+    }
+    models = [{"name": name, "task": task, **common} for name, task in tasks.items()]
+    with LocalServer({"models": models, "pipelines": [pipeline]}) as server:
+        found = [predict(server, "found", json={"text": text}).json() for text in ("one", "one two")]
+    assert found == [
+        {"json": "one", "texts": "one", "all": [{"word": "one"}]},
+        {"json": "one", "texts": "one", "all": [{"word": "one"}, {"word": "two"}]},
     ]
 
 
