@@ -59,7 +59,7 @@ def _content_type(given: bytes) -> str:
     """A form's, which has the parser keep the bytes of fields: of what is not UTF-8, it would make other text."""
     boundary = parse_options_header(given)[1].get(b"boundary", b"").decode(_BYTES)
     if not boundary or any(character in boundary for character in '"\\;'):
-        raise InvalidRequest("the multipart form cannot be read: its Content-Type needs a boundary")
+        raise InvalidRequest("the multipart form cannot be read: Missing boundary in multipart.")
     return f'multipart/form-data; charset={_BYTES}; boundary="{boundary}"'
 
 
