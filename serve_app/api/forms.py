@@ -11,6 +11,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from serve_app.api.content_type import MULTIPART, media_type
 from serve_app.errors import InvalidRequest
 
 _PIECE: Final = 64 * 1024
@@ -35,7 +36,10 @@ async def opened_form(
 
     Raises:
         InvalidRequest: It is no form, was cut off, or has more than that.
+        UnsupportedMedia: It is in a charset other than UTF-8.
     """
+    if media_type(headers) != MULTIPART:  # which also looks at the charset
+        raise InvalidRequest(f"Content-Type: expected {MULTIPART}")
     parser = _Parser(
         Headers({"content-type": _content_type(headers.get(b"content-type", b""))}),
         _pieces(content),

@@ -491,7 +491,11 @@ class Service:
         if version == served.info.version or random.random() * 100.0 >= settings.share:  # noqa: S311 - no secret
             return
         key = versions.keys[version]
-        if self._served[key].info.signature.inputs != served.info.signature.inputs:
+        other = self._served[key].info
+        if (
+            other.signature.inputs != served.info.signature.inputs
+            or answer.variant not in ("", *other.variants)  # the exact model has no name
+        ):
             self._metrics.shadowed(key, "failed")
             return
         if not options.nbytes:

@@ -24,9 +24,9 @@ async def read(content_type: str, *parts: bytes) -> list[tuple[str, str | None, 
     return found
 
 
-@pytest.mark.parametrize("charset", ["", "charset=utf-8; ", "charset=utf-16; ", "charset=none; "])
+@pytest.mark.parametrize("charset", ["", "charset=utf-8; ", "charset=UTF8; "])
 async def test_fields_are_the_bytes_that_were_sent(charset: str) -> None:
-    """Whatever they are, and whatever charset the form names."""
+    """Whatever they are; names are UTF-8, or of those who know no other than Latin-1."""
     content = bytes(range(256)).replace(b"\r\n--b", b"")
     parts = (
         _PART % ("größe".encode(), b"", content),
@@ -48,7 +48,6 @@ async def test_fields_are_the_bytes_that_were_sent(charset: str) -> None:
         'multipart/form-data; boundary="b',
         'multipart/form-data; boundary="b\\"; charset=utf-8; c=\\"d"',
         'multipart/form-data; boundary="b;charset=utf-8"',
-        "",
     ],
 )
 async def test_a_form_needs_a_boundary(content_type: str) -> None:
