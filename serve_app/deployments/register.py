@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Mapping
 
 from ray import serve
@@ -28,6 +30,7 @@ def forget(bases: Mapping[str, str]) -> None:
     if _internal_kv_initialized():
         for model, base in bases.items():
             _internal_kv_del(_prefix(model, base), del_by_prefix=True, namespace=_NAMESPACE)
+        _internal_kv_del(_routed(bases), del_by_prefix=True, namespace=_NAMESPACE)
 
 
 class ClusterRegister:
@@ -41,6 +44,14 @@ class ClusterRegister:
 
     def __init__(self, bases: Mapping[str, str]) -> None:
         self._bases = bases
+
+    def was_routed(self) -> bool:
+        """Whether a router has started since the application was deployed."""
+        return _internal_kv_get(self._routed_key(), namespace=_NAMESPACE) is not None
+
+    def note_routed(self) -> None:
+        """A router has started."""
+        _internal_kv_put(self._routed_key(), b"", overwrite=True, namespace=_NAMESPACE)
 
     def read_now(self, model: str) -> Agreed | None:
         """As `read`, without giving others their turn."""
@@ -58,8 +69,20 @@ class ClusterRegister:
         )
 
     def _key(self, model: str) -> bytes:
-        application: str = serve.get_replica_context().app_name
-        return _prefix(model, self._bases[model]) + application.encode()
+        return _prefix(model, self._bases[model]) + _application()
+
+    def _routed_key(self) -> bytes:
+        return _routed(self._bases) + _application()
+
+
+def _application() -> bytes:
+    application: str = serve.get_replica_context().app_name
+    return application.encode()
+
+
+def _routed(bases: Mapping[str, str]) -> bytes:
+    digest = hashlib.sha256(json.dumps(sorted(bases.items())).encode()).hexdigest()
+    return f"routed/{digest}/".encode()
 
 
 def _prefix(model: str, base: str) -> bytes:
