@@ -121,8 +121,10 @@ class RouterDeployment:
         log_file = request_log_file(config.logging.place(), _log_name) if config.logging.requests else None
         register = ClusterRegister({model: agreed.revision for model, agreed in deployed.items()})
         changed: dict[str, Agreed] = {}
-        for model in self._models:  # members of pools stay as they were deployed
-            if (agreed := register.read_now(model)) is not None and agreed.revision != deployed[model].revision:
+        for model, before in deployed.items():
+            if model not in self._models:  # a member of a pool, which stays as it was deployed
+                continue
+            if (agreed := register.read_now(model)) is not None and agreed.revision != before.revision:
                 changed[model] = agreed
         settings = router_settings(
             config,
@@ -133,8 +135,8 @@ class RouterDeployment:
             deployed=deployed,
             changed=changed,
         )
-        faults = tuple(routed.info.fault for routed in settings.models if routed.info.fault)
-        if faults and not register.was_routed():
+        faults = tuple(model.info.fault for model in settings.models if model.info.fault)
+        if faults and not register.was_routed():  # nobody has been served yet: whoever deploys is to see them
             raise ConfigError(faults)
         peers = None if config.router.replicas == 1 else _Peers()
         fleet = _Fleet(config, handles, lambda: self._keeper, peers)
@@ -154,7 +156,8 @@ class RouterDeployment:
         for model, agreed in changed.items():
             self._keeper.begin(model, agreed)
             self._resumed.append(self._loop.create_task(repository.resume(model)))
-        register.note_routed()
+        if deployed:
+            register.note_routed()
         self._checks = itertools.count(1)
         self.grpc_app = self._router.grpc
         self._watcher = None

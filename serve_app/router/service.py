@@ -695,8 +695,8 @@ class Service:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
             (``policy``, and where it has them ``fallbacks``, ``device_group`` and ``pool``); what `Scheduler.snapshot`
             tells of its queues, replicas (of a member of a pool, the hosts that have loaded it) and predictions; and
-            its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed, or
-            why it cannot be served.
+            its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed,
+            or why it cannot be served.
             Where there are pools, ``pools`` has what `Scheduler.pools` tells.
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``. ``cache``
             of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
