@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import numpy as np
@@ -81,7 +81,13 @@ def both(folder: Path) -> dict[str, Any]:
     return {"models": [moods(folder / "moods"), {"name": "constant", "path": str(folder / "constant")}]}
 
 
-def ask(server: LocalServer, model: str = "moods") -> httpx.Response:
+class Listening(Protocol):
+    """A server."""
+
+    url: str
+
+
+def ask(server: Listening, model: str = "moods") -> httpx.Response:
     """Classify a text, or run one row of tensors."""
     if model == "moods":
         body = {"inputs": "the cat sat", "parameters": {"top_k": 9}}
@@ -95,19 +101,19 @@ def labels(answer: httpx.Response) -> set[str]:
     return {each["label"] for row in answer.json() for each in row}
 
 
-def load(server: LocalServer, verb: str = "load") -> httpx.Response:
+def load(server: Listening, verb: str = "load") -> httpx.Response:
     """Load or unload the classifier."""
     return httpx.post(f"{server.url}/v2/repository/models/moods/{verb}", timeout=60.0)
 
 
-def reasons(server: LocalServer) -> dict[str, str]:
+def reasons(server: Listening) -> dict[str, str]:
     """By model, why it is not ready; empty: it is."""
     index = httpx.post(f"{server.url}/v2/repository/index").json()
     assert [entry["state"] == "READY" for entry in index] == [not entry["reason"] for entry in index]
     return {entry["name"]: entry["reason"] for entry in index}
 
 
-def is_ready(server: LocalServer, model: str = "") -> bool:
+def is_ready(server: Listening, model: str = "") -> bool:
     """Whether the server is, or a model."""
     path = f"models/{model}" if model else "health"
     return httpx.get(f"{server.url}/v2/{path}/ready").status_code == 200
@@ -128,11 +134,14 @@ def test_labels_that_a_load_has_changed_are_those_of_the_next_router(folder: Pat
         assert labels(ask(server)) == set(MOODS[:5])
 
 
-def test_a_version_that_nobody_has_loaded_does_not_count_for_the_next_router(folder: Path) -> None:
-    """It lies beside the one that is served, with labels of its own."""
-    write_moods(folder / "several" / "1", 4)
+@pytest.mark.parametrize("beside", [lambda _: None, lambda folder: folder], ids=["own labels", "labels of all"])
+def test_a_version_that_nobody_has_loaded_does_not_count_for_the_next_router(
+    folder: Path, beside: Callable[[Path], Path | None]
+) -> None:
+    """It lies beside the one that is served, with labels of its own, or in place of those of both."""
+    write_moods(folder / "several" / "1", 4, beside=beside(folder / "several"))
     with LocalServer({"models": [moods(folder / "several")]}, OPEN) as server:
-        write_moods(folder / "several" / "2", 6)
+        write_moods(folder / "several" / "2", 6, beside=beside(folder / "several"))
         server.replace_router()
         assert labels(ask(server)) == set(MOODS[:4])
         assert load(server).json()["version"] == "2"
@@ -244,7 +253,7 @@ def test_one_version_that_cannot_be_read_leaves_the_others(folder: Path) -> None
             f"{server.url}/v1/models/moods/predict", json={"inputs": "the cat"}, headers={"X-Model-Version": "2"}
         )
         assert named.status_code == 503
-        assert "is not those" in named.json()["error"] or "are not those" in named.json()["error"]
+        assert "its files are not those of revision" in named.json()["error"]
         assert is_ready(server)
 
 
