@@ -304,6 +304,13 @@ class LocalServer:
             self._add_hosts(pool, 0)
         await self._open()
 
+    def retry(self) -> None:
+        """Have the router try again to serve what it could not read, as health checks do, and wait for that."""
+        self.run(self._retry())
+
+    async def _retry(self) -> None:
+        await self.keeper.retry()
+
     def _catch_up(self, model: str) -> None:
         self.keeper.catch_up(model)
 

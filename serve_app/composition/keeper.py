@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -92,10 +92,15 @@ class Keeper:
             self._prepared[model] = self._route(model, agreed)
         self._turn_to(model, agreed)
 
-    def retry(self) -> None:
-        """Try again to serve what could not be read: what has the files may have been away for a while only."""
+    def retry(self) -> Awaitable[object]:
+        """Try again to serve what could not be read, in the background: its files may have been away for a while.
+
+        Returns:
+            Ends when that is done.
+        """
         for model in self._router.service.faults:
             self.catch_up(model)
+        return asyncio.gather(*self._tasks.values())
 
     def catch_up(self, model: str) -> None:
         """A replica does not have what this router takes for agreed on: settle, in the background."""

@@ -233,8 +233,10 @@ def test_what_could_not_be_read_for_a_while_is_served_when_it_can(folder: Path) 
         shutil.rmtree(folder / "cache" / "revisions")
         server.replace_router()
         assert ask(server).status_code == 503
+        server.retry()
+        assert ask(server).status_code == 503
         (folder / "away").rename(folder / "moods")
-        server.run(server.keeper.settle("moods"))
+        server.retry()
         assert labels(ask(server)) == set(MOODS[:4])
 
 
@@ -283,5 +285,5 @@ def test_a_member_whose_folder_is_gone_leaves_the_pool_in_service(folder: Path) 
         assert is_ready(server)
         assert load(server).status_code == 501
         (folder / "away").rename(folder / "moods")
-        server.run(server.keeper.settle("moods"))
+        server.retry()
         assert labels(ask(server)) == set(MOODS[:4])
