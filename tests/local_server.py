@@ -33,7 +33,7 @@ from serve_app.composition.keeper import Keeper
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
 from serve_app.composition.replica import Replica, expected_memory, host_revision, make_replica
-from serve_app.composition.revision import find_revision, open_revision
+from serve_app.composition.revision import find_revision, forget_revisions, open_revision
 from serve_app.composition.router import encode_description
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.agreed import Agreed, Told, decode_agreed, encode_agreed
@@ -243,7 +243,7 @@ class LocalServer:
         for link in self._links.values():
             link.close()
         for revisions in self.replicas.values():
-            revisions.close()
+            await revisions.close()
         for host in self.hosts.values():
             host.close()
 
@@ -370,6 +370,7 @@ class LocalServer:
                 partial(_load, model),
                 partial(_weigh, model),
                 partial(self.register.read, model.name),
+                partial(forget_revisions, model),
                 model.resources.memory_limit,
             )
             if self._linked:

@@ -48,12 +48,12 @@ def media_type(headers: Mapping[bytes, bytes]) -> str:
     """The Content-Type without parameters, lower case; empty where there is none.
 
     Raises:
-        UnsupportedMedia: Text in a charset other than UTF-8.
+        UnsupportedMedia: Text, or a form, in a charset other than UTF-8.
     """
     value = headers.get(b"content-type", b"").decode("latin-1")
     name, _, parameters = value.partition(";")
     name = name.strip().lower()
-    if name in {"text/plain", JSON}:
+    if name in {"text/plain", JSON, MULTIPART}:
         for parameter in parameters.split(";"):
             key, _, charset = parameter.partition("=")
             if key.strip().lower() == "charset" and charset.strip(' "').lower() not in {"utf-8", "utf8", "us-ascii"}:

@@ -10,6 +10,7 @@ from typing import Final
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from serve_app.api.content_type import MULTIPART, media_type
 from serve_app.errors import InvalidRequest
 
 _PIECE: Final = 64 * 1024
@@ -29,7 +30,10 @@ async def opened_form(
 
     Raises:
         InvalidRequest: It is no form, was cut off, or has more than that.
+        UnsupportedMedia: It is in a charset other than UTF-8.
     """
+    if media_type(headers) != MULTIPART:  # which also looks at the charset: the parser takes any codec of Python
+        raise InvalidRequest(f"Content-Type: expected {MULTIPART}")
     parser = _Parser(
         Headers({"content-type": headers.get(b"content-type", b"").decode("latin-1")}),
         _pieces(content),

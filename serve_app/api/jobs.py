@@ -168,7 +168,7 @@ def number(request: Request, name: str, default: int, least: int, most: int) -> 
     given = request.query_params.get(name)
     if given is None or given == "":
         return default
-    if not given.lstrip("-").isdecimal() or len(given) > 11 or not least <= int(given) <= most:
+    if not given.removeprefix("-").isdecimal() or len(given) > 11 or not least <= int(given) <= most:
         raise InvalidRequest(f"{name}: expected an integer from {least} to {most}")
     return int(given)
 

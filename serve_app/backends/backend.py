@@ -58,7 +58,8 @@ class Backend(Protocol):
     def close(self) -> None:
         """Free the session and its memory. Idempotent, also before `load`; a closed backend can be loaded again.
 
-        A run that is under way in another thread is ended where that can be done, and otherwise left alone.
+        It frees what a failed `load` has left, too. A run that is under way in another thread is ended where that can
+        be done, and otherwise left alone.
         """
 
 

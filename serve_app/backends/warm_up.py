@@ -7,7 +7,7 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.synthetic_inputs import SYNTHETIC_INPUTS, filled, shape_of
 from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed, ServeAppError
@@ -99,6 +99,7 @@ def warm_up(
 
     Raises:
         InferenceFailed: The model failed at a shape, which the message names.
+        SessionLost: Its session has ended there.
     """
     started = clock()
     plan = shapes(max_rows, buckets)
@@ -127,7 +128,7 @@ def try_warm_up(
     budget_s: float | None = 30.0,
     clock: Callable[[], float] = perf_counter,
 ) -> WarmUp:
-    """As `warm_up` with the first inputs that the model runs, and without raising for what the model does.
+    """As `warm_up` with the first inputs that the model runs, and without raising for a run that fails.
 
     Args:
         backend: Loaded.
@@ -137,10 +138,15 @@ def try_warm_up(
         repeats: Measured runs per shape.
         budget_s: Time for all of it, seconds. ``None``: the smallest input is run once, and nothing is measured.
         clock: Seconds, monotonic.
+
+    Raises:
+        SessionLost: The session has ended, so that there is nothing to serve.
     """
     began = clock()
     try:
         make_inputs = first_that_runs([backend], candidates, min(buckets, default=0), budget_s or 0.0, clock)
+    except SessionLost:
+        raise
     except InferenceFailed as error:
         return WarmUp([], None, error.message)
     if budget_s is None:
@@ -163,6 +169,8 @@ def try_warm_up(
             on_progress=note,
             clock=clock,
         )
+    except SessionLost:
+        raise
     except ServeAppError as error:
         reason = error.message
     return WarmUp(executions, make_inputs, reason)
@@ -186,6 +194,7 @@ def first_that_runs(
 
     Raises:
         InferenceFailed: None runs; the message is what the model said to the first of them.
+        SessionLost: A session has ended: no further one can be tried.
     """
     until = clock() + budget_s
     builds = list(backends)
@@ -195,6 +204,8 @@ def first_that_runs(
             inputs = make_inputs(1, bucket)
             for backend in builds:
                 backend.run(inputs)
+        except SessionLost:
+            raise
         except ServeAppError as error:
             refusal = refusal or error.message
             if clock() >= until:
@@ -266,5 +277,6 @@ def _measure(
             durations.append(clock() - start)
     except InferenceFailed as error:
         where = f"{rows} rows" if bucket == 0 else f"{rows} rows of size {bucket}"
-        raise InferenceFailed(f"warm-up with {where}: {error.message}") from error
+        kind = SessionLost if isinstance(error, SessionLost) else InferenceFailed
+        raise kind(f"warm-up with {where}: {error.message}") from error
     return median(durations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -56,7 +57,7 @@ def fetch(url: str | None, path: str, content: bytes | None = None, headers: Map
             body: bytes = answer.read()
     except urllib.error.HTTPError as error:
         raise failed(_message(error)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise failed(f"{url}: {error}") from None
     return body
 
@@ -64,7 +65,7 @@ def fetch(url: str | None, path: str, content: bytes | None = None, headers: Map
 def _message(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.load(error)["error"])
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         return f"the server answers {error.code}"
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -118,9 +119,11 @@ def results(
     url: Url = None,
 ) -> None:
     """Write what became of the items of JOB, a line of JSON each."""
+    pages = _pages(job, state, url)
+    first = next(pages)  # an existing file is left as it is where there is nothing to be had
     with nullcontext(sys.stdout) if output is None else output.open("w", encoding="utf-8") as file:
-        for result in _results(job, state, url):
-            file.write(json.dumps(result) + "\n")
+        for page in chain([first], pages):
+            file.writelines(json.dumps(result) + "\n" for result in page)
 
 
 def _items(file: Path) -> Iterator[Mapping[str, Any]]:
@@ -148,12 +151,12 @@ def _path(job: str) -> str:
     return f"/v1/jobs/{quote(job, safe='')}"
 
 
-def _results(job: str, state: str, url: str | None) -> Iterator[Mapping[str, Any]]:
+def _pages(job: str, state: str, url: str | None) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Results by pages, of which there is one at least."""
     after: int | None = -1
     while after is not None:
         page = ask(url, f"{_path(job)}/results?after={after}&limit=1000&state={quote(state, safe='')}")
-        data: Sequence[Mapping[str, Any]] = page["data"]
-        yield from data
+        yield page["data"]
         after = page["next"]
 
 

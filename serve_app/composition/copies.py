@@ -142,6 +142,38 @@ def forget(copy: Path) -> None:
         copy.rename(folder / "copy")
 
 
+def use_folder(folder: Path, until: ExitStack) -> bool:
+    """Have `forget_unused` leave a folder alone, in whatever process of this machine. Returns whether it is there.
+
+    Where a filesystem has no locks, nothing is left alone.
+    """
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return False
+    until.callback(os.close, opened)
+    with suppress(OSError):
+        fcntl.flock(opened, fcntl.LOCK_SH)
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(opened))
+    except FileNotFoundError:  # it was forgotten in between
+        return False
+
+
+def forget_unused(folder: Path) -> None:
+    """Remove a folder unless a process uses it."""
+    with ExitStack() as held:
+        try:
+            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, opened)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:  # there are no locks, or somebody else was faster
+            pass
+        forget(folder)
+
+
 @contextmanager
 def staging(folder: Path, prefix: str) -> Iterator[Path]:
     """A folder inside this one to make something in; what is left in it is removed.

@@ -112,7 +112,7 @@ class Keeper:
     async def _caught_up(self, model: str) -> None:
         try:
             await self._settle(model)
-        except Exception as error:  # it is tried again with the next bundle that comes back
+        except Exception as error:  # it is tried again: with the next bundle that comes back, or `retry`
             _log.warning("Model %s: this router could not settle: %s", model, error)
 
     def _turn_to(self, model: str, agreed: Agreed) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from serve_app.api.open_inference.sample import decode_sample
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
 from serve_app.composition.backend import make_backend
@@ -95,67 +96,66 @@ def make_replica(
         member: How it is loaded at a host of a pool; ``None``: it has this process alone.
 
     Raises:
-        ConfigError: A build cannot be loaded.
+        ConfigError: A build cannot be loaded, or its session has ended before its first request.
     """
     began = time.monotonic()
     locations = find_files(model) if locations is None else locations
-    backends: dict[str, Backend] = {}
-    for variant, location in locations.items():
-        backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
-        if (note := backend.load()) is not None:
-            _log.warning(note)
-        backends[variant] = backend
-    signature, has_rows = backends[""].signature, builds[""].joinable.rows
-    processor = make_processor(model, signature, locations[""], backends[""])
-    samples = make_samples(model, signature, decode_sample, rows=has_rows)
-    max_rows, tolerance = model.batching.max_rows, model.batching.tolerance
-    budget_s: float | None = model.health.warm_up_s
-    if member is not None:
-        budget_s = None if member.executions else min(model.health.warm_up_s, _SHORT_S)
-    warm_up = warm_up_replica(
-        model.name,
-        backends,
-        makes_examples(processor),
-        samples,
-        max_rows=max_rows if has_rows else 1,
-        budget_s=budget_s,
-    )
-    if member is None:
-        keys = {variant: _key(model, locations[variant], builds[variant], backends[variant]) for variant in locations}
-        proofs = ProofContext(model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys)
-    else:
-        warm_up = warm_up._replace(executions=list(member.executions) or warm_up.executions)
-        keys = {
-            variant: identity_key(member.identities[variant], backend.device, locations[variant].kind.versions())
-            for variant, backend in backends.items()
-        }
-        proofs = ProofContext(model.name, max_rows, tolerance, _SHORT_S, records, keys)
-    graph = {variant: build.joinable for variant, build in builds.items()}
-    verdicts = prove_replica(proofs, backends, graph, makes_examples(processor), samples, warm_up.examples)
-    needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
-    joining = Joining(model.name, verdicts, needed)
-    worker = Worker(
-        scheduling=model.scheduling(),
-        backends=backends,
-        processor=processor,
-        preprocess_threads=model.resources.preprocess_threads,
-        batch=batch,
-        warm_up=warm_up.executions,
-        examples=warm_up.examples,
-        joining=joining,
-        proofs=proofs,
-        verify=model.batching.verify,
-        refuse_non_finite=model.health.refuse_non_finite,
-        min_share=min_share,
-        planned=planned,
-        on_lost=on_lost,
-        turn=None if member is None else member.turn,
-    )
+    with _loaded(model, builds, locations, gpu_available=gpu_available) as backends:
+        signature, has_rows = backends[""].signature, builds[""].joinable.rows
+        processor = make_processor(model, signature, locations[""], backends[""])
+        samples = make_samples(model, signature, decode_sample, rows=has_rows)
+        max_rows, tolerance = model.batching.max_rows, model.batching.tolerance
+        budget_s: float | None = model.health.warm_up_s
+        if member is not None:
+            budget_s = None if member.executions else min(model.health.warm_up_s, _SHORT_S)
+        warm_up = warm_up_replica(
+            model.name,
+            backends,
+            makes_examples(processor),
+            samples,
+            max_rows=max_rows if has_rows else 1,
+            budget_s=budget_s,
+        )
+        if member is None:
+            keys = {
+                variant: _key(model, locations[variant], builds[variant], backends[variant]) for variant in locations
+            }
+            proofs = ProofContext(
+                model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys
+            )
+        else:
+            warm_up = warm_up._replace(executions=list(member.executions) or warm_up.executions)
+            keys = {
+                variant: identity_key(member.identities[variant], backend.device, locations[variant].kind.versions())
+                for variant, backend in backends.items()
+            }
+            proofs = ProofContext(model.name, max_rows, tolerance, _SHORT_S, records, keys)
+        graph = {variant: build.joinable for variant, build in builds.items()}
+        verdicts = prove_replica(proofs, backends, graph, makes_examples(processor), samples, warm_up.examples)
+        needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
+        joining = Joining(model.name, verdicts, needed)
+        worker = Worker(
+            scheduling=model.scheduling(),
+            backends=backends,
+            processor=processor,
+            preprocess_threads=model.resources.preprocess_threads,
+            batch=batch,
+            warm_up=warm_up.executions,
+            examples=warm_up.examples,
+            joining=joining,
+            proofs=proofs,
+            verify=model.batching.verify,
+            refuse_non_finite=model.health.refuse_non_finite,
+            min_share=min_share,
+            planned=planned,
+            on_lost=on_lost,
+            turn=None if member is None else member.turn,
+        )
     return Replica(worker, warm_up, joining)
 
 
 def host_revision(revision: Revision, builds: Mapping[str, Description], make: Callable[..., Replica]) -> Hosted:
-    """Load a revision of a model, in this process, and keep its files.
+    """Load a revision of a model, in this process, and keep its files until it is closed.
 
     Args:
         revision: Which.
@@ -169,16 +169,50 @@ def host_revision(revision: Revision, builds: Mapping[str, Description], make: C
     if revision.changed():
         replica.worker.close()
         raise ConfigError((f"model {revision.model.name!r}: its files changed while they were loaded; load it again",))
-    keep_revision(revision)
     warm_up = replica.warm_up
     return Hosted(
-        revision.name, replica.worker, Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason)
+        revision.name,
+        replica.worker,
+        Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason),
+        keep_revision(revision).close,
     )
 
 
 def expected_memory(revision: Revision) -> int:
     """Bytes of memory that a revision may take; see `memory_of`."""
     return memory_of(revision.locations)
+
+
+@contextmanager
+def _loaded(
+    model: ModelConfig,
+    builds: Mapping[str, Description],
+    locations: Mapping[str, ModelLocation],
+    *,
+    gpu_available: bool,
+) -> Iterator[Mapping[str, Backend]]:
+    """Every build of a model, loaded, by variant. Where what is done with them fails, they are closed.
+
+    Raises:
+        ConfigError: One cannot be loaded, or its session has ended.
+    """
+    with ExitStack() as unless_kept:
+        backends: dict[str, Backend] = {}
+        for variant, location in locations.items():
+            backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
+            unless_kept.callback(backend.close)
+            if (note := backend.load()) is not None:
+                _log.warning(note)
+            backends[variant] = backend
+        try:
+            yield backends
+        except SessionLost as error:
+            problem = (
+                f"model {model.name!r}: its session ended before the first request: {error.message}; see the log. If"
+                " memory was short, lower batching.max_rows; if it cannot run these inputs, give others in warm_up"
+            )
+            raise ConfigError((problem,)) from None
+        unless_kept.pop_all()
 
 
 def _key(model: ModelConfig, location: ModelLocation, build: Description, backend: Backend) -> str:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serve_app.backends.description import Description
-from serve_app.composition.copies import is_being_written, staging
+from serve_app.composition.copies import forget_unused, is_being_written, staging, use_folder
 from serve_app.composition.digests import Digests
 from serve_app.composition.identity import identities
 from serve_app.composition.locate import ModelLocation
@@ -144,30 +143,52 @@ def open_revision(
         kept = _open_kept(model, folder, environ)
         if kept is not None and kept.name == name:
             return kept
-    again = "load the model again" if model.pool is None else "deploy it again"
+    again = "deploy it again"
+    if model.pool is None:
+        again = f"load the model again, or {again} if it has no other replica"
     raise ConfigError((f"model {model.name!r}: its files are not those of revision {name} any more{problem}; {again}",))
 
 
-def keep_revision(revision: Revision, environ: Mapping[str, str] | None = None) -> None:
-    """Keep the files of a revision by hard links, and those of no other of this model.
+def keep_revision(revision: Revision, environ: Mapping[str, str] | None = None) -> ExitStack:
+    """Keep the files of a revision by hard links. Where a filesystem cannot link, nothing is kept.
 
-    Where a filesystem cannot link, nothing is kept.
+    Returns:
+        Until this is closed, `forget_revisions` leaves them alone.
     """
     folder = _kept(revision.model, environ)
     target = folder / revision.name
+    kept = ExitStack()
     try:
-        if not target.is_dir():
+        while not use_folder(target, kept):
             with staging(folder, ".linking-") as place_beside:
                 copy = place_beside / "copy"
                 for place, location in _places(revision.model, revision.locations):
                     _link(location, copy / place)
-                copy.rename(target)
-        for other in folder.iterdir():
-            if other.name != revision.name and not other.name.startswith("."):
-                shutil.rmtree(other, ignore_errors=True)
+                try:
+                    copy.rename(target)
+                except OSError:
+                    if not target.is_dir():  # nobody else was faster: it is a fault of its own
+                        raise
     except (OSError, ConfigError) as error:
-        if not target.is_dir():  # nobody else was faster
-            _log.info("model %r: the files of revision %s are not kept: %s", revision.model.name, revision.name, error)
+        _log.info("model %r: the files of revision %s are not kept: %s", revision.model.name, revision.name, error)
+    return kept
+
+
+def forget_revisions(model: ModelConfig, agreed: str, environ: Mapping[str, str] | None = None) -> None:
+    """Keep no longer what was kept of a model's revisions, but of those that a process of this machine has loaded.
+
+    Args:
+        model: The model.
+        agreed: The revision that is agreed on, which stays; empty: the model is unloaded.
+        environ: Environment variables; by default those of this process.
+    """
+    folder = _kept(model, environ)
+    try:
+        for other in folder.iterdir() if folder.is_dir() else ():
+            if other.name != agreed and not other.name.startswith("."):
+                forget_unused(other)
+    except OSError as error:
+        _log.info("model %r: files of former revisions are still kept: %s", model.name, error)
 
 
 def _revision(model: ModelConfig, locations: Mapping[str, ModelLocation], digests: Digests) -> Revision:

@@ -88,10 +88,10 @@ class JobsConfig(Section):
     """A Redis server that keeps jobs instead, for routers on several machines. It must write to disk (`appendonly`)."""
 
     batches: Positive = 4
-    """Items in flight for jobs, as full batches of a model, for each of its replicas and each router."""
+    """Items in flight for jobs in each router, as full batches of a model, for each replica that it may have."""
 
     max_bytes_in_flight: Size = ByteSize(64 * 1024**2)
-    """Bytes of items in flight for jobs in each router."""
+    """Bytes of items in flight for jobs in each router, of one model; of all models, about twice that at most."""
 
     lease_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
     """A router that the store has not heard of for this long has stopped: others run its items."""

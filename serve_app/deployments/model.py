@@ -18,7 +18,7 @@ from ray.serve.metrics import Gauge
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.memory import large_blocks_apart
 from serve_app.composition.replica import expected_memory, host_revision, make_replica
-from serve_app.composition.revision import open_revision
+from serve_app.composition.revision import forget_revisions, open_revision
 from serve_app.config import ModelConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.garbage import leave_out_what_is_there
@@ -99,6 +99,7 @@ class ModelDeployment:
             self._load,
             lambda name, version: expected_memory(open_revision(config, name, version)),
             lambda: register.read(config.name),
+            partial(forget_revisions, config),
             config.resources.memory_limit,
         )
         self._memory = ProcessMemory(config.name, config.resources.memory_limit)
@@ -201,4 +202,4 @@ class ModelDeployment:
         """Answer what came by links, of which Serve knows nothing, and free everything."""
         if self._links is not None:
             await self._links.drain(self._config.health.drain_timeout_s)
-        self._revisions.close()
+        await self._revisions.close()

@@ -34,14 +34,19 @@ class KvTrafficStore:
 
     def add(self, model: str, origin: str, revision: int, table: bytes) -> bool:
         """See the class."""
-        existed = _internal_kv_put(self._key(model, origin, revision), table, overwrite=False, namespace=_NAMESPACE)
+        key = self._key(model, origin, revision)
+        # A revision that is not kept any more could be put as if it had never been. Between this look and the put it
+        # would take more changes than there are revisions kept for that to happen.
+        if max(self._keys(model, origin), default=b"") >= key:
+            return False
+        existed = _internal_kv_put(key, table, overwrite=False, namespace=_NAMESPACE)
         if not existed:
             _internal_kv_del(self._key(model, origin, revision - _KEPT), namespace=_NAMESPACE)
         return not existed
 
     def newest(self, model: str, origin: str) -> bytes | None:
         """See the class."""
-        keys = _internal_kv_list(self._prefix(model) + origin.encode() + b"/", namespace=_NAMESPACE)
+        keys = self._keys(model, origin)
         if not keys:
             return None
         table: bytes | None = _internal_kv_get(max(keys), namespace=_NAMESPACE)
@@ -56,6 +61,11 @@ class KvTrafficStore:
         for key in others:
             _internal_kv_del(key, namespace=_NAMESPACE)
         return bool(others)
+
+    def _keys(self, model: str, origin: str) -> list[bytes]:
+        """Of the revisions that are kept; they sort as these do."""
+        keys: list[bytes] = _internal_kv_list(self._prefix(model) + origin.encode() + b"/", namespace=_NAMESPACE)
+        return keys
 
     def _prefix(self, model: str) -> bytes:
         return hashlib.sha256(f"{self._application()}\0{model}".encode()).hexdigest()[:32].encode() + b"/"

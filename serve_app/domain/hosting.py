@@ -11,7 +11,8 @@ class Owner(Struct, frozen=True):
     """Who decides what a host loads.
 
     Attributes:
-        since: When it took the host, seconds since the epoch: of two the later counts.
+        since: When it took the host, seconds since the epoch, or later where another had a later claim: of two the
+            later counts.
         name: Tells it from others of that moment.
     """
 
@@ -20,16 +21,19 @@ class Owner(Struct, frozen=True):
 
 
 class LoadOutcome(Struct, frozen=True):
-    """What became of a load.
+    """What became of an order, which may have a load.
 
     Attributes:
         seconds: What it took.
         nbytes: What the member holds, bytes; 0: not measured.
         told: What its router needs to know of it; ``None``: it has failed.
         fault: Why, safe to show to clients.
+        superseded: `Owner.since` of another router that has the host now, which has done nothing of the order; 0.0: it
+            was done.
     """
 
     seconds: float = 0.0
     nbytes: int = 0
     told: Told | None = None
     fault: str = ""
+    superseded: float = 0.0

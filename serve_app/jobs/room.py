@@ -19,7 +19,7 @@ def room(models: Iterable[ModelInfo], batches: int) -> dict[str, int]:
 
     Args:
         models: What is served.
-        batches: Full batches per replica.
+        batches: Full batches for each replica that a model may have.
     """
     found = {}
     for info in models:

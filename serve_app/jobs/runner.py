@@ -93,7 +93,7 @@ class RunnerCounts:
     """What a runner has seen since it started."""
 
     ended: Counter[str] = field(default_factory=Counter)
-    """Items by their state."""
+    """Items by their state; also those whose outcomes counted for nothing."""
     retried: int = 0
     discarded: int = 0
     """Outcomes that counted for nothing."""
@@ -218,18 +218,9 @@ class Runner:
         """One exchange; gives how many items were started."""
         if self._session is None:
             self._session = await self._store.begin_session(self._now(), self._settings.lease_s)
-        # What has ended leaves its place with this exchange: it is not counted.
-        held = Counter(lease.request.model for _, lease in self._running.values())
-        room = {model: limit - held[model] for model, limit in self._room().items()}
-        others = _OTHERS - held[""]
-        left_bytes = self._settings.max_bytes_in_flight - sum(
-            lease.request.nbytes for _, lease in self._running.values()
-        )
-        # An exchange gives one item at least where there is room for any.
-        if self.paused or (self._running and left_bytes <= 0):
-            room, others = {}, 0
+        room, others, nbytes = self._places()
         try:
-            exchanged = await self._exchange(room, others, left_bytes)
+            exchanged = await self._exchange(room, others, nbytes)
         except SessionOver:
             logger.warning("Items of jobs are others' now: this router was not heard of for too long")
             self.counts.sessions_lost += 1
@@ -245,6 +236,32 @@ class Runner:
             self._running[lease.item] = task, lease
             task.add_done_callback(partial(self._left, lease))
         return len(exchanged.leases)
+
+    def _places(self) -> tuple[dict[str, int], int, int]:
+        """How many items it takes of which models and of those not known yet, and of how many bytes together.
+
+        A model may have as many bytes in flight as are free of twice ``max_bytes_in_flight``. So one alone has
+        ``max_bytes_in_flight``; and however many have taken all that they may and are down, there is room for another
+        one. An exchange gives one item at least where there is room for any.
+        """
+        if self.paused:
+            return {}, 0, 0
+        items: Counter[str] = Counter()
+        nbytes: Counter[str] = Counter()
+        for _, lease in self._running.values():  # what has ended leaves its place with this exchange
+            items[lease.request.model] += 1
+            nbytes[lease.request.model] += lease.request.nbytes
+        free = 2 * self._settings.max_bytes_in_flight - nbytes.total()
+        limits = {**self._room(), "": _OTHERS}
+        room = {
+            model: limit - items[model]
+            for model, limit in limits.items()
+            if limit > items[model] and nbytes[model] < free
+        }
+        # Any of them may get it all, which takes as much from what is free.
+        most = min(((free - nbytes[model]) // 2 for model in room), default=0)
+        others = room.pop("", 0)
+        return room, others, most
 
     async def _exchange(self, room: Mapping[str, int], others: int, nbytes: int = 0) -> Exchanged:
         assert self._session is not None
@@ -321,11 +338,13 @@ class Runner:
                     return _failed(lease, PayloadTooLarge(large))
                 return Outcome(lease.item, State.COMPLETED, reply.status, reply.body, reply.headers)
             self.counts.retried += 1
-            pause_s = min(_LONGEST_PAUSE_S, max(pause_s, refused.retry_after_s or 0.0))
-            if self._now() + pause_s > lease.expires:
+            if (left_s := lease.expires - self._now()) <= 0:
                 return _failed(lease, DeadlineExceeded("the job's deadline passed while the item waited"))
-            # Apart from each other: all of a model's items are refused at the same time.
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            pause_s = min(_LONGEST_PAUSE_S, max(pause_s, refused.retry_after_s or 0.0))
+            # Apart from each other: all of a model's items are refused at the same time. No pause goes up to the
+            # deadline: what is there again by then is asked once more.
+            apart_s = pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+            await asyncio.sleep(min(apart_s, max(left_s / 2, _PAUSE_S)))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 

@@ -38,8 +38,10 @@ class JobSettings:
     Attributes:
         path: File of the store, where ``redis`` is ``None``.
         redis: Server of the store.
-        batches: Full batches of a model's rows that may be in flight for jobs, per replica and router.
-        max_bytes_in_flight: Bytes of requests that are in flight for jobs in one router, about.
+        batches: Full batches of a model's rows that may be in flight for jobs in one router, for each of its most
+            replicas.
+        max_bytes_in_flight: Bytes of requests of one model that are in flight for jobs in one router, about; of
+            all models, twice that at most.
         lease_s: A router that was not heard of for so long has lost its items.
         timeout_s: How long a job may take that does not say, seconds.
         max_timeout_s: And at most.

@@ -153,11 +153,12 @@ class PoolHost:
             urgent: Whether it leaves the processor to nobody, since requests of class `high` wait for it.
 
         Returns:
-            What became of the load. Without one, an empty outcome.
+            What became of the load. Without one, an empty outcome, unless another has taken the host over.
         """
         async with self._order:
             if owner.since < self._owner.since:
-                return LoadOutcome(fault=f"pool {self._pool}: another router has taken this host over")
+                fault = f"pool {self._pool}: another router has taken this host over"
+                return LoadOutcome(fault=fault, superseded=self._owner.since)
             if owner != self._owner:
                 self._owner = owner
                 evicted = (*self._members, *self._loading)

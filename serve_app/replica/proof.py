@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.joining.drawing import Draw, Varied
 from serve_app.backends.joining.experiment import GRAPH, Difference, claim_of, try_joining, try_padding, untried
 from serve_app.backends.joining.verdict_store import VerdictStore
@@ -84,6 +84,9 @@ def prove_replica(
 
     Returns:
         The verdicts by variant.
+
+    Raises:
+        SessionLost: A session has ended.
     """
     verdicts = {}
     for variant, backend in backends.items():
@@ -146,6 +149,8 @@ def _tried(
         if processor is None or not processor.bucket_invariant or len(processor.buckets) < 2:
             return verdict
         found = _padded(backend, draw, processor, proofs.tolerance)
+    except SessionLost:
+        raise
     except ServeAppError as error:
         return untried(error, claim)
     if found.allowed and found.relative > verdict.deviation:
@@ -208,6 +213,8 @@ def _drawing(backend: Backend, processor: Processor | None, samples: Samples, ex
             try:
                 draw.learn(backend)
                 backend.run_whole(draw(2, 0, 1.0))
+            except SessionLost:
+                raise
             except ServeAppError as error:
                 refusal = refusal or error
             else:

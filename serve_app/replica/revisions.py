@@ -43,11 +43,20 @@ class Hosted(Struct, frozen=True):
         name: The revision.
         worker: Runs it.
         told: What routers need to know of it.
+        release: Gives up what is kept for it besides, such as its files.
     """
 
     name: str
     worker: Worker
     told: Told
+    release: Callable[[], None]
+
+    def close(self) -> None:
+        """Free all that it has. Idempotent. It may take seconds; see `Worker.close`."""
+        try:
+            self.worker.close()
+        finally:
+            self.release()
 
 
 Load = Callable[[str, int | None], Hosted]
@@ -55,6 +64,11 @@ Load = Callable[[str, int | None], Hosted]
 
 Weigh = Callable[[str, int | None], int]
 """Bytes of memory that a revision is expected to take. Runs in a thread. Raises ConfigError."""
+
+
+Forget = Callable[[str], None]
+"""Gives up what is kept of revisions but this one, which is agreed on, and those that a process has loaded. Runs in a
+thread. Empty: none is agreed on."""
 
 
 class Revisions:
@@ -67,7 +81,9 @@ class Revisions:
         load: Loads another.
         weigh: Tells beforehand what that takes.
         agreed: What is agreed on; ``None``: nothing was changed since the model was deployed.
+        forget: Gives up what is kept of others.
         memory_limit: Bytes that the process may hold; ``None``: what the machine has.
+        lease_s: How long a revision that was loaded may wait to be agreed on, seconds.
     """
 
     def __init__(
@@ -78,16 +94,21 @@ class Revisions:
         load: Load,
         weigh: Weigh,
         agreed: Callable[[], Awaitable[Agreed | None]],
+        forget: Forget,
         memory_limit: int | None = None,
+        *,
+        lease_s: float = LEASE_S,
     ) -> None:
         self._model = model
         self._base = base
-        self._load, self._weigh, self._agreed = load, weigh, agreed
+        self._load, self._weigh, self._agreed, self._forget = load, weigh, agreed, forget
         self._memory_limit = memory_limit
+        self._lease_s = lease_s
         self._table = RevisionTable(None if first is None else first.name)
         self._hosted: dict[str, Hosted] = {} if first is None else {first.name: first}
         self._settling = asyncio.Lock()
-        self._drained = asyncio.Event()  # nothing is retired
+        self._closing: set[asyncio.Task[None]] = set()
+        self._drained = asyncio.Event()  # nothing is retired, or being closed
         self._drained.set()
         self._lease_until = 0.0
         self._claims: set[str] = set()  # of the loads that want the candidate, or what is being loaded
@@ -138,7 +159,7 @@ class Revisions:
             ModelUnavailable: Another is being loaded, or waits to be agreed on.
         """
         if self._table.at(Place.CANDIDATE) and not self._leased():
-            self._drop_candidates()
+            await self._settle_candidate()
         if name in self._table:
             self._claim(claim)
             return self._hosted[name].told
@@ -162,17 +183,19 @@ class Revisions:
 
     def _claim(self, claim: str) -> None:
         self._claims.add(claim)
-        self._lease_until = time.monotonic() + LEASE_S
+        self._lease_until = time.monotonic() + self._lease_s
 
     async def _bring_in(self, name: str, version: int | None) -> Told:
         began = time.monotonic()
         try:
+            if self._closing:
+                await asyncio.wait(self._closing)  # there is room for one beside the present one
             self._check_room(name, await asyncio.to_thread(self._weigh, name, version))
             hosted = await asyncio.to_thread(self._load, name, version)
             try:
                 self._check_room(name, 0)
             except InvalidRequest:
-                hosted.worker.close()
+                await asyncio.to_thread(hosted.close)
                 raise
         except ConfigError as error:
             self._table.failed()
@@ -189,10 +212,10 @@ class Revisions:
             ) from None
         finally:
             if self._table.loading == "":
-                give_memory_back()
+                await asyncio.to_thread(give_memory_back)
         self._table.loaded()
         self._hosted[name] = hosted
-        self._lease_until = time.monotonic() + LEASE_S
+        self._lease_until = time.monotonic() + self._lease_s
         logger.info("%s: revision %s is loaded (%.1f s)", self._model, name, time.monotonic() - began)
         return hosted.told
 
@@ -218,13 +241,13 @@ class Revisions:
                 self._drop_candidates()  # there is room for one beside the present one
                 await self.prepare(name, agreed.version)
             if name != (self.current or ""):
-                logger.info("%s: revision %s is served now, after %s", self._model, name or "none", self.current)
                 self._agree(name)
             elif not self._claims or not self._leased():
                 self._drop_candidates()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
                 await self._drained.wait()
+        await asyncio.to_thread(self._forget, self.current or "")
         return name
 
     def check(self) -> None:
@@ -250,12 +273,23 @@ class Revisions:
         finally:
             self._catching_up = False
 
+    async def _settle_candidate(self) -> None:
+        """Drop a candidate that nobody wants, or serve it: it may be agreed on, and this replica was not told."""
+        async with self._settling:
+            agreed = await self._agreed() or self._base
+            if agreed.revision in self._table.at(Place.CANDIDATE):
+                self._agree(agreed.revision)
+            elif not self._leased():
+                self._drop_candidates()
+
     def _drop_candidates(self) -> None:
         if dropped := self._table.at(Place.CANDIDATE):
             logger.info("%s: revision %s was not agreed on", self._model, dropped[0])
             self._agree(self.current or "")
 
     def _agree(self, name: str) -> None:
+        if name != (self.current or ""):
+            logger.info("%s: revision %s is served now, after %s", self._model, name or "none", self.current)
         if not self._table.loading:
             self._claims.clear()
         idle = self._table.agree(name)
@@ -265,19 +299,32 @@ class Revisions:
         self._note_drained()
 
     def _close(self, name: str) -> None:
-        self._hosted.pop(name).worker.close()
-        give_memory_back()
+        task = asyncio.ensure_future(self._closed(self._hosted.pop(name)))
+        self._closing.add(task)
+        task.add_done_callback(self._on_closed)
+
+    async def _closed(self, hosted: Hosted) -> None:
+        """Close a revision while others run: in a thread, since it may wait for a run or a process to end."""
+        try:
+            await asyncio.to_thread(hosted.close)
+        except Exception:  # a backend may raise anything
+            logger.exception("%s: revision %s could not be closed", self._model, hosted.name)
+        del hosted  # and with it its memory
+        await asyncio.to_thread(give_memory_back)
+
+    def _on_closed(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
         self._note_drained()
 
     def _note_drained(self) -> None:
-        if not self._table.at(Place.RETIRED):
+        if not self._closing and not self._table.at(Place.RETIRED):
             self._drained.set()
 
     # ------------------------------------------------------------------ health
 
     def stalled_s(self) -> float:
         """See `Worker.stalled_s`: of the one that has stood still for longest."""
-        return max([hosted.worker.stalled_s() for hosted in self._hosted.values()], default=0.0)
+        return max([hosted.worker.stalled_s() for hosted in tuple(self._hosted.values())], default=0.0)
 
     def calls_stalled_s(self) -> float:
         """See `Worker.calls_stalled_s`: of the one for which it has lasted longest."""
@@ -296,14 +343,13 @@ class Revisions:
     @property
     def failing(self) -> bool:
         """See `Worker.failing`."""
-        return any(hosted.worker.failing for hosted in self._hosted.values())
+        return any(hosted.worker.failing for hosted in tuple(self._hosted.values()))
 
     @property
     def broken(self) -> bool:
         """See `Worker.broken`."""
-        return any(hosted.worker.broken for hosted in self._hosted.values())
+        return any(hosted.worker.broken for hosted in tuple(self._hosted.values()))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Free threads and sessions. Idempotent."""
-        for hosted in self._hosted.values():
-            hosted.worker.close()
+        await asyncio.gather(*[asyncio.to_thread(hosted.close) for hosted in self._hosted.values()], *self._closing)

@@ -204,6 +204,7 @@ class Runner:
     def _add(self, staged: Staged) -> None:
         """Let the entries of a bundle that have rows wait, and run them where the session is free."""
         now = time.monotonic()
+        ended: list[Staged] = []
         try:
             with self._lock:
                 self._waiting[staged] = None
@@ -233,9 +234,13 @@ class Runner:
                         here.batch_key = UNBATCHED
                     staged.waiting[index] = here
                     self._gate.add(here, now)
+                if self._closed:
+                    self._send_back(ended, now)
+            if ended:
+                self._see(_Granted([], short=False, ended=ended))
             self._let_in()
         except Exception:
-            self._fault()
+            self._fault(ended)
 
     def recall(self, entries: Sequence[WireEntry], positions: Iterable[int]) -> None:
         """Take entries of a bundle from the gate; the bundle is answered without them, at once where none are left.
@@ -306,12 +311,29 @@ class Runner:
             ended.append(staged)
             self._leave(staged, now)
 
+    def _send_back(self, ended: list[Staged], now: float) -> None:
+        """All that waits goes back to its router: it will not run here. The lock is held."""
+        for staged in list(self._waiting):
+            if staged.job is None:
+                for index in staged.waiting:
+                    staged.results[index] = RETURNED
+            self._take_out(staged)
+            self._leave(staged, now)
+            ended.append(staged)
+
     def close(self) -> None:
-        """End the thread after its run, which is waited for `CLOSE_S` at most. Idempotent."""
+        """End the thread after its run, which is waited for `CLOSE_S` at most. Idempotent.
+
+        What waits goes back to its router at once.
+        """
+        left: list[Staged] = []
         with self._lock:
             self._closed = True
             for staged in self._held:
                 staged.stop(_CLOSED)
+            self._send_back(left, time.monotonic())
+        if left:
+            self._tell([], [], _Granted([], short=False, ended=left))
         if self._reopening is not None:
             self._reopening.cancel()
             self._reopening = None

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.outputs import not_finite
 from serve_app.payloads import Tensors
 from serve_app.replica.joining import Joining
@@ -61,7 +61,11 @@ class SelfTest:
         self._given_up = False
 
     def start(self) -> None:
-        """Drop the examples that do not run now: with them nothing could be told later."""
+        """Drop the examples that do not run now: with them nothing could be told later.
+
+        Raises:
+            SessionLost: A session has ended.
+        """
         for variant in [variant for variant in self._examples if not self._runs(variant)]:
             logger.info(
                 "%s: no self-test input for variant %r; model failures cannot be distinguished from bad requests",
@@ -93,7 +97,10 @@ class SelfTest:
         known = self._verdicts.get(variant)
         if known is not None and now - known[0] < _AT_MOST_EVERY_S:
             return known[1]
-        works = self._runs(variant)
+        try:
+            works = self._runs(variant)
+        except SessionLost:
+            works = False
         if works:
             self._failures.pop(variant, None)
         else:
@@ -113,5 +120,7 @@ class SelfTest:
             backend = self._backends[variant]
             outputs = (backend.run if self._joining.of(variant).rows else backend.run_whole)(example)
             return not (self._refuse_non_finite and not_finite(outputs, [1]))
+        except SessionLost:
+            raise
         except Exception:  # the seam to foreign code: whatever it raises, the answer is no
             return False

@@ -47,6 +47,9 @@ def warm_up_replica(
         samples: Inputs of a model without a processor.
         max_rows: Most rows of a batch.
         budget_s: Time for all builds, seconds. ``None``: it is known what they cost, so that each runs once.
+
+    Raises:
+        SessionLost: A session has ended.
     """
     buckets = (0,) if processor is None else processor.buckets
     executions: list[Execution] = []

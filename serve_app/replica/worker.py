@@ -65,6 +65,9 @@ class Worker:
         on_lost: Is called when a session has ended, before anything that it was to answer is.
         turn: Shared with the other members of a pool that its host has loaded; ``None``: it has the process alone.
         close_s: How long `close` waits for a run, seconds.
+
+    Raises:
+        SessionLost: A session has ended. The backends are the caller's still.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 Orders of one host are sent one after the other, with what is to be unloaded before a load in the same call. A host
 whose call is lost, or takes too long, is left alone for a while, and then taken over anew, which empties it: so what
-the scheduler takes for loaded there is what is loaded there, whatever became of that call.
+the scheduler takes for loaded there is what is loaded there, whatever became of that call. So is one that another
+router has taken over, as its predecessor may while a redeploy replaces it. A router that ends takes none over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from datetime import UTC, datetime
+from math import inf, nextafter
 from typing import Any, Final, Protocol
 
 from serve_app.domain.agreed import Told
@@ -26,7 +28,7 @@ from serve_app.transport.send import ReplicaLost
 logger = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 1.0
-"""For how long a host is left alone whose call was lost, seconds."""
+"""For how long a host is left alone whose call was lost, or that another router has taken over, seconds."""
 
 ChangeHost = Callable[[str, str, Owner, Sequence[str], str, bool], Coroutine[Any, Any, LoadOutcome]]
 """``change(pool, host, owner, evicted, load, urgent)``; see `serve_app.replica.pool_host.PoolHost.change`. Raises
@@ -56,9 +58,8 @@ class _Host:
         loads: Loads under way that do not wait for each other.
     """
 
-    def __init__(self) -> None:
-        since = datetime.now(UTC).timestamp()  # another router may be on another machine
-        self.owner = Owner(since, uuid.uuid4().hex)
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
         self.orders: deque[Load | Eviction] = deque()
         self.worker: asyncio.Task[None] | None = None
         self.loads: set[asyncio.Task[None]] = set()
@@ -104,6 +105,8 @@ class Pools:
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.Context()
+        self._latest = 0.0  # of all claims that are known of, this router's and others', seconds since the epoch
+        self._claims = True
         self.faults: dict[str, str] = {}
         """By member, why its last load failed; without those that did not."""
 
@@ -129,6 +132,15 @@ class Pools:
             known.suspended[host] = self._loop.call_later(_AGAIN_S, self._resume, pool, host)
             self._list(pool)
 
+    def stop_claiming(self) -> None:
+        """Take no host over any more, since this router ends: what is loaded is for who comes after it."""
+        self._claims = False
+
+    def _claim(self) -> Owner:
+        """A claim that is later than all known ones, whatever this machine's clock says."""
+        self._latest = max(datetime.now(UTC).timestamp(), nextafter(self._latest, inf))
+        return Owner(self._latest, uuid.uuid4().hex)
+
     def _resume(self, pool: str, host: str) -> None:
         self._pools[pool].suspended.pop(host, None)
         self._list(pool)
@@ -142,8 +154,9 @@ class Pools:
             for task in (gone.worker, *gone.loads):
                 if task is not None:
                     task.cancel()
-        for name in sorted(present - known.hosts.keys()):
-            known.hosts[name] = _Host()
+        if self._claims:
+            for name in sorted(present - known.hosts.keys()):
+                known.hosts[name] = _Host(self._claim())
         self._events.hosts_listed(pool, tuple(known.hosts))
 
     # ------------------------------------------------------------ as `Loader`
@@ -203,9 +216,18 @@ class Pools:
         except Exception:  # whatever the way to the host raises, it is taken over anew
             logger.exception("Host %s of pool %s cannot be told what to load", name, pool)
         else:
-            if known.hosts.get(name) is host and model:
-                self._end(pool, model, name, outcome)
-            return
+            if known.hosts.get(name) is not host:
+                return
+            if not outcome.superseded:
+                if model:
+                    self._end(pool, model, name, outcome)
+                return
+            self._latest = max(self._latest, outcome.superseded)
+            if not self._claims:
+                if model:
+                    self._refuse(pool, model, name, outcome.fault)
+                return
+            logger.warning("Host %s of pool %s: another router has it, and it is taken over anew", name, pool)
         if known.hosts.get(name) is host:
             host.orders.clear()
             # In the next turn: this task is one of those that end with it.
@@ -223,7 +245,10 @@ class Pools:
         if self.faults.get(model) != outcome.fault:
             self.faults[model] = outcome.fault
             logger.error("Model %s of pool %s cannot be loaded: %s", model, pool, outcome.fault)
-        self._events.member_failed(pool, model, host, Rejection(ModelUnavailable.code, outcome.fault))
+        self._refuse(pool, model, host, outcome.fault)
+
+    def _refuse(self, pool: str, model: str, host: str, fault: str) -> None:
+        self._events.member_failed(pool, model, host, Rejection(ModelUnavailable.code, fault))
 
     def close(self) -> None:
         """Order nothing more."""

@@ -580,6 +580,7 @@ class Router:
             limit_s: After so many seconds, connections are cut.
             grace_s: How long connections without a request stay open, seconds.
         """
+        self._pools.stop_claiming()
         if self.jobs is not None:
             await self.jobs.stop()
         await self._close_ports(limit_s, grace_s)

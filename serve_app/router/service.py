@@ -501,8 +501,12 @@ class Service:
         if version == served.info.version or random.random() * 100.0 >= settings.share:  # noqa: S311 - no secret
             return
         key = versions.keys[version]
-        info = self._served[key].info
-        if info.fault or info.signature.inputs != served.info.signature.inputs:
+        other = self._served[key].info
+        if (
+            other.fault
+            or other.signature.inputs != served.info.signature.inputs
+            or answer.variant not in ("", *other.variants)  # the exact model has no name
+        ):
             self._metrics.shadowed(key, "failed")
             return
         if not options.nbytes:

@@ -78,7 +78,7 @@ class Shadows:
         """Have a copy of an answered request run, if there is room.
 
         Args:
-            key: The version that is to run it. It takes what the other takes.
+            key: The version that is to run it. It takes what the other takes, and has the variant that answered.
             payload: As it was answered.
             options: Likewise.
             answer: What the client got.
@@ -91,7 +91,7 @@ class Shadows:
         self._nbytes += held
         # Not in the request's context: its end is not that of the copy, and its API key is not asked again.
         task = asyncio.get_running_loop().create_task(
-            self._run(key, payload, _of_copy(options), answer, tolerance), context=contextvars.Context()
+            self._run(key, payload, _of_copy(options, answer.variant), answer, tolerance), context=contextvars.Context()
         )
         self._tasks.add(task)
 
@@ -143,10 +143,15 @@ class Shadows:
         self._log_at, self._not_logged = now + _LOG_EVERY_S, 0
 
 
-def _of_copy(options: RequestOptions) -> RequestOptions:
-    """How a copy is to be treated: least urgent, with the whole time of its class, and as nobody's request."""
+def _of_copy(options: RequestOptions, variant: str) -> RequestOptions:
+    """How a copy is to be treated: least urgent, with the whole time of its class, and as nobody's request.
+
+    It runs on the variant that answered: a fallback on one side alone would differ, whatever the versions do.
+    """
     return replace(
         options,
+        variant=variant,
+        fallback=False,
         priority=Priority.LOW,
         timeout_s=None,
         spent_s=0.0,

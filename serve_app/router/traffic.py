@@ -46,7 +46,7 @@ class TrafficStore(Protocol):
     """
 
     def add(self, model: str, origin: str, revision: int, table: bytes) -> bool:
-        """Keep a table, unless there is one of this revision: says whether it did."""
+        """Keep a table, unless there is one of this revision or of a higher one: says whether it did."""
 
     def newest(self, model: str, origin: str) -> bytes | None:
         """The table of the highest revision."""
@@ -111,6 +111,8 @@ class Versions:
         self.keys = {each: key for each, key in self.keys.items() if each != version}
         if self.keys:
             self._settle()
+        else:
+            self.shadow = None
 
     def key_of(self, named: str) -> str | None:
         """Key of the version of that number or alias."""

@@ -40,7 +40,7 @@ JOBS: Final[tuple[Gauge[Jobs], ...]] = (
     ),
     Total(
         "serve_app_job_items",
-        "Items of jobs that have ended at a router, by state.",
+        "Items of jobs that have ended at a router, by state; also those whose outcomes counted for nothing.",
         ("state",),
         lambda jobs: _by_label(jobs.runner.counts.ended),
     ),

@@ -11,8 +11,9 @@ import onnx_models
 import pytest
 from simulated_backend import SimulatedBackend
 
+from serve_app.backends.backend import SessionLost
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.warm_up import Progress, shapes, spaced_rows, tensor_inputs, warm_up
+from serve_app.backends.warm_up import Progress, shapes, spaced_rows, tensor_inputs, try_warm_up, warm_up
 from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Execution, ModelSignature, Tensors, TensorSpec
@@ -164,6 +165,32 @@ def test_a_model_that_fails_is_reported_with_the_shape() -> None:
         warm_up(backend, tensor_inputs(backend.signature), max_rows=8, buckets=(16,), clock=backend.clock)
 
     assert str(caught.value) == "warm-up with 8 rows of size 16: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [(0, "killed"), (1, "warm-up with 1 rows: killed"), (6, "warm-up with 4 rows: killed")],
+    ids=["at the first input", "at the first shape", "at a larger shape"],
+)
+def test_a_session_that_ends_is_no_model_that_fails(last: int, said: str) -> None:
+    """Whenever it ends: nothing can be served, which is told at once, and at which shape."""
+
+    class Ending(SimulatedBackend):
+        def run(self, inputs: Tensors) -> Tensors:
+            if len(self.runs) == last:
+                raise SessionLost("killed")
+            return super().run(inputs)
+
+        run_whole = run
+
+    backend = Ending(lambda rows, bucket, now: 0.001, FIRST, 100.0)
+    candidates = [tensor_inputs(backend.signature)] * 2
+
+    with pytest.raises(SessionLost) as caught:
+        try_warm_up(backend, candidates, max_rows=4, clock=backend.clock)
+
+    assert str(caught.value) == said
+    assert len(backend.runs) == last
 
 
 def test_sizes_can_be_given_by_name() -> None:

@@ -243,6 +243,10 @@ def test_what_cannot_be_a_job_is_refused(client: httpx.Client, asked: Any, statu
         ("/v1/jobs/job_none", 404),
         ("/v1/jobs/job_none/results", 404),
         ("/v1/jobs?limit=0", 400),
+        ("/v1/jobs?limit=--5", 400),
+        ("/v1/jobs/job_none/results?after=--1", 400),
+        ("/v1/batches?limit=--5", 400),
+        ("/v1/files?limit=--5", 400),
         ("/v1/jobs/job_none?wait=nan", 400),
         ("/v1/batches/batch_none", 404),
         ("/v1/files/file-none", 404),
@@ -402,6 +406,25 @@ def test_an_upload_that_is_no_form_is_refused(client: httpx.Client, kind: str) -
     """Whatever its type says."""
     answer = client.post("/v1/files", content=b"no form", headers={"Content-Type": kind})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("multipart/form-data; charset=UTF-8", 200),
+        ("multipart/form-data; charset=undefined", 415),
+        ("multipart/form-data; charset=utf-7", 415),
+        ("multipart/mixed; charset=undefined", 400),
+    ],
+)
+def test_an_upload_is_of_utf_8(client: httpx.Client, kind: str, status: int) -> None:
+    """Codecs of Python fail in ways of their own, and may give what is no text, as UTF-7 does here."""
+    upload = (
+        b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="+2AA-"\r\n\r\n{}\r\n--x--\r\n'
+    )
+    answer = client.post("/v1/files", content=upload, headers={"Content-Type": f"{kind}; boundary=x"})
+    assert answer.status_code == status, answer.text
 
 
 # --------------------------------------------------------------------- keys

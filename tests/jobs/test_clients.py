@@ -101,6 +101,15 @@ def test_the_command(server: LocalServer, tmp_path: Path) -> None:
     assert _jobs(server, "cancel", job).stdout == "ERROR\n"
 
 
+def test_results_that_cannot_be_had_leave_a_file_as_it_is(server: LocalServer, tmp_path: Path) -> None:
+    """It may hold those of another job."""
+    out = tmp_path / "out.jsonl"
+    out.write_text("kept\n")
+    for arguments in (["job_none"], ["job_none", "--url", "http://127.0.0.1:1"]):
+        assert _jobs(server, "results", *arguments, "--output", str(out)).exit_code == 1
+    assert out.read_text() == "kept\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -125,6 +125,53 @@ async def test_bytes_in_flight_are_bounded(make_store: MakeStore) -> None:
     assert 2000 <= most < 4000, most  # an item more than fits, and what names it
 
 
+@pytest.mark.parametrize("refused", [True, False])
+async def test_a_model_that_is_down_leaves_room_for_others(make_store: MakeStore, *, refused: bool) -> None:
+    """Its items have taken all the bytes that one model may have: they are tried again, or wait for a replica."""
+    seen: set[str] = set()
+    full = asyncio.Event()
+
+    async def answer(lease: Lease) -> Reply:
+        if lease.request.model == "digits":
+            return await _yes(lease)
+        seen.add(lease.item)
+        if len(seen) == 3:
+            full.set()
+        if refused:
+            raise ModelUnavailable("it is down", 30.0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    settings = replace(SETTINGS, max_bytes_in_flight=3000, max_result=1000)
+    async with running(make_store, answer, {"words": 40, "digits": 40}, settings) as jobs:
+        await jobs.submit(10, "words", nbytes=1000)
+        await full.wait()
+        assert (await jobs.end_of(await jobs.submit(5, nbytes=1000))).completed == 5
+        assert jobs.runner.in_flight == {"words": 3}
+
+
+async def test_bytes_of_many_models_are_bounded_together(make_store: MakeStore) -> None:
+    """None of them is answered: the first ones leave some for each that comes later, and all have less than twice."""
+
+    async def never(_: Lease) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    models, most = [f"model {n}" for n in range(5)], 50_000
+    settings = replace(SETTINGS, max_bytes_in_flight=most)
+    async with running(make_store, never, dict.fromkeys(models, 100), settings) as jobs:
+        for model in models:
+            await jobs.submit(100, model, nbytes=1000)
+            before = jobs.runner.counts.exchanges
+            while jobs.runner.counts.exchanges < before + 10:
+                jobs.runner.wake()
+                await asyncio.sleep(0.001)
+        held = jobs.runner.in_flight
+        assert set(held) == set(models), held
+        assert held[models[0]] * 1000 >= 0.9 * most, held
+        assert held.total() * 1000 < 2 * most, held
+
+
 async def test_a_store_that_is_full_runs_nothing(make_store: MakeStore, caplog: pytest.LogCaptureFixture) -> None:
     """Answers would come on top of what it has."""
 
@@ -196,6 +243,26 @@ async def test_a_model_that_is_away_for_a_while_fails_nothing(make_store: MakeSt
         room["digits"] = 4
         jobs.runner.wake()
         assert (await jobs.end_of(absent)).completed == 1
+
+
+@pytest.mark.parametrize(("late_s", "code"), [(0.0, ""), (1.5, "deadline_exceeded")])
+async def test_an_item_is_tried_until_its_deadline(make_store: MakeStore, late_s: float, code: str) -> None:
+    """A model that is to be asked again only later may be there before that: only time that has passed is over."""
+    began, passed_s = wall_clock(), 0.0
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal passed_s
+        if not jobs.runner.counts.retried:
+            passed_s = late_s
+            raise ModelUnavailable("it is away", 20.0)
+        return await _yes(lease)
+
+    async with running(make_store, answer, now=lambda: began + passed_s) as jobs:
+        job = await made(jobs.store, new_job(created=began, expires=began + 1.0), new_items(1))
+        jobs.runner.wake()
+        await jobs.end_of(job)
+        (item,) = await all_items(jobs.store, job.id)
+        assert item.code == code
 
 
 @pytest.mark.parametrize(("after_s", "state"), [(1.0, State.COMPLETED), (100.0, State.ERROR)])

@@ -140,6 +140,8 @@ async def test_who_comes_later_takes_it_over_and_finds_it_empty(tmp_path: Path) 
     refused = await host.change(OWNER, ("m3",), "m1")
     assert refused.told is None
     assert "taken this host over" in refused.fault
+    assert refused.superseded == later.since
+    assert (await host.change(OWNER, ("m3",))).superseded == later.since
     assert set(host.resident) == {"m3"}
     host.close()
 

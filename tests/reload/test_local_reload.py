@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.copies import is_being_written
 from serve_app.composition.look import look_at
-from serve_app.composition.revision import find_revision, keep_revision, open_revision
+from serve_app.composition.revision import find_revision, forget_revisions, keep_revision, open_revision
 from serve_app.config import parse_args
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError, ModelUnavailable
@@ -368,11 +368,61 @@ def test_a_replica_that_starts_late_takes_what_was_agreed_on(folder: Path) -> No
     """Its files were replaced on the disk meanwhile, and are found where they were kept."""
     model = parse_args(serving(folder)).models[0]
     first = find_revision(model)
-    keep_revision(first)
+    with keep_revision(first):
+        write_constant(folder / "model.onnx", 2.0)
+        found = open_revision(model, first.name, first.version)
+        assert found.name == first.name
+        assert not found.locations[""].model_file.is_relative_to(folder)
+        (found.locations[""].model_file).write_bytes(b"overwritten in place")
+        with pytest.raises(ConfigError, match="load the model again"):
+            open_revision(model, first.name, first.version)
+
+
+def test_a_load_that_fails_leaves_the_files_of_what_is_served(server: LocalServer, folder: Path) -> None:
+    """A replica that starts later finds them, whatever was prepared meanwhile; those of the other one are gone."""
+    model = parse_args(serving(folder)).models[0]
+    replica, before = server.replicas["constant-only"], server.replicas["constant-only"].current
     write_constant(folder / "model.onnx", 2.0)
-    found = open_revision(model, first.name, first.version)
-    assert found.name == first.name
-    assert not found.locations[""].model_file.is_relative_to(folder)
-    (found.locations[""].model_file).write_bytes(b"overwritten in place")
-    with pytest.raises(ConfigError, match="load the model again"):
-        open_revision(model, first.name, first.version)
+    found = server.run(server.keeper.find("constant"))
+    server.run(replica.prepare(found.revision, found.version, "fails"))
+    write_constant(folder / "model.onnx", 3.0)
+    assert before is not None
+    assert {open_revision(model, name).name for name in (before, found.revision)} == {before, found.revision}
+    assert server.run(replica.settle("fails")) == before
+    assert open_revision(model, before).name == before
+    with pytest.raises(ConfigError, match="not those of revision"):
+        open_revision(model, found.revision)
+
+
+def test_the_files_of_what_was_served_before_are_not_kept(server: LocalServer, folder: Path) -> None:
+    """Only those of what is loaded, and none that were loaded once."""
+    model = parse_args(serving(folder)).models[0]
+    names = [find_revision(model).name]
+    with httpx.Client() as client:
+        for constant in (2.0, 3.0):
+            write_constant(folder / "model.onnx", constant)
+            names.append(_load(client, server).json()["after"])
+    write_constant(folder / "model.onnx", 4.0)
+    assert open_revision(model, names[-1]).name == names[-1]
+    for former in names[:-1]:
+        with pytest.raises(ConfigError, match="not those of revision"):
+            open_revision(model, former)
+
+
+def test_files_are_kept_while_a_process_has_them_loaded(folder: Path) -> None:
+    """Another replica of this machine may prepare what this one does not know of, or serve it until it ends."""
+    model = parse_args(serving(folder)).models[0]
+    first = find_revision(model)
+    with keep_revision(first), keep_revision(first):  # of two replicas
+        write_constant(folder / "model.onnx", 2.0)
+        second = find_revision(model)
+        with keep_revision(second):
+            write_constant(folder / "model.onnx", 3.0)
+            forget_revisions(model, first.name)
+            assert open_revision(model, second.name).name == second.name
+            forget_revisions(model, second.name)
+    assert open_revision(model, first.name).name == first.name
+    forget_revisions(model, second.name)
+    assert open_revision(model, second.name).name == second.name
+    with pytest.raises(ConfigError, match="not those of revision"):
+        open_revision(model, first.name)

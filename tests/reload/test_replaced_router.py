@@ -190,7 +190,7 @@ def test_a_model_that_cannot_be_read_says_so_and_the_others_are_served(folder: P
         line = refused.json()["error"]
         assert refused.status_code == 503, line
         assert line.startswith("model 'moods': its files are not those of revision ")
-        assert line.endswith("; load the model again")
+        assert line.endswith(" any more; load the model again, or deploy it again if it has no other replica")
         assert str(folder) not in line
         assert "\n" not in line
         assert reasons(server) == {"moods": line, "constant": ""}

@@ -12,9 +12,10 @@ import onnx_models
 import pytest
 from joining_backends import Made, loaded, shifted
 
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.samples import Samples
+from serve_app.errors import InferenceFailed
 from serve_app.payloads import Joinable, ModelSignature, Tensors, TensorSpec
 from serve_app.processors.processor import Processor
 from serve_app.replica.proof import ProofContext, prove_replica, try_requests
@@ -119,3 +120,32 @@ def test_padding_to_the_size_of_others_is_tried_too(weight: float, verdict: str,
 
     found = prove({"": Made(answer)}, {"": PROVEN}, processor=Padding())[""]
     assert (verdict, pads, True) == (found.verdict, found.pads, found.reason.endswith(told)), found
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["with an example", "without"])
+def test_a_session_that_ends_in_the_proof_is_told(known: bool) -> None:
+    """At whichever run: what it would say to a later one does not hide it. There is no verdict on it."""
+    signature = ModelSignature((TensorSpec("x", "FP32", (-1, 4)), TensorSpec("id", "INT64", (-1,))), ())
+    samples = Samples(signature, (), {})
+    example: Tensors = {"x": np.ones((1, 4), np.float32), "id": np.zeros(1, np.int64)}
+    examples = {"": example} if known else {}
+    whole = Made(lambda inputs: {"y": inputs["x"]})
+    prove({"": whole}, {"": PROVEN}, samples=samples, examples=examples)
+    assert whole.runs
+    for last in range(len(whole.runs)):
+        with pytest.raises(SessionLost):
+            prove({"": _ending(last)}, {"": PROVEN}, samples=samples, examples=examples)
+
+
+def _ending(last: int) -> Made:
+    """One that ends after so many runs."""
+
+    def answer(inputs: Tensors) -> Tensors:
+        if len(made.runs) == last + 1:
+            raise SessionLost("killed")
+        if len(made.runs) > last:
+            raise InferenceFailed("closed")
+        return {"y": inputs["x"]}
+
+    made = Made(answer)
+    return made

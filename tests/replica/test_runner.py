@@ -425,3 +425,22 @@ async def test_everybody_gets_their_own_answer_whatever_happens_beside_them(
                 assert first_values([await running]) == [value + 1 for value in values]
 
     await asyncio.wait_for(asyncio.gather(*(client(number) for number in range(12))), 60.0)
+
+
+async def test_what_waits_when_it_is_closed_goes_back_to_its_router(make_worker: MakeWorker) -> None:
+    """At once, and not at its deadline; so does what comes later. What runs is answered."""
+    backend = Paced()
+    worker = make_worker(backend)
+    runs = asyncio.ensure_future(worker.run(bundle(1.0)))
+    await begun(backend)
+    waits = asyncio.ensure_future(worker.run(bundle(2.0, 3.0)))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(asyncio.to_thread(worker.close))
+    async with asyncio.timeout(30.0):
+        assert (await waits).results == [RETURNED, RETURNED]
+        assert (await worker.run(bundle(4.0))).results == [RETURNED]
+    assert not runs.done()
+    backend.go.release()
+    assert first_values([await runs]) == [2.0]
+    await closing
+    assert backend.runs == [[1.0]]

@@ -178,6 +178,15 @@ def test_an_example_that_never_ran_tells_nothing() -> None:
     assert (tested.works(), tested.test.works("light")) == (None, None)
 
 
+def test_a_session_that_has_ended_when_its_replica_starts_is_told() -> None:
+    """Its replica would end with the first request. Later on, one that ends fails its test."""
+    tested = Bench()
+    tested.backend.fails, tested.backend.failure = True, SessionLost
+    assert tested.works() is False
+    with pytest.raises(SessionLost):
+        tested.test.start()
+
+
 async def test_a_worker_whose_model_is_broken_says_so() -> None:
     """The router is told with the answer, and the health check can see it."""
     backend = Moody()

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from runtime_harness import settle, until
+import pytest
+from runtime_harness import batch_same_turn, settle, until
 
 from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.replica.pool_host import LoadedMember, PoolHost
+from serve_app.replica.worker import Worker
 from serve_app.router.pools import Pools
 from serve_app.router.settings import RoutedPool
 from serve_app.scheduling.decisions import Eviction, Load, Rejection
-from serve_app.scheduling.settings import Pool
+from serve_app.scheduling.settings import ModelScheduling, Pool
 from serve_app.transport.send import ReplicaLost
 
 LOADED = LoadOutcome(0.1, 10, Told())
@@ -141,6 +144,103 @@ async def test_a_load_that_takes_too_long_loses_the_host_for_a_while() -> None:
     await until(lambda: ("hosts",) in steered.told)
     await until(lambda: len(steered.told) > 2)
     assert steered.told[2] == ("hosts", "h")
+
+
+@pytest.mark.parametrize("load", [True, False], ids=["load", "eviction"])
+async def test_a_host_that_another_router_has_is_taken_over_anew(load: bool) -> None:
+    """By a claim that is later than the other's, whatever the clock here says; it is no fault of a member."""
+    steered = Steered()
+    steered.pools.on_hosts("pool", ["h"])
+    if load:
+        steered.pools.load(Load("a", "h", 10, 0.1))
+    else:
+        steered.pools.evict(Eviction("a", "h"))
+    await settle()
+    ahead = steered.calls[0][1].since + 3600.0
+    steered.answers[0].set_result(LoadOutcome(fault="another has it", superseded=ahead))
+    await until(lambda: len(steered.told) > 2)
+    assert steered.told == [("hosts", "h"), ("hosts",), ("hosts", "h")]
+    assert not steered.pools.faults
+    steered.pools.load(Load("a", "h", 10, 0.1))
+    await settle()
+    assert steered.calls[1][1].since > ahead
+    steered.answers[1].set_result(LOADED)
+    await settle()
+    assert steered.told[3:] == [("loaded", "a", "h", 10)]
+    steered.pools.close()
+
+
+async def test_a_router_that_ends_leaves_hosts_to_the_next() -> None:
+    """It refuses what would have to be loaded there, and takes over none that is new, or that it has lost."""
+    steered = Steered()
+    steered.pools.on_hosts("pool", ["h"])
+    steered.pools.stop_claiming()
+    steered.pools.on_hosts("pool", ["h", "new"])
+    steered.pools.load(Load("a", "h", 10, 0.1))
+    await settle()
+    steered.answers[0].set_result(LOADED)
+    await settle()
+    steered.pools.evict(Eviction("a", "h"))
+    steered.pools.load(Load("b", "h", 10, 0.1))
+    await settle()
+    steered.answers[1].set_result(LoadOutcome(fault="another has it", superseded=1e12))
+    await settle()
+    assert steered.told == [
+        ("hosts", "h"),
+        ("hosts", "h"),
+        ("loaded", "a", "h", 10),
+        ("failed", "b", "h", "another has it"),
+    ]
+    assert not steered.pools.faults
+    steered.pools.on_lost("pool", "h")
+    steered.pools.on_hosts("pool", ["h"])
+    assert steered.told[4:] == [("hosts",), ("hosts",)]
+    steered.pools.close()
+
+
+class OnHost(Steered):
+    """A router of a host that others have as well."""
+
+    def __init__(self, host: PoolHost) -> None:
+        super().__init__()
+        self.host = host
+
+    async def change(
+        self, _pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str, urgent: bool
+    ) -> LoadOutcome:
+        """See `ChangeHost`."""
+        self.calls.append((host, owner, evicted, load))
+        return await self.host.change(owner, evicted, load, urgent=urgent)
+
+    async def load(self, member: str) -> None:
+        """Have a member loaded."""
+        self.pools.load(Load(member, "h", 10, 0.1))
+        await until(lambda: self.told[-1][0] != "hosts")
+
+
+async def test_a_router_outlives_its_predecessors_later_claim() -> None:
+    """Both listed the host while a redeploy replaced one, and the one that ended was the last to claim it."""
+    worker = Worker(
+        scheduling=ModelScheduling("m", 1, slo_s=1.0),
+        backends={},
+        processor=None,
+        preprocess_threads=1,
+        batch=batch_same_turn,
+    )
+    host = PoolHost("pool", lambda _: LoadedMember(worker, Told(), 10), lambda: 10)
+    following, former = OnHost(host), OnHost(host)
+    following.pools.on_hosts("pool", ["h"])
+    former.pools.on_hosts("pool", ["h"])
+    await former.load("a")
+    former.pools.close()
+    following.pools.load(Load("b", "h", 10, 0.1))
+    await until(lambda: len(following.told) > 2)
+    assert following.told == [("hosts", "h"), ("hosts",), ("hosts", "h")]
+    await following.load("b")
+    assert following.told[3:] == [("loaded", "b", "h", 10)]
+    assert set(host.resident) == {"b"}
+    following.pools.close()
+    host.close()
 
 
 async def test_what_comes_of_a_host_that_is_gone_counts_no_more() -> None:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, SessionLost
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Tensors
 
@@ -38,6 +38,7 @@ class Varied:
 
         Raises:
             ServeAppError: The model does not even run the example.
+            SessionLost: Its session has ended.
         """
         example = self._example(2, 0)
         backend.run_whole(example)
@@ -70,6 +71,8 @@ def _runs(backend: Backend, example: Tensors, name: str, below: int) -> bool:
     largest = min(below - 1, np.iinfo(array.dtype).max)
     try:
         backend.run_whole({**example, name: np.full_like(array, largest)})
+    except SessionLost:
+        raise
     except ServeAppError:
         return False
     return True

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.batch import assemble
 from serve_app.backends.joining.drawing import Draw
 from serve_app.errors import ServeAppError
@@ -155,6 +155,8 @@ def _beside_one_of(
     """A request beside the neighbours of a pair, or beside ordinary ones where the model refuses those."""
     try:
         return _beside(backend, request, draw(others, 2 * number + 2, _NEIGHBOURS[number]), tolerance)
+    except SessionLost:
+        raise
     except ServeAppError:
         return _beside(backend, request, draw(others, 2 * number + 2, 1.0), tolerance)
 

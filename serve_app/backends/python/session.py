@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -149,7 +149,8 @@ class InProcess:
     """In this process.
 
     Raises:
-        Fault: The class cannot be loaded, or that takes too long: its thread is left behind then.
+        Fault: The class cannot be loaded, or that takes too long: its thread is left behind then, and what it makes is
+            closed.
     """
 
     def __init__(self, load: LoadSettings) -> None:
@@ -158,19 +159,28 @@ class InProcess:
         made: Future[host.Model] = Future()
         # Another thread, since there is no other way to give up on one that does not return.
         in_thread("setup", lambda: self._load(load, made))
-        try:
-            self._model: host.Model | None = made.result(load.timeout_s)
-        except TimeoutError:
-            raise _too_slow(load) from None
+        wait([made], load.timeout_s)
+        if made.cancel():  # not where it ends at this moment
+            raise _too_slow(load)
+        self._model: host.Model | None = made.result()
 
     @staticmethod
     def _load(load: LoadSettings, made: Future[host.Model]) -> None:
         file, declared = str(load.file.absolute()), load.declared
         context = Context(**load.context())
         try:
-            made.set_result(host.Model(file, declared.name, load.made, declared.outputs, load.rows_at, context))
+            model = host.Model(file, declared.name, load.made, declared.outputs, load.rows_at, context)
         except BaseException as error:
-            made.set_exception(error)
+            if made.set_running_or_notify_cancel():
+                made.set_exception(error)
+            return
+        if made.set_running_or_notify_cancel():
+            made.set_result(model)
+            return
+        logger.warning("model %r: setup has ended, too late: what it made is closed", load.model)
+        _close(load.model, model)
+        del model
+        gc.collect()
 
     def predict(self, batch: Tensors, rows: int | None) -> Tensors:
         """Ask it. What it returns is copied: it may be memory that it uses again."""
@@ -201,23 +211,24 @@ class InProcess:
                 "model %r: closed inside a run that does not end: its thread and memory are lost", self._name
             )
             return
-        if not in_thread("close", partial(self._close, model)).ended.wait(_CLOSING_S):
+        if not in_thread("close", partial(_close, self._name, model)).ended.wait(_CLOSING_S):
             logger.warning("model %r: close has not ended within %g s and is left alone", self._name, _CLOSING_S)
             return
         self._running.release()
         del model
         gc.collect()
 
-    def _close(self, model: host.Model) -> None:
-        try:
-            model.close()
-        except Fault as fault:
-            logger.error("model %r: %s", self._name, fault)  # noqa: TRY400 - the place in the model's file is told
-
     def _loaded(self) -> host.Model:
         if self._model is None:
             raise RuntimeError(f"model {self._name!r} is closed")
         return self._model
+
+
+def _close(name: str, model: host.Model) -> None:
+    try:
+        model.close()
+    except Fault as fault:
+        logger.error("model %r: %s", name, fault)  # noqa: TRY400 - the place in the model's file is told
 
 
 def _read_only(tensors: Tensors) -> Tensors:

@@ -507,6 +507,38 @@ def test_what_a_module_holds_goes_when_it_is_closed(load: Load) -> None:
         gc.enable()
 
 
+def test_a_setup_that_ends_too_late_leaves_nothing(tmp_path: Path) -> None:
+    """Nobody waits for it any more: the class is closed, and its modules are forgotten."""
+    going, closed = threading.Event(), threading.Event()
+    methods = """
+        def setup(self, context):
+            self.parameters = context.parameters
+            self.parameters["going"].wait()
+
+        def predict(self, batch):
+            return {"y": batch["x"]}
+
+        def close(self):
+            self.parameters["closed"].set()
+    """
+    code = textwrap.dedent(_BODY) + textwrap.indent(textwrap.dedent(methods), "    ")
+    parameters = {"going": going, "closed": closed}
+    options = PYTHON.options.model_validate({"parameters": parameters, "setup_timeout_s": 0.01})
+    backend = PYTHON.create(BuildSettings("iris", python_models.write(tmp_path, code), layout=NO_ROWS), options)
+    before = _modules()
+    with pytest.raises(ConfigError, match=r"have not ended within 0.01 s; see backend_options.setup_timeout_s"):
+        backend.load()
+    going.set()
+    assert closed.wait(60)
+    while _modules() - before:  # a moment
+        pass
+
+
+def _modules() -> set[str]:
+    """Those of models."""
+    return {name for name in sys.modules if name.startswith("served_model_")}
+
+
 def _classes() -> list[type]:
     """Those of models. The ``__module__`` of a few classes is no text."""
     classes = [each for each in gc.get_objects() if isinstance(each, type)]

@@ -17,8 +17,9 @@ from serve_process import ROOT
 
 from serve_app.composition.identity import identities
 from serve_app.composition.model import find_files, read_builds
-from serve_app.composition.replica import make_replica
-from serve_app.config import parse_args
+from serve_app.composition.replica import Replica, make_replica
+from serve_app.config import ModelConfig, parse_args
+from serve_app.errors import ConfigError
 from serve_app.payloads import Bundle, Failure, Success, WireEntry
 
 OWN_PROCESS: Mapping[str, Any] = {"environment": {"python": sys.executable}}
@@ -74,7 +75,7 @@ async def test_a_replica_whose_process_has_ended_asks_to_be_replaced(tmp_path: P
     python_models.write(tmp_path / "m", FALLIBLE)
     keys = {"backend": "python", "backend_options": OWN_PROCESS}
     (model,) = parse_args({"models": [{"name": "m", "path": str(tmp_path / "m"), **keys}]}).models
-    replica = make_replica(model, read_builds(model, find_files(model)), batch_same_turn)
+    replica = made(model)
     try:
         found = []
         for number in (1, 9, 1):
@@ -84,6 +85,88 @@ async def test_a_replica_whose_process_has_ended_asks_to_be_replaced(tmp_path: P
     finally:
         replica.worker.close()
     assert found == [(Success, False), (Failure, True), (Failure, True)]
+
+
+NOTING = """
+    import os
+
+    class Noting:
+        inputs = {"x": ("float32", [-1, 1])}
+        outputs = {"y": ("float32", [-1, 1])}
+        rows_independent = True
+
+        def setup(self, context):
+            self.notes = open(context.parameters["notes"], "a", buffering=1)
+            self.notes.write(f"loaded in {os.getpid()}\\n")
+            if "faulty" in str(context.folder):
+                raise OSError("no weights")
+
+        def predict(self, batch):
+            if DIES:
+                os.kill(os.getpid(), 9)
+            return {"y": batch["x"]}
+
+        def close(self):
+            self.notes.write("closed\\n")
+"""
+"""Writes down what becomes of it."""
+
+
+def noting(folder: Path, notes: Path, options: Mapping[str, Any], dies: str = "False", **keys: Any) -> ModelConfig:
+    """A model, whose process dies where its batch is like that."""
+    python_models.write(folder, NOTING.replace("DIES", dies))
+    options = {**options, "parameters": {"notes": str(notes)}}
+    model = {"name": "m", "path": str(folder), "backend": "python", "backend_options": options, **keys}
+    return parse_args({"models": [model]}).models[0]
+
+
+def made(model: ModelConfig) -> Replica:
+    """Its replica."""
+    return make_replica(model, read_builds(model, find_files(model)), batch_same_turn)
+
+
+def processes(notes: Path) -> tuple[int, int]:
+    """How many processes have loaded it, and how many of them there are."""
+    found = [line.split()[-1] for line in notes.read_text().splitlines() if line.startswith("loaded")]
+    return len(found), len([pid for pid in found if Path("/proc", pid).exists()])
+
+
+@pytest.mark.parametrize(
+    ("dies", "said"),
+    [
+        ("True", "the process of the model was ended by SIGKILL"),
+        ("len(batch['x']) == 4", "warm-up with 4 rows: the process of the model was ended by SIGKILL"),
+        ("(batch['x'] < 0).any()", "the process of the model was ended by SIGKILL"),
+    ],
+    ids=["at all inputs", "in a larger batch", "in the proof"],
+)
+def test_a_model_whose_process_dies_before_its_first_request_is_not_served(
+    dies: str, said: str, tmp_path: Path
+) -> None:
+    """It would end its replica with the first one. One line says what happened and what to do; no process is left."""
+    notes = tmp_path / "notes"
+    with pytest.raises(ConfigError) as caught:
+        made(noting(tmp_path / "m", notes, OWN_PROCESS, dies, batching={"max_rows": 4}))
+    assert str(caught.value) == (
+        f"model 'm': its session ended before the first request: {said}; see the log. If memory was short, lower"
+        " batching.max_rows; if it cannot run these inputs, give others in warm_up"
+    )
+    assert processes(notes) == (1, 0)
+
+
+@pytest.mark.parametrize("options", [{}, OWN_PROCESS], ids=["in process", "own process"])
+def test_a_load_that_fails_closes_what_it_has_loaded(options: Mapping[str, Any], tmp_path: Path) -> None:
+    """Here the model itself, as its variant cannot be loaded: it is closed, and no process and no module is left."""
+    notes = tmp_path / "notes"
+    python_models.write(tmp_path / "faulty", NOTING.replace("DIES", "False"))
+    variants = [{"name": "light", "path": str(tmp_path / "faulty")}]
+    model = noting(tmp_path / "m", notes, options, variants=variants)
+    before = {name for name in sys.modules if name.startswith("served_model_")}
+    with pytest.raises(ConfigError, match="setup failed: OSError: no weights"):
+        made(model)
+    assert notes.read_text().splitlines().count("closed") == 1
+    assert processes(notes) == ((2, 0) if options else (2, 2))
+    assert {name for name in sys.modules if name.startswith("served_model_")} == before
 
 
 def test_what_it_answers_depends_on_all_of_its_files(tmp_path: Path) -> None:
