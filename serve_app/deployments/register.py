@@ -12,6 +12,7 @@ from ray.experimental.internal_kv import (
     _internal_kv_del,
     _internal_kv_get,
     _internal_kv_initialized,
+    _internal_kv_list,
     _internal_kv_put,
 )
 
@@ -19,6 +20,7 @@ from serve_app.config import deployment_name
 from serve_app.domain.agreed import Agreed, decode_agreed, encode_agreed
 
 _NAMESPACE = b"serve_app"
+_REVISION, _ROUTED = b"revision/", b"routed/"
 
 
 def forget(bases: Mapping[str, str]) -> None:
@@ -28,9 +30,11 @@ def forget(bases: Mapping[str, str]) -> None:
         bases: By model, the revision that it is deployed with.
     """
     if _internal_kv_initialized():
-        for model, base in bases.items():
-            _internal_kv_del(_prefix(model, base), del_by_prefix=True, namespace=_NAMESPACE)
-        _internal_kv_del(_routed(bases), del_by_prefix=True, namespace=_NAMESPACE)
+        forgotten = (_routed(bases), *(_prefix(model, base) for model, base in bases.items()))
+        for kind in (_ROUTED, _REVISION):
+            for key in _internal_kv_list(kind, namespace=_NAMESPACE):  # few, however many models there are
+                if key.startswith(forgotten):
+                    _internal_kv_del(key, namespace=_NAMESPACE)
 
 
 class ClusterRegister:
@@ -82,8 +86,8 @@ def _application() -> bytes:
 
 def _routed(bases: Mapping[str, str]) -> bytes:
     digest = hashlib.sha256(json.dumps(sorted(bases.items())).encode()).hexdigest()
-    return f"routed/{digest}/".encode()
+    return _ROUTED + f"{digest}/".encode()
 
 
 def _prefix(model: str, base: str) -> bytes:
-    return f"revision/{deployment_name(model)}/{base}/".encode()
+    return _REVISION + f"{deployment_name(model)}/{base}/".encode()
