@@ -234,7 +234,7 @@ def _routed_model(
         try:
             processor = _processor(model, info)
         except ConfigError as error:
-            _log.error("Model %s cannot be served: %s", model.name, error)
+            _log.error("Model %s: %s", model.name, error)
             info = info._replace(fault=not_loaded(model.name, error).message)
     return RoutedModel(
         info=info,
