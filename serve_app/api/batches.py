@@ -277,10 +277,12 @@ def _understood(body: bytes) -> tuple[_BatchRequest, bytes]:
 async def _parse_form(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, str, bytes]:
     """Name, purpose and content of an uploaded file. Raises `InvalidRequest`."""
     async with opened_form(headers, body, max_files=1, max_fields=8) as form:
-        file, purpose = form.get("file"), form.get("purpose")
+        fields = dict(form)
+        file, purpose = fields.get("file"), fields.get("purpose")
+        said = purpose.decode(errors="replace") if isinstance(purpose, bytes) else ""
         if not isinstance(file, UploadFile):
             raise InvalidRequest("file: expected a form field of this name with the file (curl -F file=@...)")
-        return (file.filename or "")[:_MOST_NAME], str(purpose or ""), await file.read()
+        return (file.filename or "")[:_MOST_NAME], said, await file.read()
 
 
 def _file(file: StoredFile) -> dict[str, Any]:

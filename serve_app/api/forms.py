@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeAlias
 
-from starlette.datastructures import FormData, Headers
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serve_app.api.content_type import MULTIPART, media_type
 from serve_app.errors import InvalidRequest
 
 _PIECE: Final = 64 * 1024
+_BYTES: Final = "latin-1"
+"""The charset in which each byte is one character."""
+
+Fields: TypeAlias = list[tuple[str, bytes | UploadFile]]
+"""By name, in their order: the bytes of fields, and parts with a file name."""
 
 
 @asynccontextmanager
 async def opened_form(
     headers: Mapping[bytes, bytes], content: bytes, *, max_files: int, max_fields: int
-) -> AsyncIterator[FormData]:
+) -> AsyncIterator[Fields]:
     """The fields of a multipart form, until the context ends.
 
     Args:
@@ -32,10 +38,10 @@ async def opened_form(
         InvalidRequest: It is no form, was cut off, or has more than that.
         UnsupportedMedia: It is in a charset other than UTF-8.
     """
-    if media_type(headers) != MULTIPART:  # which also looks at the charset: the parser takes any codec of Python
+    if media_type(headers) != MULTIPART:  # which also looks at the charset
         raise InvalidRequest(f"Content-Type: expected {MULTIPART}")
     parser = _Parser(
-        Headers({"content-type": headers.get(b"content-type", b"").decode("latin-1")}),
+        Headers({"content-type": _content_type(headers.get(b"content-type", b""))}),
         _pieces(content),
         max_files=max_files,
         max_fields=max_fields,
@@ -48,9 +54,31 @@ async def opened_form(
     try:
         if not parser.is_whole:
             raise InvalidRequest("the multipart form cannot be read: it ends before its last boundary")
-        yield form
+        yield [_field(name, value) for name, value in form.multi_items()]
     finally:
         await form.close()
+
+
+def _content_type(given: bytes) -> str:
+    """A form's, which has the parser keep the bytes of fields: of what is not UTF-8, it would make other text."""
+    boundary = parse_options_header(given)[1].get(b"boundary", b"").decode(_BYTES)
+    if not boundary or any(character in boundary for character in '"\\;'):
+        raise InvalidRequest("the multipart form cannot be read: Missing boundary in multipart.")
+    return f'multipart/form-data; charset={_BYTES}; boundary="{boundary}"'
+
+
+def _field(name: str, value: str | UploadFile) -> tuple[str, bytes | UploadFile]:
+    if isinstance(value, str):
+        return _text(name), value.encode(_BYTES)
+    value.filename = _text(value.filename or "")
+    return _text(name), value
+
+
+def _text(name: str) -> str:
+    try:
+        return name.encode(_BYTES).decode()
+    except UnicodeDecodeError:
+        return name
 
 
 class _Parser(MultiPartParser):

@@ -271,9 +271,9 @@ async def parse_form(headers: Mapping[bytes, bytes], content: bytes) -> Form:
         InvalidRequest: It cannot be understood.
     """
     async with opened_form(headers, content, max_files=1, max_fields=_MAX_FIELDS) as form:
-        files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
-        texts = [value for value in form.getlist("inputs") if isinstance(value, str)]
-        parameters = _form_parameters(form.get("parameters"))
+        files = [(name, value) for name, value in form if isinstance(value, UploadFile)]
+        texts = [_utf8(value, name) for name, value in form if name == "inputs" and isinstance(value, bytes)]
+        parameters = _form_parameters(dict(form).get("parameters"))
         if not files:
             return Form("", b"", "", texts, parameters)
         field, file = files[0]
@@ -304,7 +304,7 @@ def _from_form(info: ModelInfo, kind: Kind, form: Form) -> PredictRequest:
 def _form_parameters(field: object) -> Parameters:
     if field is None:
         return Parameters({})
-    if not isinstance(field, str) or len(field) > _MOST_PARAMETER_BYTES:
+    if not isinstance(field, bytes) or len(field) > _MOST_PARAMETER_BYTES:
         raise InvalidRequest("parameters: expected a JSON object in this form field")
     try:
         given = _OBJECT.decode(field)

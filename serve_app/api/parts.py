@@ -102,8 +102,8 @@ async def parse_parts_form(info: ModelInfo, headers: Mapping[bytes, bytes], cont
     most = 1 + sum(plan.max_parts if given.many else 1 for given in plan.inputs.values())  # one to be told of
     values: dict[str, list[bytes]] = {}
     async with opened_form(headers, content, max_files=most, max_fields=most) as form:
-        for name, value in form.multi_items():
-            part = await value.read() if isinstance(value, UploadFile) else value.encode()
+        for name, value in form:
+            part = await value.read() if isinstance(value, UploadFile) else value
             values.setdefault(name, []).append(part)
     _check_names(plan, values)
     for name, parts in values.items():

@@ -16,17 +16,19 @@ from serve_app.payloads import TENSORS, TensorSpec
 _CLASSIFIERS: Final = frozenset({"image-classification", "audio-classification", "text-classification"})
 _EMBEDDING: Final = "feature-extraction"
 
-_FormKind: TypeAlias = Literal["unknown", "image", "audio", "text", "number", "boolean", "tensor", "list", "object"]
+_FormKind: TypeAlias = Literal[
+    "unknown", "image", "audio", "text", "number", "boolean", "tensor", "list", "object", "outputs"
+]
 
 
 class Form(NamedTuple):
     """What is known of a value.
 
     Attributes:
-        kind: What it is.
+        kind: What it is. The ``outputs`` of a model are an object, or the one tensor in it: see `single`.
         item: Of a list, its elements.
-        members: Of an object.
-        datatype: Of a tensor; ``ANY`` of what is not known and may be one.
+        members: Of an object, and of outputs.
+        datatype: Of a tensor; of what is not known and may be one, why.
         shape: Of a tensor, the rows in dimension 0; ``None`` where it is not known.
     """
 
@@ -44,7 +46,7 @@ class Form(NamedTuple):
                 return f"{self.datatype} {'' if self.shape is None else list(self.shape)}".rstrip()
             case "list":
                 return f"a list of {self.item}"
-            case "object":
+            case "object" | "outputs":
                 return f"an object with {', '.join(self.members)}"
             case _:
                 return {"unknown": "JSON", "number": "a number", "boolean": "true or false"}.get(self.kind, self.kind)
@@ -52,8 +54,10 @@ class Form(NamedTuple):
 
 UNKNOWN: Final = Form("unknown")
 """Of JSON."""
-ANY: Final = "ANY"
-"""Datatype of what is not known and may be a tensor."""
+OWN: Final = Form("unknown", datatype="OWN")
+"""What a class of the operator's gives in place of vectors: these, or JSON."""
+ANYTHING: Final = Form("unknown", datatype="ANYTHING")
+"""What a model gives that is not on this machine, and what has a fault already: fits everything."""
 TEXT: Final = Form("text")
 _RANKED: Final = Form("list", Form("object", members={"label": TEXT, "score": Form("number")}))
 
@@ -81,7 +85,7 @@ def form_of(given: PipelineInput) -> Form:
 def outputs_form(info: ModelInfo) -> Form:
     """What a model of tensors gives."""
     return Form(
-        "object",
+        "outputs",
         members={
             spec.name: Form("tensor", datatype=spec.datatype, shape=spec.shape if spec.ranked else None)
             for spec in info.signature.outputs
@@ -93,6 +97,8 @@ def result_of(info: ModelInfo, step: ModelStep, *, several: bool) -> Form:
     """What a model makes of one value; ``several`` texts are such."""
     if info.task == TENSORS:
         return outputs_form(info)
+    if info.own_processor:  # whatever the task is: its arrays are lists by now, but for vectors
+        return OWN if info.task == _EMBEDDING else UNKNOWN
     if info.task in _CLASSIFIERS:
         return Form("list", _RANKED) if several else _RANKED
     if info.task == _EMBEDDING and not {"candidate_labels", "source_sentence"} & set(step.parameters):
@@ -108,7 +114,7 @@ def pick(form: Form, reference: Reference) -> Form:
         match form.kind:
             case "unknown":
                 return form
-            case "object":
+            case "object" | "outputs":
                 if (rest := ".".join(path[at:])) in form.members:  # names of tensors may have dots
                     return form.members[rest]
                 if part not in form.members:
@@ -125,20 +131,35 @@ def pick(form: Form, reference: Reference) -> Form:
 
 def single(form: Form) -> Form:
     """The one tensor that a model gives stands for all that it gives."""
-    if form.kind == "object" and len(form.members) == 1:
-        (only,) = form.members.values()
-        return only if only.kind == "tensor" else form
+    if form.kind == "outputs" and len(form.members) == 1:
+        (form,) = form.members.values()
     return form
 
 
 def common(forms: Sequence[Form]) -> Form:
-    """What is known of a value that is one of these."""
+    """What is known of a value that is one of these: sizes and members in which they differ are not."""
     first = forms[0]
     if all(form == first for form in forms):
         return first
-    if all(form.kind == "tensor" and form.datatype == first.datatype for form in forms):
-        return first._replace(shape=None)
+    if loose := next((form for form in (ANYTHING, OWN) if form in forms), None):
+        return loose
+    kinds = {form.kind for form in forms}
+    if kinds == {"tensor"} and len({form.datatype for form in forms}) == 1:
+        return first._replace(shape=_common_shape([form.shape for form in forms]))
+    if kinds == {"list"}:
+        return Form("list", common([form.item or UNKNOWN for form in forms]))
+    if kinds <= {"object", "outputs"}:
+        names = dict.fromkeys(name for form in forms for name in form.members)
+        members = {name: common([form.members.get(name, UNKNOWN) for form in forms]) for name in names}
+        return Form(first.kind if len(kinds) == 1 else "object", members=members)
     return UNKNOWN
+
+
+def _common_shape(shapes: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
+        return None
+    return tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*known, strict=True))
 
 
 def part_of(form: Form, reference: Reference) -> Form:
@@ -166,20 +187,21 @@ def meets(form: Form, kind: str) -> bool:
     if form.kind == kind:
         return True
     if kind == "text":
-        return form.kind == "unknown" or (form.kind == "list" and form.item in (TEXT, UNKNOWN))
+        parts = form if form.kind != "list" else form.item or UNKNOWN
+        return parts.kind in {"unknown", "text"}
     return kind == "json" and media_in(form) is None
 
 
 def has_rows(form: Form) -> bool:
-    """Whether dimension 0 of a value may be rows, as far as it is known."""
-    return form.kind == "unknown" or (form.kind == "tensor" and (form.shape is None or form.shape[:1] == (-1,)))
+    """Whether a value is a tensor whose dimension 0 may be rows, as far as it is known."""
+    return form == ANYTHING or (form.kind == "tensor" and (form.shape is None or form.shape[:1] == (-1,)))
 
 
 def check_tensor(reference: str, form: Form, spec: TensorSpec, info: ModelInfo) -> None:
     """Raises `Misfit` where a value cannot be what an input of a model takes."""
     form = single(form)
     taken = f"{info.name} takes {spec.datatype} {list(spec.shape) if spec.ranked else ''}".rstrip() + f" as {spec.name}"
-    if (form.kind == "text" and spec.datatype == "BYTES") or form.datatype == ANY:
+    if (form.kind == "text" and spec.datatype == "BYTES") or form in (ANYTHING, OWN):
         return
     if form.kind != "tensor":
         raise Misfit(f"{taken}, and {reference} is {form}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from serve_app.composition.forms import (
-    ANY,
+    ANYTHING,
     TEXT,
     UNKNOWN,
     WANTED,
@@ -113,20 +113,20 @@ class _Plan:
                     self.form(reference)
                 except Misfit as fault:
                     yield (*where, *key), str(fault)
-                    self._forms[name] = UNKNOWN
+                    self._forms[name] = ANYTHING
             if name in self._forms:
                 continue
             try:
                 self.steps[name], self._forms[name] = self._checked(step)
             except Misfit as fault:
                 yield where, str(fault)
-                self._forms[name] = UNKNOWN
+                self._forms[name] = ANYTHING
         for name, text in self.config.outputs.items():
             try:
                 form = self.form(Reference.parse(text))
                 if (media := media_in(form)) is not None:
                     yield ("outputs", name), f"is {media}, which has no JSON form; name what a step makes of it"
-                elif self.config.max_rows is not None and not has_rows(single(form)):
+                elif self.config.max_rows is not None and not has_rows(form):
                     yield ("outputs", name), f"must be a tensor with rows with max_rows, and {text} is {form}"
             except Misfit as fault:
                 yield ("outputs", name), str(fault)
@@ -147,10 +147,14 @@ class _Plan:
             case ModelStep():
                 return self._model(step)
             case SwitchStep(on=on):
-                if (form := single(self.form(on))).kind in {"image", "audio", "list", "object"}:
+                if (form := self.form(on)).kind in {"image", "audio", "list", "object", "outputs"}:
                     raise Misfit(f"switch: {on} is {form}, which is no value to choose by")
                 if any(size > 1 for size in form.shape or ()):
                     raise Misfit(f"switch: {on} is {form}, which has more values than the one to choose by")
+                if (self.config.max_rows or 1) > 1 and self._has_all_rows(on):
+                    raise Misfit(
+                        f"switch: {on} is {form}, which has a value for each row, and it takes one; set max_rows: 1"
+                    )
                 choices = (*step.cases.values(), step.default)
                 return step, common([self._chosen(each) for each in choices])
             case EqualStep(values=values):
@@ -162,6 +166,20 @@ class _Plan:
                 return step, self._concatenated(values, step.axis)
             case JoinStep(members=members):
                 return step, Form("object", members={name: self.form(each) for name, each in members.items()})
+
+    def _has_all_rows(self, reference: Reference) -> bool:
+        """Whether a value is surely a tensor with as many rows as the request, where that has such."""
+        if self.form(reference).kind != "tensor":
+            return False
+        if reference.name in self.config.inputs:
+            return True
+        step = self.steps[reference.name]
+        return (
+            isinstance(step, ModelStep)
+            and step.over is None
+            and all(info.rows for info in self._candidates(step))
+            and all(map(self._has_all_rows, step.needs()))
+        )
 
     def _chosen(self, choice: Choice) -> Form:
         if isinstance(choice, Reference):
@@ -195,7 +213,7 @@ class _Plan:
 
     def _model(self, step: ModelStep) -> tuple[Step, Form]:
         results = [self._of_model(step, info) for info in self._candidates(step)]
-        return step, common(results) if results else Form("unknown", datatype=ANY)  # it is not on this machine
+        return step, common(results) if results else ANYTHING  # it is not on this machine
 
     def _candidates(self, step: ModelStep) -> list[ModelInfo]:
         """The versions of a step's model that may run it, as far as they are known."""

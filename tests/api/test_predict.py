@@ -219,6 +219,7 @@ def _raw(content: bytes, content_type: str) -> dict[str, Any]:
         (PICTURES, _form(b"--b\r\nbroken"), 400, "it ends before its last boundary"),
         (SENTENCES, _form(TWO_TEXTS[:-9]), 400, "it ends before its last boundary"),
         (SENTENCES, _form(TWO_TEXTS[:-11]), 400, "it ends before its last boundary"),
+        (SENTENCES, _form(_TEXT % b"caf\xe9" + b"--b--\r\n"), 400, "inputs: text is not valid UTF-8"),
         (
             PICTURES,
             {"files": [("file", ("a", b"1")), ("other", ("b", b"2"))]},

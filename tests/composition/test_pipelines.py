@@ -17,6 +17,7 @@ from serve_app.composition.pipelines import pipeline_infos
 from serve_app.domain.pipeline import ModelStep, Reference
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
+from serve_app.payloads import Joinable, TensorSpec
 from serve_app.router.pipelines.values import payload_of
 
 INPUTS = {
@@ -206,6 +207,36 @@ def test_what_a_class_of_the_operators_takes_is_its_own_matter(models: list[dict
     assert described([*models, own], step).pipeline is not None
 
 
+@pytest.mark.parametrize("task", ["image-classification", "feature-extraction"])
+def test_what_a_class_of_the_operators_gives_is_its_own_matter(
+    models: list[dict[str, Any]], tmp_path: Path, task: str
+) -> None:
+    """JSON with any members, whatever the server's own processor of the task gives."""
+    shutil.copytree(Path("models/digits"), tmp_path / "model")
+    (tmp_path / "model" / "own.py").write_text(_OWN)
+    own = {"name": "own", "task": task, "path": str(tmp_path / "model"), "processor": {"class": "own.py:Own"}}
+    given = "picture" if task.startswith("image") else "text"
+    info = described([*models, own], {"name": "a", "model": "own", "input": given}, all="a", scores="a.scores")
+    assert [(spec.name, spec.datatype, spec.shape) for spec in info.signature.outputs] == [
+        ("all", "BYTES", (1,)),
+        ("scores", "BYTES", (1,)),
+    ]
+
+
+def test_vectors_of_a_class_of_the_operators_may_be_passed_on(models: list[dict[str, Any]], tmp_path: Path) -> None:
+    """It is known when they are there whether it gives such."""
+    shutil.copytree(Path("models/digits"), tmp_path / "model")
+    (tmp_path / "model" / "own.py").write_text(_OWN)
+    own = {"path": str(tmp_path / "model"), "processor": {"class": "own.py:Own"}}
+    vectors = {"name": "vectors", "task": "feature-extraction", **own}
+    labels = {"name": "labels", "task": "text-classification", **own}
+    last = {"name": "b", "model": "one", "input": "a"}
+
+    assert described([*models, vectors], {"name": "a", "model": "vectors", "input": "text"}, last).pipeline is not None
+    with pytest.raises(ConfigError, match=r"steps\[1\]: one takes FP32 \[-1, -1\] as x, and a is JSON"):
+        described([*models, labels], {"name": "a", "model": "labels", "input": "text"}, last)
+
+
 def test_what_fits_becomes_a_plan(models: list[dict[str, Any]]) -> None:
     """Steps come after what they need, and it is known what each model takes."""
     info = described(
@@ -242,6 +273,111 @@ def test_tensors_with_rows_are_those_of_a_model(models: list[dict[str, Any]]) ->
     assert caught.value.problems == (
         "args.pipelines[0].outputs.same: must be a tensor with rows with max_rows, and b is true or false",
     )
+
+
+def with_rows(
+    models: list[dict[str, Any]], *steps: dict[str, Any], max_rows: int = 4, **outputs: str
+) -> dict[str, Any]:
+    """A configuration with one pipeline whose requests have rows of one number, of four, or of both."""
+    numbers = {"type": "tensor", "datatype": "FP32"}
+    inputs = {"column": {**numbers, "shape": [-1, 1]}, "wide": {**numbers, "shape": [-1, 4]}}
+    used = str([*steps, *outputs.values()])
+    pipeline = {
+        "name": "chain",
+        "max_rows": max_rows,
+        "inputs": {name: given for name, given in inputs.items() if name in used},
+        "steps": list(steps),
+        "outputs": outputs,
+    }
+    return {"models": models, "pipelines": [pipeline]}
+
+
+def test_rows_are_not_chosen_for_together(models: list[dict[str, Any]]) -> None:
+    """A switch on a value for each row is right for one row alone, however far from the input it is."""
+    again = {"name": "again", "model": "one", "input": "column"}
+    way = {"name": "way", "switch": "again", "cases": {1: "wide"}, "default": "wide"}
+    config = with_versions(read_args(with_rows(models, again, way, out="way")))
+    infos = describe_models(config)
+    with pytest.raises(ConfigError) as caught:
+        pipeline_infos(config, infos)
+    fault = "switch: again is FP32 [-1, -1], which has a value for each row, and it takes one; set max_rows: 1"
+    assert caught.value.problems == (f"args.pipelines[0].steps[1]: {fault}",)
+    alone = with_versions(read_args(with_rows(models, again, way, out="way", max_rows=1)))
+    assert len(pipeline_infos(alone, infos)) == 1
+    counting = {key: info._replace(joinable={"": Joinable("whole", "", rows=False)}) for key, info in infos.items()}
+    assert len(pipeline_infos(config, counting)) == 1  # it may make one value of all rows
+
+
+def test_what_is_no_tensor_has_no_rows(models: list[dict[str, Any]]) -> None:
+    """Nor has what may be null."""
+    step = {"name": "way", "switch": "same", "cases": {True: "wide"}, "default": None}
+    same = {"name": "same", "equal": ["wide", "wide"]}
+    config = with_versions(read_args(with_rows(models, same, step, out="way")))
+    with pytest.raises(ConfigError) as caught:
+        pipeline_infos(config, describe_models(config))
+    assert caught.value.problems == (
+        "args.pipelines[0].outputs.out: must be a tensor with rows with max_rows, and way is JSON",
+    )
+
+
+def test_versions_may_differ_in_what_no_step_needs(models: list[dict[str, Any]]) -> None:
+    """In a size, and in an output more: what all of them have is a tensor, and goes on as one."""
+    config = with_versions(
+        read_args(
+            with_rows(
+                models,
+                {"name": "a", "model": "one", "input": "wide"},
+                {"name": "b", "model": "one", "version": 1, "inputs": {"x": "a.y"}},
+                out="b",
+                middle="a.y",
+            )
+        )
+    )
+    infos = dict(describe_models(config))
+    second = next(info for info in infos.values() if (info.name, info.version) == ("one", "2"))
+    for shape, expected in (((-1, 5), (-1, -1)), ((-1, 4), (-1, 4))):
+        first, more = TensorSpec("y", "FP32", (-1, 4)), TensorSpec("z", "INT64", (-1,))
+        one = next(info for info in infos.values() if (info.name, info.version) == ("one", "1"))
+        infos[one.key] = one._replace(signature=one.signature._replace(outputs=(first,)))
+        infos[second.key] = second._replace(
+            signature=second.signature._replace(outputs=(first._replace(shape=shape), more))
+        )
+        (chain,) = pipeline_infos(config, infos)
+        assert [(spec.name, spec.datatype, spec.shape) for spec in chain.signature.outputs] == [
+            ("out", "FP32", (-1, 4)),
+            ("middle", "FP32", expected),
+        ]
+
+
+def test_what_only_some_versions_give_is_no_tensor(models: list[dict[str, Any]]) -> None:
+    """It is null where it is not there; and no tensor stands for what is several in one of them."""
+    pipeline = {
+        "name": "chain",
+        "inputs": {"numbers": INPUTS["numbers"]},
+        "steps": [{"name": "a", "model": "one", "input": "numbers"}],
+        "outputs": {"all": "a", "y": "a.y", "z": "a.z"},
+    }
+    config = with_versions(read_args({"models": models, "pipelines": [pipeline]}))
+    infos = dict(describe_models(config))
+    second = next(info for info in infos.values() if (info.name, info.version) == ("one", "2"))
+    outputs = (*second.signature.outputs, TensorSpec("z", "INT64", (-1,)))
+    infos[second.key] = second._replace(signature=second.signature._replace(outputs=outputs))
+    (chain,) = pipeline_infos(config, infos)
+    assert {spec.name: spec.datatype for spec in chain.signature.outputs} == {"all": "BYTES", "y": "FP32", "z": "BYTES"}
+
+
+def test_a_join_of_one_tensor_is_json(models: list[dict[str, Any]]) -> None:
+    """As any other join: a tensor stands for what a model gives alone."""
+    step = {"name": "a", "model": "one", "input": "numbers"}
+    join = {"name": "doc", "join": {"vector": "a"}}
+    info = described(models, step, join, doc="doc", vector="doc.vector", a="a")
+    assert [(spec.name, spec.datatype) for spec in info.signature.outputs] == [
+        ("doc", "BYTES"),
+        ("vector", "FP32"),
+        ("a", "FP32"),
+    ]
+    with pytest.raises(ConfigError, match=r"one takes FP32 .* as x, and doc is an object with vector"):
+        described(models, step, join, {"name": "b", "model": "one", "input": "doc"})
 
 
 def test_what_is_not_on_this_machine_fits_everything(models: list[dict[str, Any]]) -> None:

@@ -491,6 +491,31 @@ ensemble_scheduling { step { model_name: "m" model_version: 1
     ]
 
 
+def test_versions_of_a_step_may_have_other_sizes(tmp_path: Path) -> None:
+    """And outputs more: all of them give what the ensemble needs."""
+    add_model(tmp_path, "m", "version_policy { all {} }", "add_one")
+    floats = TensorProto.FLOAT
+    (tmp_path / "m" / "2").mkdir()
+    onnx_models.write(
+        tmp_path / "m" / "2" / "model.onnx",
+        [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])],
+        [("x", floats, ["rows", 4])],
+        [("y", floats, ["rows", 4]), ("z", floats, ["rows", 4])],
+    )
+    text = """\
+platform: "ensemble"
+input { name: "A" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+output { name: "B" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+ensemble_scheduling { step { model_name: "m" model_version: -1
+  input_map { key: "x" value: "A" } output_map { key: "y" value: "M" } }
+  step { model_name: "m" model_version: 2
+  input_map { key: "x" value: "M" } output_map { key: "y" value: "B" } } }
+"""
+    add_ensemble(tmp_path, "chain", text)
+    assert told(tmp_path) == []
+    assert [(spec.datatype, spec.shape) for spec in described(tmp_path).signature.outputs] == [("FP32", (-1, 4))]
+
+
 @pytest.mark.parametrize("bias", ["", 'input_map { key: "bias" value: "A" }'])
 def test_a_step_may_leave_out_what_its_model_has_a_value_for(tmp_path: Path, bias: str) -> None:
     """Or give it another."""

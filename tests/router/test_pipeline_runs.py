@@ -36,7 +36,15 @@ from serve_app.domain.pipeline import (
 from serve_app.domain.service import Answer, Loaded, ModelInfo, RequestOptions, unknown_model
 from serve_app.domain.settings import LogSettings
 from serve_app.domain.traffic import Asker, TableChange
-from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull, ServeAppError, Unsupported
+from serve_app.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidRequest,
+    ModelUnavailable,
+    QueueFull,
+    ServeAppError,
+    Unsupported,
+)
 from serve_app.payloads import Joinable, ModelSignature, Payload, Tensors, TensorSpec
 from serve_app.router.pipelines.run import Run
 from serve_app.router.pipelines.service import PipelineService
@@ -321,6 +329,29 @@ async def test_branches_run_at_the_same_time() -> None:
     for event in service.hold.values():
         event.set()
     await task
+
+
+async def test_an_object_of_one_tensor_is_an_object() -> None:
+    """Only what a model gives has a tensor that stands for it."""
+    doc = JoinStep("doc", {"vector": Reference("sum")})
+    again = SwitchStep("again", Reference("x", ("none",)), {"null": Reference("doc")}, Constant(None))
+    answer = await asked(plan(SUM, doc, again, out="doc", again="again", within="doc.vector", tensor="sum"))
+    assert {name: orjson.loads(value[0]) for name, value in answer.items()} == {
+        "out": {"vector": [[2.0, 4.0]]},
+        "again": {"vector": [[2.0, 4.0]]},
+        "within": [[2.0, 4.0]],
+        "tensor": [[2.0, 4.0]],
+    }
+
+
+async def test_a_switch_does_not_choose_for_several_rows_at_once() -> None:
+    """Each would go to its own case alone, and together none does."""
+    step = SwitchStep("way", Reference("x"), {"1": Constant("one")}, Constant("other"))
+    over = served(Arithmetic(), plan(step, out="way"))
+    answer = await over.submit("chain", {"x": np.ones((1, 1), np.float32)}, RequestOptions())
+    assert answer.value["out"].tolist() == [b'"one"']
+    with pytest.raises(InvalidRequest, match=r"^step 'way': a switch takes one value, and the tensor has 2$"):
+        await over.submit("chain", {"x": np.ones((2, 1), np.float32)}, RequestOptions())
 
 
 async def test_a_map_runs_for_each_part() -> None:

@@ -164,10 +164,40 @@ def test_bytes_that_are_no_text_have_no_json() -> None:
         (np.array([b"seven"], object), "seven"),
         (np.array([np.nan], np.float32), None),
         (np.array([np.inf], np.float16), None),
-        (np.array([1, 2]), None),
         ({"label": "seven"}, None),
     ],
 )
 def test_a_case_is_equal_to_a_value_however_that_is_represented(value: Any, case: str | None) -> None:
     """A class's number in FP32 is that number; what is no number is no case, not even null."""
     assert values.case_of(value) == case
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (0,)])
+def test_a_tensor_of_other_than_one_value_is_no_case(shape: tuple[int, ...]) -> None:
+    """Not even the default one, which two rows would get whatever they are."""
+    with pytest.raises(InvalidRequest, match=f"a switch takes one value, and the tensor has {shape[0]}"):
+        values.case_of(np.ones(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        pytest.param(model("text-classification"), "one", id="the server's own"),
+        pytest.param(model("text-classification")._replace(own_processor=True), ["one"], id="a class for texts"),
+        pytest.param(model("json")._replace(own_processor=True), ["one"], id="a class for JSON"),
+    ],
+)
+def test_a_list_of_one_is_unwrapped_only_where_it_is_one_answer_per_text(info: ModelInfo, expected: Any) -> None:
+    """What a class of the operator's lists may be whatever it found in the text: once two, once one."""
+    assert values.result_of(info, "a text", ["one"]) == expected
+    assert values.result_of(info, "a text", ["one", "two"]) == ["one", "two"]
+    assert values.result_of(info, ["a text"], ["one"]) == ["one"]
+
+
+def test_one_tensor_stands_for_what_a_model_gives_and_for_no_other_object() -> None:
+    """Whatever that holds."""
+    array = np.ones((1, 2), np.float32)
+    given = values.result_of(model("tensors"), array, {"y": array})
+    assert values.single(given) is array
+    assert values.pick(given, Reference("a", ("y",))) is array
+    assert values.single({"y": array}) == {"y": array}

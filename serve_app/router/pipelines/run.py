@@ -155,7 +155,11 @@ class Run:
 
     async def _step(self, step: Step) -> Any:
         if isinstance(step, SwitchStep):
-            case = values.case_of(await self._value(step.on))
+            on = await self._value(step.on)
+            try:
+                case = values.case_of(on)
+            except ServeAppError as error:
+                raise _of_step(step.name, error) from error
             chosen = step.default if case is None else step.cases.get(case, step.default)
             return chosen.value if isinstance(chosen, Constant) else await self._value(chosen)
         given = await self._all([*step.needs()])
@@ -230,8 +234,9 @@ class Run:
         )
         answer = await self._service.submit(info.key or info.name, payload, options)
         self._note(answer)
-        self.infos[step.name] = answer.info or info
-        result = values.result_of(asked, answer.value)
+        info = answer.info or info
+        self.infos[step.name] = info
+        result = values.result_of(info, asked, answer.value)
         self._hold(result)
         return result
 

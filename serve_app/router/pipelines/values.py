@@ -110,12 +110,13 @@ def pick(value: Any, reference: Reference) -> Any:
     return value
 
 
+class OneTensor(dict[str, Any]):
+    """All that a model gives, by name, where that is one tensor. No other object is one, whatever it holds."""
+
+
 def single(value: Any) -> Any:
     """The one tensor that a model gives stands for all that it gives."""
-    if isinstance(value, dict) and len(value) == 1:
-        (only,) = value.values()
-        return only if isinstance(only, np.ndarray) else value
-    return value
+    return next(iter(value.values())) if isinstance(value, OneTensor) else value
 
 
 def plain(value: Any) -> Any:
@@ -130,8 +131,14 @@ def plain(value: Any) -> Any:
 
 
 def case_of(value: Any) -> str | None:
-    """What a value is compared with the cases of a switch by; ``None``: it is none of them."""
+    """What a value is compared with the cases of a switch by; ``None``: it is none of them.
+
+    Raises:
+        InvalidRequest: It is a tensor of no value or of several, such as one for each row.
+    """
     value = plain(value)
+    if isinstance(value, np.ndarray):
+        raise InvalidRequest(f"a switch takes one value, and the tensor has {value.size}")
     return case_text(value) if value is None or isinstance(value, str | bool | int | float) else None
 
 
@@ -279,16 +286,20 @@ def _fits(array: npt.NDArray[Any], spec: TensorSpec, *, rows: bool) -> bool:
     return not spec.ranked or (array.ndim == len(spec.shape) and all(want < 0 or want == size for want, size in sizes))
 
 
-def result_of(asked: Any, value: Any) -> Any:
+def result_of(info: ModelInfo, asked: Any, value: Any) -> Any:
     """What a model has answered, as a value: vectors as a tensor, and of one text its own answer.
 
     Args:
+        info: Of the model. A list that a class of the operator's makes is its own matter.
         asked: What the model was given.
         value: As in `serve_app.domain.service.Answer`.
     """
     if isinstance(value, Embeddings):
         return value.vectors
-    return value[0] if isinstance(asked, str) and isinstance(value, list) and len(value) == 1 else value
+    if isinstance(value, dict) and len(value) == 1 and isinstance(next(iter(value.values())), np.ndarray):
+        return OneTensor(value)
+    per_text = kind_of(info.task) == "text" and not info.own_processor
+    return value[0] if per_text and isinstance(asked, str) and isinstance(value, list) and len(value) == 1 else value
 
 
 def nbytes_of(value: Any) -> int:
@@ -380,4 +391,4 @@ def _named(value: Any) -> str:
     if value is None:
         return "null"
     names = {bytes: "a file", str: "a text", dict: "an object", list: "a list", bool: "true or false"}
-    return names.get(type(value), "a tensor" if isinstance(value, np.ndarray) else "a number")
+    return names.get(type(value), "a tensor" if isinstance(value, np.ndarray | OneTensor) else "a number")

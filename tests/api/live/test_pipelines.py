@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import onnx_models
 import pytest
+import python_models
 import tritonclient.http as triton
 from client.both_clients import EitherClient
 from local_server import LocalServer, make_tokenizer
@@ -132,6 +133,15 @@ def test_a_form_with_a_part_for_each_input(pipelines: LocalServer) -> None:
     by_form = predict(pipelines, "passages", files=texts).json()
     assert by_form == predict(pipelines, "passages", json={"texts": ["the cat", "a dog"]}).json()
     assert np.shape(by_form["vectors"]) == (2, 8)
+
+
+def test_parts_of_a_form_may_have_no_file_name(pipelines: LocalServer) -> None:
+    """A file is the bytes that were sent then, too; and text is UTF-8, or refused."""
+    files = {"picture": (None, PICTURE.read_bytes()), "sound": (None, SOUND.read_bytes())}
+    assert predict(pipelines, "same-digit", files=files).json()["seen"] == "four"
+    texts = [("texts", (None, "Größe".encode("latin-1")))]
+    answer = predict(pipelines, "passages", files=texts)
+    assert (answer.status_code, answer.json()["error"]) == (400, "texts[0]: text is not valid UTF-8")
 
 
 def test_a_form_that_was_cut_off_is_refused(pipelines: LocalServer) -> None:
@@ -338,6 +348,45 @@ async def test_our_client_makes_jobs_of_pipelines(client: EitherClient) -> None:
     assert [(each.custom_id, each.value) for each in found] == [
         ("both", {"agree": False, "seen": "four", "heard": "eight"}),
         ("", {"y": [[3.0, 4.0]], "middle": [[2.0, 3.0]]}),
+    ]
+
+
+_WORDS = """
+    import numpy as np
+
+    class Words:
+        inputs = {"x": ("float32", [-1, 1])}
+        outputs = {"y": ("float32", [-1, 1])}
+
+        def preprocess(self, request):
+            return {"x": np.zeros((1, 1), "float32")}
+
+        def predict(self, batch):
+            return {"y": batch["x"]}
+
+        def postprocess(self, request, outputs):
+            text = request.inputs if isinstance(request.inputs, str) else request.inputs[0]
+            return [{"word": word} for word in text.split()]
+"""
+
+
+def test_what_a_class_lists_is_a_list_of_any_length(tmp_path: Path) -> None:
+    """One thing that it found in a text is the first of one."""
+    python_models.write(tmp_path / "words", _WORDS)
+    tasks = {"of-json": "json", "of-texts": "text-classification"}
+    common = {"path": str(tmp_path / "words"), "backend": "python"}
+    pipeline = {
+        "name": "found",
+        "inputs": {"text": {"type": "text"}},
+        "steps": [{"name": name, "model": name, "input": "text"} for name in tasks],
+        "outputs": {"json": "of-json.0.word", "texts": "of-texts.0.word", "all": "of-texts"},
+    }
+    models = [{"name": name, "task": task, **common} for name, task in tasks.items()]
+    with LocalServer({"models": models, "pipelines": [pipeline]}) as server:
+        found = [predict(server, "found", json={"text": text}).json() for text in ("one", "one two")]
+    assert found == [
+        {"json": "one", "texts": "one", "all": [{"word": "one"}]},
+        {"json": "one", "texts": "one", "all": [{"word": "one"}, {"word": "two"}]},
     ]
 
 
