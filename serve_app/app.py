@@ -14,6 +14,7 @@ from serve_app.composition.locate import looking_once
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.composition.references import pin_models
 from serve_app.composition.revision import find_revisions
+from serve_app.composition.router import encode_description
 from serve_app.config import ROUTER, AppArgs, ModelConfig, PoolConfig
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.pool import PoolDeployment
@@ -83,11 +84,19 @@ def build(args: dict[str, Any]) -> serve.Application:
         graceful_shutdown_timeout_s=2 * config.router.drain_timeout_s,
         max_surge_percent=_SURGE,
     )
-    # Members of pools stay as they were deployed.
-    deployed = {name: Agreed(revisions[name].name, revisions[name].version) for name in models}
+    priors = read_priors(pinned)
+    deployed = {
+        name: Agreed(
+            revision.name,
+            revision.version,
+            executions=priors.get(name, ()),
+            described=encode_description(infos[name], known.get(name, {})),
+        )
+        for name, revision in revisions.items()
+    }
     forget({name: agreed.revision for name, agreed in deployed.items()})
     application: serve.Application = router.bind(
-        config, infos, models | pools, priors=read_priors(pinned), identities=known, deployed=deployed
+        config, infos, models | pools, priors=priors, identities=known, deployed=deployed
     )
     return application
 

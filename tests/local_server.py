@@ -34,9 +34,11 @@ from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
 from serve_app.composition.replica import Replica, expected_memory, host_revision, make_replica
 from serve_app.composition.revision import find_revision, forget_revisions, open_revision
+from serve_app.composition.router import encode_description
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.agreed import Agreed, Told, decode_agreed, encode_agreed
 from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.domain.service import ModelInfo
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
 from serve_app.replica.pool_host import PoolHost
@@ -178,6 +180,8 @@ class LocalServer:
         self.replicas: dict[str, Revisions] = {}
         self.hosts: dict[str, PoolHost] = {}
         self._deployed: dict[str, Agreed] = {}
+        self._infos: dict[str, ModelInfo] = {}
+        self._reports: dict[str, dict[str, ReplicaReport]] = {}
         self._loaders: dict[str, MemberLoader] = {}
         self._named: set[str] = set()
         self.register = Register()
@@ -227,9 +231,25 @@ class LocalServer:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._begin(replace(_router_settings(self._config, read_models(self._config)), models=()))
+        self._add(self._config)
+        self.router.restore_traffic()
+        await self._open()
+        for link in self._links.values():
+            await link.up()
+        self._started.set()
+        await self._stop.wait()
+        await self.router.close(1.0, grace_s=0.0)
+        for link in self._links.values():
+            link.close()
+        for revisions in self.replicas.values():
+            await revisions.close()
+        for host in self.hosts.values():
+            host.close()
+
+    def _begin(self, settings: RouterSettings) -> Repository:
         settings = replace(
-            _router_settings(self._config, read_models(self._config)),
-            models=(),
+            settings,
             http=self._settings or HttpSettings(),
             http_port=HttpPort("127.0.0.1", 0),
             grpc_port=GrpcPort("127.0.0.1", 0),
@@ -237,7 +257,7 @@ class LocalServer:
         self.keys = settings.keys
         fleet = _Fleet(self.replicas, lambda: self.keeper)
         repository = Repository(fleet, self.register, self._deployed)
-        self.router = router = Router(
+        self.router = Router(
             settings,
             self._call,
             self._peers,
@@ -246,25 +266,50 @@ class LocalServer:
             change_host=self._change_host,
             on_stale=self._catch_up,
         )
-        self.keeper = Keeper(self._config, router, self.register, self._deployed)
-        self.app = router.app
-        self._add(self._config)
-        router.restore_traffic()
-        await router.opened()
-        for link in self._links.values():
-            await link.up()
-        assert router.http_address is not None
-        assert router.grpc_address is not None
-        self.url, self.grpc = "http://{}:{}".format(*router.http_address), "{}:{}".format(*router.grpc_address)
-        self._started.set()
-        await self._stop.wait()
-        await router.close(1.0, grace_s=0.0)
-        for link in self._links.values():
-            link.close()
-        for revisions in self.replicas.values():
-            await revisions.close()
-        for host in self.hosts.values():
-            host.close()
+        self.keeper = Keeper(self._config, self.router, self.register, self._deployed)
+        self.app = self.router.app
+        return repository
+
+    async def _open(self) -> None:
+        await self.router.opened()
+        assert self.router.http_address is not None
+        assert self.router.grpc_address is not None
+        self.url = "http://{}:{}".format(*self.router.http_address)
+        self.grpc = "{}:{}".format(*self.router.grpc_address)
+
+    def replace_router(self) -> None:
+        """The router dies, and another process takes its place, with the replicas and hosts that there are."""
+        self.run(self._replace_router())
+
+    async def _replace_router(self) -> None:
+        await self.router.close(1.0, grace_s=0.0)
+        changed = {}
+        for model, before in self._deployed.items():
+            agreed = await self.register.read(model)
+            if agreed is not None and agreed.revision != before.revision:
+                changed[model] = agreed
+        known = {model.name: identities(model, find_files(model)) for model in self._config.models if model.caches}
+        repository = self._begin(
+            router_settings(
+                self._config, self._infos, priors={}, identities=known, deployed=self._deployed, changed=changed
+            )
+        )
+        self.router.restore_traffic()
+        for model, agreed in changed.items():
+            self.keeper.begin(model, agreed)
+            await repository.resume(model)
+        for model, reports in self._reports.items():
+            self.router.on_replicas(model, reports)
+        for pool in self._loaders:
+            self._add_hosts(pool, 0)
+        await self._open()
+
+    def retry(self) -> None:
+        """Have the router try again to serve what it could not read, as health checks do, and wait for that."""
+        self.run(self._retry())
+
+    async def _retry(self) -> None:
+        await self.keeper.retry()
 
     def _catch_up(self, model: str) -> None:
         self.keeper.catch_up(model)
@@ -307,11 +352,13 @@ class LocalServer:
         routed = {model.name: model for model in _router_settings(config, described).models}
         for model in config.models:
             revision = find_revision(model)
+            info = self._infos[model.name] = routed[model.name].info._replace(revision=revision.name)
+            base = self._deployed[model.name] = Agreed(
+                revision.name, revision.version, described=encode_description(info, revision.identities)
+            )
             if model.pool is not None:
                 self.router.add_model(routed[model.name])
                 continue
-            base = Agreed(revision.name, revision.version)
-            self._deployed[model.name] = base
             first = host_revision(revision, described[model.name], _make)
             replica = f"{model.name}-{_REPLICA}"
             while replica in self.replicas:  # that of a model of this name that was removed
@@ -338,8 +385,8 @@ class LocalServer:
                 revision=base.revision,
                 address=self._links[replica].address if self._linked else None,
             )
-            info = routed[model.name].info._replace(revision=base.revision)
             self.router.add_model(replace(routed[model.name], info=info, on_demand=False, base=base.revision))
+            self._reports[model.name] = {replica: report}
             self.router.on_replicas(model.name, {replica: report})
         for pool in config.pools:
             plans = {

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_models
 import pytest
 import ray
+from ray import serve
 from triton_repositories import SUM_DIFF, add_model
 
 from serve_app.app import build
@@ -21,7 +22,7 @@ from serve_app.composition.profile import sha256
 from serve_app.config import ROUTER, parse_args
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile
 from serve_app.config.profile_points import Point, fit_points
-from serve_app.deployments import replica_directory
+from serve_app.deployments import register, replica_directory
 from serve_app.deployments.router import RouterDeployment
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Execution
@@ -32,6 +33,19 @@ def _on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Ray tells a replica of where it runs: Ray itself would start a cluster to answer."""
     context = SimpleNamespace(get_node_id=lambda: "node")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+
+
+@pytest.fixture
+def _in_a_cluster(_on_a_node: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's store, and what Serve tells a replica of its application."""
+    kept: dict[bytes, bytes] = {}
+
+    def put(key: bytes, value: bytes, **_: Any) -> None:
+        kept[key] = value
+
+    monkeypatch.setattr(register, "_internal_kv_get", lambda key, **_: kept.get(key))
+    monkeypatch.setattr(register, "_internal_kv_put", put)
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(app_name="app"))
 
 
 def test_replicas_keep_to_the_version_that_the_router_describes(tmp_path: Path) -> None:
@@ -94,6 +108,33 @@ async def test_a_router_reports_load_by_deployment_and_takes_replicas_for_models
     async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
         status = (await client.get("/status")).json()
     assert status["models"]["ResNet50 v2.1"]["replicas"] == ["r1"]
+
+
+@pytest.mark.usefixtures("_in_a_cluster")
+async def test_the_first_router_fails_on_what_it_cannot_read_and_later_ones_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever deploys sees what is wrong at once; what is served goes on although a router is replaced."""
+    monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path / "cache"))
+    onnx_models.make(tmp_path / "m" / "model.onnx", "image_logits")
+    application = build({"models": [{"name": "m", "task": "image-classification", "path": str(tmp_path / "m")}]})
+    config, infos, _ = application._bound_deployment.init_args
+
+    def start() -> RouterDeployment:
+        return RouterDeployment(config, infos, {}, **application._bound_deployment.init_kwargs)
+
+    (tmp_path / "m").rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match="its files are not those of revision"):
+        start()
+    (tmp_path / "away").rename(tmp_path / "m")
+    start()
+    (tmp_path / "m").rename(tmp_path / "away")
+    router = start()
+    transport = httpx.ASGITransport(router.__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+        refused = await client.post("/v1/models/m/predict", content=b"", headers={"Content-Type": "image/png"})
+    assert refused.status_code == 503
+    assert refused.json()["error"].startswith("model 'm': its files are not those of revision")
 
 
 def test_routers_and_replicas_agree_on_what_is_cached(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ class _About:
     async def model_health(self, request: Request) -> Response:
         info = self._service.find(request.path_params["model"])
         if not self._service.model_ready(info.name):
-            raise ModelUnavailable(f"model {info.name!r} has no ready replica")
+            raise ModelUnavailable(info.fault or f"model {info.name!r} has no ready replica")
         return json_response({"ready": True})
 
     async def info(self, _: Request) -> Response:

@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from serve_app.composition.revision import find_revision
 from serve_app.composition.router import describe_revision, route_revision
 from serve_app.config import AppArgs
-from serve_app.domain.agreed import Agreed, Register, Told, not_loaded
-from serve_app.errors import ConfigError, ServeAppError
+from serve_app.domain.agreed import Agreed, Register, Told
+from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.router.router import Router
 from serve_app.router.settings import RoutedModel
 
@@ -64,10 +64,10 @@ class Keeper:
         """
         if (prepared := self._prepared.get(model)) is not None and prepared.info.revision == agreed.revision:
             return
-        try:
-            self._prepared[model] = await asyncio.to_thread(self._route, model, agreed)
-        except ServeAppError as error:
-            raise not_loaded(model, error) from None
+        routed = await asyncio.to_thread(self._route, model, agreed)
+        if routed.info.fault:
+            raise InvalidRequest(routed.info.fault)
+        self._prepared[model] = routed
 
     async def settle(self, model: str) -> None:
         """Serve what is agreed on of a model from now on, and wait for what was sent before. Raises as `prepare`."""
@@ -79,17 +79,28 @@ class Keeper:
     async def _settle(self, model: str) -> None:
         async with self._settling[model]:
             agreed = await self._register.read(model) or self._deployed[model]
-            if agreed.revision == self._router.service.revision_of(model):
+            service = self._router.service
+            if agreed.revision == service.revision_of(model) and model not in service.faults:
                 return
             if agreed.revision:
                 await self.prepare(model, agreed)
             self._turn_to(model, agreed)
 
     def begin(self, model: str, agreed: Agreed) -> None:
-        """Serve this of a model from the beginning, which is before anything is asked. Raises ConfigError."""
+        """Serve this of a model from the beginning, which is before anything is asked; or tell why it cannot be."""
         if agreed.revision:
             self._prepared[model] = self._route(model, agreed)
         self._turn_to(model, agreed)
+
+    def retry(self) -> Awaitable[object]:
+        """Try again to serve what could not be read, in the background: its files may have been away for a while.
+
+        Returns:
+            Ends when that is done.
+        """
+        for model in self._router.service.faults:
+            self.catch_up(model)
+        return asyncio.gather(*self._tasks.values())
 
     def catch_up(self, model: str) -> None:
         """A replica does not have what this router takes for agreed on: settle, in the background."""
@@ -101,7 +112,7 @@ class Keeper:
     async def _caught_up(self, model: str) -> None:
         try:
             await self._settle(model)
-        except Exception as error:  # it is tried again with the next bundle that comes back
+        except Exception as error:  # it is tried again: with the next bundle that comes back, or `retry`
             _log.warning("Model %s: this router could not settle: %s", model, error)
 
     def _turn_to(self, model: str, agreed: Agreed) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,18 +15,18 @@ from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
 from serve_app.composition.hosting import members_of
 from serve_app.composition.jobs import job_settings
-from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import file_bytes, find_files, make_processor
 from serve_app.composition.pipelines import pipeline_infos
-from serve_app.composition.revision import Revision
+from serve_app.composition.revision import Revision, open_revision
 from serve_app.config import AppArgs, ModelConfig
-from serve_app.domain.agreed import Agreed
+from serve_app.domain.agreed import Agreed, not_loaded
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import TlsFiles
 from serve_app.errors import ConfigError
 from serve_app.http.http1 import Limits
 from serve_app.http.listener import within_open_files
 from serve_app.payloads import Execution
+from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCacheSettings
 from serve_app.router.settings import (
     GrpcPort,
@@ -50,11 +50,12 @@ def router_settings(
     identities: Mapping[str, Mapping[str, str]],
     log_file: Path | None = None,
     deployed: Mapping[str, Agreed] = MappingProxyType({}),
+    changed: Collection[str] = (),
 ) -> RouterSettings:
     """What a router process needs to know.
 
     To be called in that process, once for a router: it reads keys and certificates, and lets the process open as many
-    files as its ports may need.
+    files as its ports may need. A model whose files cannot be read is told by `ModelInfo.fault`.
 
     Args:
         config: The configuration.
@@ -62,7 +63,8 @@ def router_settings(
         priors: What batches of some models cost according to their profiles, by name.
         identities: By model and variant, of the models whose answers are kept.
         log_file: Where the log of requests goes; ``None``: there is none.
-        deployed: By model, the revision that it was deployed with, of those whose bundles name one.
+        deployed: By model, the revision that it was deployed with; none where nobody has told.
+        changed: Models of which something else is agreed on than that. Their files are left to `Keeper.begin`.
 
     Raises:
         ConfigError: API keys, certificates or the password of Redis are not where they should be, or a pipeline does
@@ -72,7 +74,7 @@ def router_settings(
     return RouterSettings(
         models=[
             replace(model, base=deployed[model.name].revision) if model.name in deployed else model
-            for model in _routed(config, infos, priors, identities)
+            for model in _routed(config, infos, priors, identities, changed)
         ],
         pipelines=pipeline_infos(config, infos),
         classes=config.class_settings(),
@@ -164,16 +166,17 @@ def _routed(
     infos: Mapping[str, ModelInfo],
     priors: Mapping[str, Sequence[Execution]],
     identities: Mapping[str, Mapping[str, str]],
+    changed: Collection[str],
 ) -> list[RoutedModel]:
-    """Every model as a router serves it."""
+    """Every model as a router serves it from what it was deployed with."""
     return [
         _routed_model(
             config,
             model,
             infos[model.name],
-            find_files(model)[""],
             priors.get(model.name, ()),
             identities.get(model.name, {}),
+            opened=model.name not in changed,
         )
         for model in config.models
     ]
@@ -187,7 +190,17 @@ def describe_revision(config: AppArgs, revision: Revision) -> bytes:
     """
     info = model_info(revision.model, config, revision.builds, revision.locations)._replace(revision=revision.name)
     make_processor(revision.model, info.signature, revision.locations[""])
-    return pickle.dumps((info, dict(revision.identities)))
+    return encode_description(info, revision.identities)
+
+
+def encode_description(info: ModelInfo, identities: Mapping[str, str]) -> bytes:
+    """What all routers need to know of a state of a model's files; see `Agreed.described`.
+
+    Args:
+        info: What clients are told of it.
+        identities: Of its builds, by variant.
+    """
+    return pickle.dumps((info, dict(identities)))
 
 
 def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> RoutedModel:
@@ -196,33 +209,37 @@ def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> Route
     Args:
         config: The configuration.
         model: The model.
-        agreed: That state.
-
-    Raises:
-        ConfigError: What is beside the model's files, by which requests are priced, cannot be read.
+        agreed: That state. Where what is beside its files, by which requests are priced, cannot be read,
+            `ModelInfo.fault` of the model says why.
     """
     info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
-    if agreed.version is not None:
-        model = model.model_copy(update={"version": agreed.version})
-    return _routed_model(config, model, info, find_files(model)[""], agreed.executions, identities)
+    return _routed_model(config, model, info, agreed.executions, identities)
 
 
 def _routed_model(
     config: AppArgs,
     model: ModelConfig,
     info: ModelInfo,
-    location: ModelLocation,
     prior: Sequence[Execution],
     identities: Mapping[str, str],
+    *,
+    opened: bool = True,
 ) -> RoutedModel:
-    """A model as a router serves it. Its processor only prices requests there."""
+    """A model as a router serves it, with a processor if it is ``opened``."""
     scheduling = config.scheduling_of(model)
-    if model.pool is not None:  # until a host has measured what it holds
-        scheduling = replace(scheduling, resident_bytes=max(1, file_bytes(find_files(model))))
+    if model.pool is not None:
+        scheduling = replace(scheduling, resident_bytes=_resident_bytes(model))
+    processor = None
+    if opened:
+        try:
+            processor = _processor(model, info)
+        except ConfigError as error:
+            _log.error("Model %s: %s", model.name, error)
+            info = info._replace(fault=not_loaded(model.name, error).message)
     return RoutedModel(
         info=info,
         scheduling=scheduling,
-        processor=make_processor(model, info.signature, location),
+        processor=processor,
         group=next((group.name for group in config.device_groups if model.name in group.models), None),
         pool=model.pool,
         prior=prior,
@@ -230,6 +247,28 @@ def _routed_model(
         cache=_cache(model, identities, info.revision),
         traffic=model.version_traffic() if info.key else None,
     )
+
+
+def _processor(model: ModelConfig, info: ModelInfo) -> Processor | None:
+    """What prices a model's requests: of the state of its files that is served, whatever lies on the disk now.
+
+    Raises:
+        ConfigError: They are not there any more.
+    """
+    if model.processor is None:
+        return None
+    if not info.revision:  # nobody has told
+        return make_processor(model, info.signature, find_files(model)[""])
+    revision = open_revision(model, info.revision, int(info.version) if info.numbered else None)
+    return make_processor(model, info.signature, revision.locations[""])
+
+
+def _resident_bytes(model: ModelConfig) -> int:
+    """What a member is taken to hold until a host has measured it; that also says what is wrong with its files."""
+    try:
+        return max(1, file_bytes(find_files(model)))
+    except (ConfigError, OSError):
+        return 1
 
 
 def _cache(model: ModelConfig, identities: Mapping[str, str], revision: str) -> ModelCacheSettings | None:

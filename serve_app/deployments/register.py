@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Mapping
 
 from ray import serve
@@ -10,6 +12,7 @@ from ray.experimental.internal_kv import (
     _internal_kv_del,
     _internal_kv_get,
     _internal_kv_initialized,
+    _internal_kv_list,
     _internal_kv_put,
 )
 
@@ -17,6 +20,7 @@ from serve_app.config import deployment_name
 from serve_app.domain.agreed import Agreed, decode_agreed, encode_agreed
 
 _NAMESPACE = b"serve_app"
+_REVISION, _ROUTED = b"revision/", b"routed/"
 
 
 def forget(bases: Mapping[str, str]) -> None:
@@ -26,8 +30,11 @@ def forget(bases: Mapping[str, str]) -> None:
         bases: By model, the revision that it is deployed with.
     """
     if _internal_kv_initialized():
-        for model, base in bases.items():
-            _internal_kv_del(_prefix(model, base), del_by_prefix=True, namespace=_NAMESPACE)
+        forgotten = (_routed(bases), *(_prefix(model, base) for model, base in bases.items()))
+        for kind in (_ROUTED, _REVISION):
+            for key in _internal_kv_list(kind, namespace=_NAMESPACE):  # few, however many models there are
+                if key.startswith(forgotten):
+                    _internal_kv_del(key, namespace=_NAMESPACE)
 
 
 class ClusterRegister:
@@ -41,6 +48,14 @@ class ClusterRegister:
 
     def __init__(self, bases: Mapping[str, str]) -> None:
         self._bases = bases
+
+    def was_routed(self) -> bool:
+        """Whether a router has started since the application was deployed."""
+        return _internal_kv_get(self._routed_key(), namespace=_NAMESPACE) is not None
+
+    def note_routed(self) -> None:
+        """A router has started."""
+        _internal_kv_put(self._routed_key(), b"", overwrite=True, namespace=_NAMESPACE)
 
     def read_now(self, model: str) -> Agreed | None:
         """As `read`, without giving others their turn."""
@@ -58,9 +73,21 @@ class ClusterRegister:
         )
 
     def _key(self, model: str) -> bytes:
-        application: str = serve.get_replica_context().app_name
-        return _prefix(model, self._bases[model]) + application.encode()
+        return _prefix(model, self._bases[model]) + _application()
+
+    def _routed_key(self) -> bytes:
+        return _routed(self._bases) + _application()
+
+
+def _application() -> bytes:
+    application: str = serve.get_replica_context().app_name
+    return application.encode()
+
+
+def _routed(bases: Mapping[str, str]) -> bytes:
+    digest = hashlib.sha256(json.dumps(sorted(bases.items())).encode()).hexdigest()
+    return _ROUTED + f"{digest}/".encode()
 
 
 def _prefix(model: str, base: str) -> bytes:
-    return f"revision/{deployment_name(model)}/{base}/".encode()
+    return _REVISION + f"{deployment_name(model)}/{base}/".encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ from serve_app.domain.agreed import Agreed, Told
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker
-from serve_app.errors import InvalidRequest, ModelUnavailable
+from serve_app.errors import ConfigError, InvalidRequest, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payload
 from serve_app.router.repository import RENEW_S, Repository
 from serve_app.router.router import Router
@@ -43,6 +44,9 @@ from serve_app.telemetry.statistics import Statistics
 from serve_app.transport.send import ReplicaLost
 
 logger = logging.getLogger(__name__)
+
+_RETRY_EVERY = 12
+"""Every so many health checks a router tries again to serve what it could not read."""
 
 _METRICS_WAIT_S = 2.0
 """How long metrics and statistics wait for the other routers, seconds."""
@@ -115,11 +119,26 @@ class RouterDeployment:
             for pool in self._pools
         }
         log_file = request_log_file(config.logging.place(), _log_name) if config.logging.requests else None
-        settings = router_settings(
-            config, infos, priors=priors, identities=identities, log_file=log_file, deployed=deployed
-        )
-        peers = None if config.router.replicas == 1 else _Peers()
         register = ClusterRegister({model: agreed.revision for model, agreed in deployed.items()})
+        changed: dict[str, Agreed] = {}
+        for model, before in deployed.items():
+            if model not in self._models:  # a member of a pool, which stays as it was deployed
+                continue
+            if (agreed := register.read_now(model)) is not None and agreed.revision != before.revision:
+                changed[model] = agreed
+        settings = router_settings(
+            config,
+            infos,
+            priors=priors,
+            identities=identities,
+            log_file=log_file,
+            deployed=deployed,
+            changed=changed,
+        )
+        faults = tuple(model.info.fault for model in settings.models if model.info.fault)
+        if faults and not register.was_routed():  # nobody has been served yet: whoever deploys is to see them
+            raise ConfigError(faults)
+        peers = None if config.router.replicas == 1 else _Peers()
         fleet = _Fleet(config, handles, lambda: self._keeper, peers)
         repository = Repository(fleet, register, deployed)
         self._router = Router(
@@ -134,17 +153,19 @@ class RouterDeployment:
         self._router.restore_traffic()  # while all versions are there: tables belong to those that were deployed
         self._keeper = Keeper(config, self._router, register, deployed)
         self._resumed: list[asyncio.Task[None]] = []
-        for model, before in deployed.items():
-            if (agreed := register.read_now(model)) is not None and agreed.revision != before.revision:
-                self._keeper.begin(model, agreed)
-                self._resumed.append(self._loop.create_task(repository.resume(model)))
+        for model, agreed in changed.items():
+            self._keeper.begin(model, agreed)
+            self._resumed.append(self._loop.create_task(repository.resume(model)))
+        if deployed:
+            register.note_routed()
+        self._checks = itertools.count(1)
         self.grpc_app = self._router.grpc
         self._watcher = None
         if config.repository.watch:
             self._watcher = Watcher(
                 repository,
                 lambda model: asyncio.to_thread(look_at, models[model]),
-                lambda: [key for key in self._router.service.keys if key in deployed],
+                lambda: [key for key in self._router.service.keys if key in self._models],
                 config.repository.interval_s,
                 _is_first,
             )
@@ -216,6 +237,8 @@ class RouterDeployment:
 
     def check_health(self) -> None:
         """Fail when the scheduler has, or a direct port does not open: Serve then replaces this router."""
+        if next(self._checks) % _RETRY_EVERY == 0:
+            self._loop.call_soon_threadsafe(self._keeper.retry)
         self._router.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

@@ -76,6 +76,7 @@ class ModelInfo(NamedTuple):
         stream_timeout_s: Where it does, for how long a whole answer may take, seconds; a request may name less.
         pipeline: What it does, where it is a pipeline and no model.
         own_processor: Whether its own file, or a class of the operator's, makes tensors of what clients send.
+        fault: Why this router cannot serve it, though it is agreed on: one line for clients. Empty: it can.
     """
 
     name: str
@@ -106,6 +107,7 @@ class ModelInfo(NamedTuple):
     stream_timeout_s: float = 0.0
     pipeline: Pipeline | None = None
     own_processor: bool = False
+    fault: str = ""
 
     def takes_as(self, other: ModelInfo) -> bool:
         """Whether what was made for this state of a model can be run on that one, and its answer be read likewise."""
@@ -114,7 +116,7 @@ class ModelInfo(NamedTuple):
     def _as_taken(self) -> ModelInfo:
         """Without what makes no difference to requests and answers."""
         rows = {variant: _PROVEN._replace(rows=joinable.rows) for variant, joinable in self.joinable.items()}
-        return self._replace(version="", versions=(), joinable=rows, file="", label_files={}, revision="")
+        return self._replace(version="", versions=(), joinable=rows, file="", label_files={}, revision="", fault="")
 
     @property
     def rows(self) -> bool:

@@ -304,7 +304,7 @@ class Router:
             if before is not None:
                 self._remove(name, refusal=_rejection(unloaded_model(name)), unloaded=True)
             return
-        if before is not None and model.info.revision == before.info.revision:
+        if before is not None and model.info.revision == before.info.revision and not before.info.fault:
             return
         if before is not None and model.info.takes_as(before.info):
             self._routed[name] = model
@@ -321,7 +321,8 @@ class Router:
             self.service.on_joinable(name, told.joinable)
             self.service.on_warm_up(name, [told.not_warmed])
         logger.info("Model %s is served from revision %s now", name, model.info.revision)
-        self.on_replicas(name, self._reports.get(name, {}))
+        if model.pool is None:
+            self.on_replicas(name, self._reports.get(name, {}))
 
     async def turned(self, model: str) -> None:
         """Wait until no bundle is under way that names another revision of a model than the present one.

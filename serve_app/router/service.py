@@ -28,6 +28,7 @@ from serve_app.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
+    ModelUnavailable,
     ServeAppError,
     Unsupported,
 )
@@ -208,6 +209,11 @@ class Service:
         return "" if served is None else served.info.revision
 
     @property
+    def faults(self) -> Mapping[str, str]:
+        """Why models, or versions of them, cannot be served, as `ModelInfo.fault` of those that have one."""
+        return {key: served.info.fault for key, served in self._served.items() if served.info.fault}
+
+    @property
     def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
         """The models that were unloaded, by name, as they were last served; of several versions those."""
         found: dict[str, list[ModelInfo]] = {}
@@ -336,13 +342,15 @@ class Service:
         Raises:
             ModelNotFound: No such model.
             QueueFull: Its class has no room.
-            ModelUnavailable: Its circuit breakers are open.
+            ModelUnavailable: Its circuit breakers are open, or it cannot be served.
         """
         served = self._served.get(model)
         if served is None:
             raise self._unknown(model)
         if self._in_work.closed:
             raise shutting_down()
+        if served.info.fault:
+            raise ModelUnavailable(served.info.fault)
         if served.cache is not None:
             return
         priority = priority or _NORMAL
@@ -374,6 +382,8 @@ class Service:
         served = self._served.get(model)
         if served is None:
             raise self._unknown(model)
+        if served.info.fault:
+            raise ModelUnavailable(served.info.fault)
         self._in_work.count += 1
         served.in_work += 1
         return served
@@ -493,7 +503,8 @@ class Service:
         key = versions.keys[version]
         other = self._served[key].info
         if (
-            other.signature.inputs != served.info.signature.inputs
+            other.fault
+            or other.signature.inputs != served.info.signature.inputs
             or answer.variant not in ("", *other.variants)  # the exact model has no name
         ):
             self._metrics.shadowed(key, "failed")
@@ -618,11 +629,14 @@ class Service:
         return all(self._keeps_ready(model) for model in self._models)
 
     def _keeps_ready(self, model: str) -> bool:
-        """Whether this model is no reason to take the server out of service: of a pool's members, its hosts count."""
+        """Whether this model is no reason to take the server out of service: of a pool's members, its hosts count.
+
+        Nor is one that cannot be served: the others are.
+        """
         served = self._served.get(model)
-        if served is None or served.pool is None or not self._scheduler.hosts(served.pool):
-            return self.model_ready(model)
-        return not self._ending and not self._dispatcher.broken
+        if self._models[model].fault or (served is not None and served.pool and self._scheduler.hosts(served.pool)):
+            return not self._ending and not self._dispatcher.broken
+        return self.model_ready(model)
 
     def model_ready(self, model: str) -> bool:
         """Whether this model can take work; a model that starts on demand can, unless the router itself cannot.
@@ -639,6 +653,8 @@ class Service:
 
     def _can_work(self, served: Served) -> bool:
         scheduler = self._scheduler
+        if served.info.fault:
+            return False
         return served.on_demand or scheduler.usable(served.key) > 0 or scheduler.can_load(served.key)
 
     def stop_being_ready(self) -> None:
@@ -683,7 +699,8 @@ class Service:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
             (``policy``, and where it has them ``fallbacks``, ``device_group`` and ``pool``); what `Scheduler.snapshot`
             tells of its queues, replicas (of a member of a pool, the hosts that have loaded it) and predictions; and
-            its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed.
+            its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed,
+            or why it cannot be served.
             Where there are pools, ``pools`` has what `Scheduler.pools` tells.
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``. ``cache``
             of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
@@ -692,6 +709,7 @@ class Service:
             them, by model.
         """
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
+        faults = {**self._load_faults, **self.faults}
         shared = {} if self._cache is None else self._cache.status()
         return {
             "ready": self.ready(),
@@ -709,7 +727,7 @@ class Service:
                     "joinable": {variant: verdict._asdict() for variant, verdict in served.info.joinable.items()},
                     **snapshot[name],
                     **served.warm_up,
-                    **({"load_fault": self._load_faults[name]} if name in self._load_faults else {}),
+                    **({"load_fault": faults[name]} if name in faults else {}),
                     "breaker": self._scheduler.breaker_snapshot(name, now),
                     **({} if served.cache is None else {"cache": served.cache.status()}),
                 }

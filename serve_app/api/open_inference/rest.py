@@ -80,7 +80,7 @@ def repository_index(service: InferenceService, *, ready_only: bool = False) -> 
                 "name": info.name,
                 "version": info.version,
                 "state": "READY" if ready else "UNAVAILABLE",
-                "reason": "" if ready else "no replica can take work",
+                "reason": "" if ready else info.fault or "no replica can take work",
             }
         )
     if not ready_only:
@@ -121,7 +121,7 @@ class _Endpoints:
     async def model_ready(self, request: Request) -> Response:
         info = self._find(request)
         if not self._service.model_ready(info.key or info.name):
-            raise ModelUnavailable(f"model {info.name!r} has no ready replica")
+            raise ModelUnavailable(info.fault or f"model {info.name!r} has no ready replica")
         return json_response({"name": info.name, "ready": True})
 
     async def config(self, request: Request) -> Response:
