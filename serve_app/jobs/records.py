@@ -80,7 +80,7 @@ class Job(Struct, frozen=True):
         total: Items.
         completed: Items that were answered.
         failed: Items that cannot be answered.
-        code: Why it ended before its items had; empty where it did not.
+        code: ``deadline_exceeded`` where items could not be answered in time; empty otherwise.
         told: What became of its callback: ``pending``, ``delivered`` or ``given_up``; empty without one.
     """
 
@@ -184,7 +184,7 @@ class Exchanged(Struct, frozen=True):
         leases: Items that it may run now.
         discarded: How many outcomes counted for nothing: their items are not this session's, or their jobs have ended.
         ended: Jobs of its items that have ended meanwhile: running them is of no use.
-        finished: Jobs that ended by its outcomes.
+        finished: Jobs that ended by its outcomes, or because they are too late.
     """
 
     leases: list[Lease]

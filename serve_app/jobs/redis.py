@@ -10,7 +10,9 @@ import asyncio
 import json
 import logging
 import secrets
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import msgspec
@@ -35,8 +37,8 @@ from serve_app.jobs.records import (
     StoredFile,
 )
 from serve_app.jobs.redis_values import as_item, as_job, as_lease, job_fields, pack_item, pack_outcome
-from serve_app.jobs.states import State, unended
-from serve_app.jobs.store import SessionOver, check_room, other_request, too_many_files, too_many_jobs
+from serve_app.jobs.states import ENDED, State, unended
+from serve_app.jobs.store import MOST_OVERDUE, SessionOver, check_room, other_request, too_many_files, too_many_jobs
 
 logger = logging.getLogger(__name__)
 
@@ -261,42 +263,57 @@ class RedisStore:
     ) -> list[Item]:
         """See `Store.items`."""
         found = await self._job(job)
+        page = {} if found is None else await self._states(found, after, limit, states)
+        if found is None or not page:
+            return []
+        names = dict(zip(page, await self._redis.hmget(self._key("names", job), [*page]), strict=True))
+        answered = [n for n, state in page.items() if state in ENDED]
+        pipeline = self._redis.pipeline(transaction=False)
+        for n in answered:
+            pipeline.hstrlen(self._key("results", job), str(n))
+        sizes = dict(zip(answered, await pipeline.execute(), strict=True))
         items: list[Item] = []
-        place = after + 1
-        while found is not None and place < found.total and len(items) < limit:
-            places = [str(n) for n in range(place, min(found.total, place + max(limit, _TOGETHER)))]
-            ended = await self._redis.hmget(self._key("ended", job), places)
-            if (page := await self._some(found, places, ended, limit - len(items), nbytes, states, items)) is None:
-                return items
-            nbytes = page
-            place += len(places)
-        return items
-
-    async def _some(
-        self,
-        job: Job,
-        places: Sequence[str],
-        ended: Sequence[bytes | None],
-        limit: int,
-        nbytes: int,
-        states: frozenset[str],
-        items: list[Item],
-    ) -> int | None:
-        """Add those of a range; gives the bytes that are left, ``None`` where there is room for no more."""
-        shown = [unended(State.PENDING if state is None else State(state.decode()), job.state) for state in ended]
-        wanted = [n for n, state in enumerate(shown) if not states or state in states][:limit]
-        for start in range(0, len(wanted), _TOGETHER // 10):
-            part = wanted[start : start + _TOGETHER // 10]
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.hmget(self._key("results", job.id), [places[n] for n in part])
-            pipeline.hmget(self._key("names", job.id), [places[n] for n in part])
-            for n, packed, name in zip(part, *await pipeline.execute(), strict=True):
-                item = as_item(int(places[n]), shown[n], name, packed)
+        left = list(page)
+        while left and nbytes >= 0:
+            # No more answers are read than there is room for: together they may be many bytes.
+            fitting = bisect_right([*accumulate(sizes.get(n, 0) for n in left)], nbytes)
+            part, left = left[: max(1, fitting)], left[max(1, fitting) :]
+            answers = await self._answers(job, [n for n in part if n in sizes])
+            for n in part:
+                item = as_item(n, unended(page[n], found.state), names[n], answers.get(n))
                 nbytes -= len(item.body)
                 if nbytes < 0 and items:
-                    return None
+                    return items
                 items.append(item)
-        return nbytes
+        return items
+
+    async def _states(self, job: Job, after: int, limit: int, states: frozenset[str]) -> dict[int, State]:
+        """States of items by their places, of those that `items` would show."""
+        held = await self._held(job.id) if job.state is State.PROCESSING else set()
+        found: dict[int, State] = {}
+        for start in range(after + 1, job.total, max(limit, _TOGETHER)):
+            places = range(start, min(job.total, start + max(limit, _TOGETHER)))
+            ended = await self._redis.hmget(self._key("ended", job.id), [*places])
+            for n, name in zip(places, ended, strict=True):
+                state = State(name.decode()) if name else State.PROCESSING if n in held else State.PENDING
+                if not states or unended(state, job.state) in states:
+                    found[n] = state
+                if len(found) >= limit:
+                    return found
+        return found
+
+    async def _held(self, job: str) -> set[int]:
+        """Places of items of a job that sessions have."""
+        held: set[int] = set()
+        for session in await self._redis.zrange(self._key("sessions"), 0, -1):
+            names = self._redis.hscan_iter(self._key("held", session.decode()), match=f"{job}/*", count=_TOGETHER)
+            held |= {int(name.split(b"/")[1]) async for name, _ in names}
+        return held
+
+    async def _answers(self, job: str, places: Sequence[int]) -> dict[int, bytes]:
+        if not places:
+            return {}
+        return dict(zip(places, await self._redis.hmget(self._key("results", job), [*places]), strict=True))
 
     # ------------------------------------------------------------- sessions
 
@@ -317,6 +334,7 @@ class RedisStore:
         nbytes: int,
         now: float,
         lease_s: float,
+        running: Collection[str] | None = None,
     ) -> Exchanged:
         """See `Store.exchange`.
 
@@ -332,6 +350,8 @@ class RedisStore:
             json.dumps(dict(room)),
             others,
             nbytes,
+            json.dumps(None if running is None else list(running)),
+            MOST_OVERDUE,
             *told,
         )
         if exchanged is None:

@@ -81,6 +81,11 @@ local function finish(job, state, now, code)
     drop_backlog(job, model)
   end
 end
+local function end_overdue(now, limit)
+  local overdue = redis.call('ZRANGEBYSCORE', key('overdue'), '-inf', now, 'LIMIT', 0, limit)
+  for _, job in ipairs(overdue) do finish(job, 'ERROR', now, 'deadline_exceeded') end
+  return overdue
+end
 local function end_session(session, lost)
   local held = redis.call('HGETALL', key('held', session))
   local backlogs = {}
@@ -186,14 +191,18 @@ EXCHANGE: Final = (
     _COMMON
     + _ALSO_WHEN_FULL
     + """
--- prefix, session, now, {ahead, lease}, turn, room, others, bytes, {item, state, packed}...
-local session, now, turn = ARGV[2], ARGV[3], ARGV[5]
+-- prefix, session, now, {ahead, lease}, turn, room, others, bytes, running, most overdue, {item, state, packed}...
+local session, now, turn = ARGV[2], ARGV[3], tonumber(ARGV[5])
 local room, others, nbytes = cjson.decode(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local running, runs = cjson.decode(ARGV[9]), {}
+if running ~= cjson.null then
+  for _, item in ipairs(running) do runs[item] = true end
+end
 if not redis.call('ZSCORE', key('sessions'), session) then return {'over'} end
 local lease_of = cjson.decode(ARGV[4])
 redis.call('ZADD', key('sessions'), string.format('%.6f', server_time(lease_of[1]) + lease_of[2]), session)
 local held, discarded, finished, ended, leases = key('held', session), 0, {}, {}, {}
-for i = 9, #ARGV, 3 do
+for i = 11, #ARGV, 3 do
   local item, state = ARGV[i], ARGV[i + 1]
   local job, place, model = string.match(item, '^([^/]+)/(%d+)/(.*)$')
   if redis.call('HDEL', held, item) == 0 then
@@ -209,13 +218,17 @@ for i = 9, #ARGV, 3 do
     redis.call('HDEL', key('bodies', job), place)
     local hash = key('job', job)
     redis.call('HINCRBY', hash, state == 'COMPLETED' and 'completed' or 'failed', 1)
-    local done = redis.call('HMGET', hash, 'total', 'completed', 'failed')
+    local done = redis.call('HMGET', hash, 'total', 'completed', 'failed', 'expires')
     if tonumber(done[2]) + tonumber(done[3]) == tonumber(done[1]) then
-      finish(job, tonumber(done[3]) > 0 and 'ERROR' or 'COMPLETED', now, '')
+      local failed = tonumber(done[3]) > 0
+      local late = failed and tonumber(now) >= tonumber(done[4])
+      finish(job, failed and 'ERROR' or 'COMPLETED', now, late and 'deadline_exceeded' or '')
       table.insert(finished, job)
     end
   end
 end
+local overdue = end_overdue(now, ARGV[10])
+for _, job in ipairs(overdue) do table.insert(finished, job) end
 local function lease(item, job, place)
   local of = redis.call('HMGET', key('job', job), 'owner', 'expires', 'headers')
   local losses = redis.call('HGET', key('losses', job), place) or '0'
@@ -223,20 +236,24 @@ local function lease(item, job, place)
 end
 local mine = redis.call('HGETALL', held)
 for i = 1, #mine, 2 do
-  local job, place = string.match(mine[i], '^([^/]+)/(%d+)/')
+  local job, place, model = string.match(mine[i], '^([^/]+)/(%d+)/(.*)$')
+  local since = tonumber(mine[i + 1])
   if not is_live(job) then
     redis.call('HDEL', held, mine[i])
     ended[job] = true
-  elseif mine[i + 1] == turn then  -- leased before by this exchange, whose answer did not arrive
+  elseif since == turn then  -- leased before by this exchange, whose answer did not arrive
     lease(mine[i], job, place)
+  elseif since < turn and running ~= cjson.null and not runs[mine[i]] then
+    redis.call('HDEL', held, mine[i])
+    wait_again(job, model, {place})
   end
 end
-local repeated = #leases > 0
+local no_more = #leases > 0 or #overdue == tonumber(ARGV[10])
 local models = redis.call('SMEMBERS', key('models'))
 for n = 1, #models do
   local model = models[(n + turn) % #models + 1]  -- each has the first turn at the bytes once
   local left = model == '' and others or room[model] or 0
-  local full = repeated
+  local full = no_more
   local each = math.max(1, math.floor(left / math.max(1, redis.call('ZCARD', key('owners', model)))))
   while left > 0 and not full do
     local owner = redis.call('ZRANGE', key('owners', model), 0, 0)[1]
@@ -280,14 +297,11 @@ SWEEP: Final = (
     + _ALSO_WHEN_FULL
     + """
 -- prefix, now, limit, ahead
-local now, limit, swept = ARGV[2], tonumber(ARGV[3]), 0
+local now, limit = ARGV[2], tonumber(ARGV[3])
 local before = '(' .. now
 local over = '(' .. string.format('%.6f', server_time(ARGV[4]))
 for _, session in ipairs(redis.call('ZRANGEBYSCORE', key('sessions'), '-inf', over)) do end_session(session, 1) end
-for _, job in ipairs(redis.call('ZRANGEBYSCORE', key('overdue'), '-inf', before, 'LIMIT', 0, limit)) do
-  finish(job, 'ERROR', now, 'deadline_exceeded')
-  swept = swept + 1
-end
+local swept = #end_overdue(now, limit)
 while swept < limit do
   local job = redis.call('ZRANGEBYSCORE', key('old'), '-inf', before, 'LIMIT', 0, 1)[1]
   if not job then break end

@@ -231,7 +231,10 @@ class Runner:
             return 1
         for job in exchanged.ended:
             self.drop(job)
+        has = self._running.keys() | {outcome.item for outcome, _ in self._ended}
         for lease in exchanged.leases:
+            if lease.item in has:  # the store had lost that it is run here
+                continue
             task = asyncio.get_running_loop().create_task(self._carry(lease), context=Context())
             self._running[lease.item] = task, lease
             task.add_done_callback(partial(self._left, lease))
@@ -274,6 +277,7 @@ class Runner:
             nbytes,
             self._now(),
             self._settings.lease_s,
+            list(self._running),
         )
         self.counts.exchanges += 1
         self.counts.exchange_s += monotonic() - began

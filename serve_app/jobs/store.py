@@ -9,10 +9,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from serve_app.errors import Conflict, QueueFull
 from serve_app.jobs.records import Bounds, Callback, Census, Exchanged, Item, Job, NewItem, NewJob, Outcome, StoredFile
+
+MOST_OVERDUE: Final = 100
+"""Jobs that one exchange ends because they are too late."""
 
 
 class SessionOver(Exception):
@@ -101,8 +104,11 @@ class Store(Protocol):
         nbytes: int,
         now: float,
         lease_s: float,
+        running: Collection[str] | None = None,
     ) -> Exchanged:
         """Tell what became of items, that the session lives, and get more of them. One transaction.
+
+        Jobs whose deadline has passed end behind the outcomes, so that nothing more of them is run.
 
         Args:
             session: It.
@@ -112,6 +118,8 @@ class Store(Protocol):
             nbytes: Most bytes of their bodies together, beyond the first.
             now: The time.
             lease_s: When it is over if it is not heard of again, seconds.
+            running: Items that it runs, besides those of ``outcomes``; ``None`` for all that it has. What else it has
+                waits again: the store has lost what it was told of that.
 
         Raises:
             SessionOver: It was not heard of for too long; nothing of this counts.

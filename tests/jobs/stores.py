@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+
+from redis import Redis
 
 from serve_app.access.guard import wall_clock
 from serve_app.domain.settings import RedisSettings
@@ -29,6 +32,31 @@ def stores_of(kind: str, place: str) -> MakeStore:
     if kind == "redis":
         return lambda: RedisStore(RedisSettings(place), wall_clock)
     return lambda: SqliteStore(Path(place) / "jobs.sqlite")
+
+
+def kept_state(kind: str, place: str) -> Callable[[], None]:
+    """What is in a store now; calling it puts that back, as a server that lost what it was told last comes back."""
+    file = Path(place) / "jobs.sqlite"
+
+    def put_keys_back() -> None:
+        with closing(Redis.from_url(place)) as client:
+            client.flushdb()
+            for key, value in keys.items():
+                assert value is not None
+                client.restore(key, 0, value)
+
+    def put_rows_back() -> None:
+        with closing(copy), closing(sqlite3.connect(file)) as database:
+            copy.backup(database)
+
+    if kind == "redis":
+        with closing(Redis.from_url(place)) as client:
+            keys = {key: client.dump(key) for key in client.scan_iter()}
+        return put_keys_back
+    copy = sqlite3.connect(":memory:")
+    with closing(sqlite3.connect(file)) as database:
+        database.backup(copy)
+    return put_rows_back
 
 
 @asynccontextmanager
@@ -91,9 +119,10 @@ async def exchanged(
     now: float = 1.0,
     model: str = "digits",
     nbytes: int = PLENTY,
+    running: Collection[str] | None = None,
 ) -> Exchanged:
     """An exchange with room for one model."""
-    return await store.exchange(session, outcomes, {model: room}, 0, nbytes, now, LEASE_S)
+    return await store.exchange(session, outcomes, {model: room}, 0, nbytes, now, LEASE_S, running)
 
 
 def answered(item: str, body: bytes = b"yes") -> Outcome:

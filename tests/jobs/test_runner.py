@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.stores import BOUNDS, MakeStore, all_items, made, new_items, new_job, opened
+from jobs.stores import BOUNDS, MakeStore, all_items, kept_state, made, new_items, new_job, opened, stores_of
 
 from serve_app.access.guard import wall_clock
 from serve_app.errors import InferenceFailed, InvalidRequest, ModelNotFound, ModelUnavailable, QueueFull
 from serve_app.jobs.jobs import Jobs
-from serve_app.jobs.records import JOB, Job, Lease
+from serve_app.jobs.records import JOB, Exchanged, Job, Lease
 from serve_app.jobs.runner import Reply, Runner
 from serve_app.jobs.settings import JobSettings
 from serve_app.jobs.sqlite.store import SqliteStore
@@ -399,6 +400,111 @@ async def test_a_runner_that_was_taken_for_dead_begins_anew(make_store: MakeStor
         go_on.set()
         assert (await jobs.end_of(job)).completed == 2
         assert jobs.runner.counts.sessions_lost == 1
+
+
+async def test_an_item_whose_outcome_the_store_lost_is_run_again(kind_and_place: tuple[str, str]) -> None:
+    """What still runs is not."""
+    tries: Counter[int] = Counter()
+    both, last = asyncio.Event(), asyncio.Event()
+    first = asyncio.Event()
+
+    async def answer(lease: Lease) -> Reply:
+        tries[lease.index] += 1
+        if len(tries) == 2:
+            both.set()
+        await (last if lease.index else first).wait()
+        return await _yes(lease)
+
+    async with running(stores_of(*kind_and_place), answer) as jobs, asyncio.timeout(60):
+        job = await jobs.submit(2)
+        await both.wait()
+        put_back = kept_state(*kind_and_place)
+        first.set()
+        while not (await all_items(jobs.store, job.id, frozenset({"COMPLETED"}))):
+            pass
+        put_back()
+        jobs.runner.wake()
+        while tries[0] < 2:
+            await jobs.store.job(job.id)
+        last.set()
+        assert (await jobs.end_of(job)).completed == 2
+        assert tries == {0: 2, 1: 1}
+
+
+async def test_an_item_whose_lease_the_store_lost_is_not_run_twice_here(kind_and_place: tuple[str, str]) -> None:
+    """It is leased again, to the router that runs it."""
+    tries, room = 0, {"digits": 0}
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal tries
+        tries += 1
+        began.set()
+        await go_on.wait()
+        return await _yes(lease)
+
+    async with running(stores_of(*kind_and_place), answer, room) as jobs, asyncio.timeout(60):
+        job = await jobs.submit(1)
+        while not jobs.runner.counts.exchanges:
+            await jobs.store.job(job.id)
+        put_back = kept_state(*kind_and_place)
+        room["digits"] = 4
+        jobs.runner.wake()
+        await began.wait()
+        put_back()
+        assert (await jobs.store.census()).in_flight == 0
+        jobs.runner.wake()
+        while not (await jobs.store.census()).in_flight:
+            pass
+        go_on.set()
+        assert (await jobs.end_of(job)).completed == 1
+        assert (tries, jobs.runner.counts.discarded) == (1, 0)
+
+
+class LeasesAgain(SqliteStore):
+    """Lets an item end while the exchange that leases it again is under way."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.leased = 0
+        self.go_on, self.answered = asyncio.Event(), asyncio.Event()
+
+    async def exchange(self, *args: Any, **kwargs: Any) -> Exchanged:
+        """As the store's."""
+        found = await super().exchange(*args, **kwargs)
+        self.leased += len(found.leases)
+        if self.leased == 2:
+            self.go_on.set()
+            await self.answered.wait()
+        return found
+
+
+async def test_an_item_that_ends_while_it_is_leased_again_is_not_run_twice_here(tmp_path: Path) -> None:
+    """Its outcome is told by the next exchange."""
+    store = LeasesAgain(tmp_path / "jobs.sqlite")
+    tries, room = 0, {"digits": 0}
+    began = asyncio.Event()
+
+    async def answer(lease: Lease) -> Reply:
+        nonlocal tries
+        tries += 1
+        began.set()
+        await store.go_on.wait()
+        store.answered.set()
+        return await _yes(lease)
+
+    async with running(lambda: store, answer, room) as jobs, asyncio.timeout(60):
+        job = await jobs.submit(1)
+        while not jobs.runner.counts.exchanges:
+            await jobs.store.job(job.id)
+        put_back = kept_state("sqlite", str(tmp_path))
+        room["digits"] = 4
+        jobs.runner.wake()
+        await began.wait()
+        put_back()
+        jobs.runner.wake()
+        assert (await jobs.end_of(job)).completed == 1
+        assert (tries, jobs.runner.counts.discarded) == (1, 0)
 
 
 async def test_an_item_whose_routers_die_is_given_up(make_store: MakeStore) -> None:

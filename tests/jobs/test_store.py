@@ -37,7 +37,7 @@ from serve_app.jobs.redis import RedisStore
 from serve_app.jobs.sqlite.connection import Connection, transaction
 from serve_app.jobs.sqlite.sessions import begin_session
 from serve_app.jobs.states import State
-from serve_app.jobs.store import SessionOver, Store
+from serve_app.jobs.store import MOST_OVERDUE, SessionOver, Store
 
 
 async def test_a_job_is_kept(make_store: MakeStore) -> None:
@@ -160,6 +160,50 @@ async def test_a_job_that_is_too_late_ends(store: Store) -> None:
     assert [item.state for item in await all_items(store, job.id)] == [State.ERROR] * 2
 
 
+async def test_nothing_more_is_run_of_a_job_that_is_too_late(store: Store) -> None:
+    """The exchange at its deadline ends it, and gives others' items."""
+    job = await made(store, new_job(expires=50.0, callback="https://a"), new_items(3))
+    other = await made(store, new_job(owner="bob", expires=51.0), new_items(3))
+    session = await store.begin_session(0.0, LEASE_S)
+    leases = (await exchanged(store, session, room=2, now=1.0)).leases
+    assert {lease.job for lease in leases} == {job.id, other.id}
+    late = await exchanged(store, session, room=9, now=50.0)
+    assert {lease.job for lease in late.leases} == {other.id}
+    assert (late.finished, late.ended) == ((job.id,), frozenset({job.id}))
+    ended = await store.job(job.id)
+    assert ended is not None
+    assert (ended.state, ended.code, ended.ended, ended.failed, ended.told) == (
+        *(State.ERROR, "deadline_exceeded", 50.0, 0, "pending"),
+    )
+    assert (await store.census()).backlog == {}
+
+
+async def test_a_job_whose_last_items_fail_at_its_deadline_is_too_late(store: Store) -> None:
+    """It does not depend on who sees it first. One that was answered is not, nor one that failed before."""
+    codes: list[tuple[State, str]] = []
+    session = await store.begin_session(0.0, LEASE_S)
+    for now, last in ((50.0, failed), (49.9, failed), (50.1, answered)):
+        job = await made(store, new_job(expires=50.0), new_items(2))
+        one, two = (await exchanged(store, session, room=2, now=1.0)).leases
+        done = await exchanged(store, session, [answered(one.item), last(two.item)], now=now)
+        assert done.finished == (job.id,)
+        ended = await store.job(job.id)
+        assert ended is not None
+        codes.append((ended.state, ended.code))
+    assert codes == [(State.ERROR, "deadline_exceeded"), (State.ERROR, ""), (State.COMPLETED, "")]
+
+
+async def test_many_jobs_that_are_too_late_end_in_steps(store: Store) -> None:
+    """An exchange ends a bounded number of them, and nothing of the others is leased meanwhile."""
+    for n in range(MOST_OVERDUE + 1):
+        await made(store, new_job(owner=f"owner {n % 2}", expires=50.0), new_items(1))
+    job = await made(store, new_job(), new_items(1))
+    session = await store.begin_session(0.0, LEASE_S)
+    steps = [await exchanged(store, session, room=9, now=50.0) for _ in range(3)]
+    assert [len(step.finished) for step in steps] == [MOST_OVERDUE, 1, 0]
+    assert [[lease.job for lease in step.leases] for step in steps] == [[], [job.id], []]
+
+
 async def test_an_idempotency_key_makes_one_job(store: Store) -> None:
     """The same request gives the same job, another one is refused, and keys of two owners are apart."""
     job = await made(store, new_job(key="k", digest=b"1"), new_items(1))
@@ -259,6 +303,41 @@ async def test_pages_hold_as_many_bytes_as_asked(store: Store) -> None:
     leases = (await exchanged(store, session, room=4)).leases
     await exchanged(store, session, [answered(lease.item, b"x" * 100) for lease in leases])
     assert [len(await store.items(job.id, -1, 9, nbytes)) for nbytes in (1, 100, 250, 400)] == [1, 1, 2, 4]
+
+
+async def test_a_page_reads_no_more_answers_than_it_shows(tmp_path: Path) -> None:
+    """They may be large: all of a page that ends by its bytes would be read again for the next one."""
+    with RedisServer(tmp_path) as server, closing(Redis.from_url(server.url)) as client:
+
+        def sent() -> int:
+            return int(client.info("stats")["total_net_output_bytes"])
+
+        async with opened(stores_of("redis", server.url)) as store:
+            job = await made(store, new_job(), new_items(40))
+            session = await store.begin_session(0.0, LEASE_S)
+            leases = (await exchanged(store, session, room=40)).leases
+            await exchanged(store, session, [answered(lease.item, b"x" * 100_000) for lease in leases[:30]])
+            before = sent()
+            assert [item.index for item in await store.items(job.id, 9, 40, 350_000)] == [10, 11, 12]
+            assert sent() - before < 5 * 100_000
+            assert [len(item.body) for item in await store.items(job.id, 28, 3, 0)] == [100_000]
+            assert [item.state for item in await store.items(job.id, 29, 40, 0)] == [State.PROCESSING] * 10
+
+
+async def test_items_that_run_are_shown_as_such(store: Store) -> None:
+    """Until they end, wait again, or their job ends."""
+    job = await made(store, new_job(), new_items(5))
+    one, two = await store.begin_session(0.0, LEASE_S), await store.begin_session(0.0, LEASE_S)
+    (first, second), (third, _) = [(await exchanged(store, each, room=2)).leases for each in (one, two)]
+    processing = frozenset({"PROCESSING"})
+    assert [item.index for item in await all_items(store, job.id, processing)] == [0, 1, 2, 3]
+    await exchanged(store, one, [Outcome(first.item, State.PENDING, 0), answered(second.item)])
+    await exchanged(store, two, [Outcome(third.item, State.PENDING, 0)])
+    states = [State.PENDING, State.COMPLETED, State.PENDING, State.PROCESSING, State.PENDING]
+    assert [item.state for item in await all_items(store, job.id)] == states
+    assert [item.index for item in await all_items(store, job.id, processing)] == [3]
+    await store.cancel(job.id, 2.0)
+    assert await all_items(store, job.id, processing) == []
 
 
 async def test_jobs_are_listed_by_pages(store: Store) -> None:

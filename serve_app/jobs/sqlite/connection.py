@@ -55,15 +55,21 @@ class Connection:
                 self._close()
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection to the file that has the path now. A file that is gone would take writes that nobody finds."""
+        """The connection to the file that has the path now. A file that is gone would take writes that nobody finds.
+
+        It is made where none was opened before. Later, one that is gone may come back, as a disk does.
+        """
         if self._database is not None and self._file == _identity(self._path):
             return self._database
         self._close()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.touch(
-            mode=0o600, exist_ok=True
-        )  # it holds what clients sent; SQLite's other files get the same mode
-        database = sqlite3.connect(self._path, timeout=self._wait_s, isolation_level=None, check_same_thread=False)
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # It holds what clients sent; SQLite's other files get the same mode.
+            self._path.touch(mode=0o600, exist_ok=True)
+        elif not self._path.exists():
+            raise sqlite3.OperationalError("its file is gone")
+        name = f"{self._path.absolute().as_uri()}?mode=rw"  # it is not made
+        database = sqlite3.connect(name, timeout=self._wait_s, isolation_level=None, check_same_thread=False, uri=True)
         try:
             _prepare(database)
         except BaseException:

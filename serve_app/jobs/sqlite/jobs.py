@@ -91,18 +91,29 @@ def cancel_job(database: sqlite3.Connection, job: str, now: float) -> Job | None
     if found is None:
         return None
     if STATES[found[1]] not in ENDED:
-        end_job(database, found[0], found[1], JobEvent.CANCELLED, now, "")
+        end_job(database, found[0], found[1], JobEvent.CANCELLED, now)
     return find_job(database, job)
 
 
-def end_job(database: sqlite3.Connection, seq: int, state: int, event: JobEvent, now: float, code: str) -> None:
+def end_job(database: sqlite3.Connection, seq: int, state: int, event: JobEvent, now: float) -> None:
     """A job ends. Its items stay as they are."""
+    code = "deadline_exceeded" if event is JobEvent.EXPIRED else ""
     database.execute(
         "UPDATE jobs SET state = ?, ended = ?, kept_until = ? + keep_s, code = ?, told_due = ?,"
         " told = iif(callback = '', '', 'pending') WHERE seq = ?",
         (NUMBER[job_after(STATES[state], event)], now, now, code, now, seq),
     )
     database.execute("DELETE FROM backlogs WHERE job = ?", (seq,))
+
+
+def end_overdue(database: sqlite3.Connection, now: float, limit: int) -> list[str]:
+    """End jobs whose deadline has passed; gives their ids."""
+    overdue = database.execute(
+        "SELECT seq, state, id FROM jobs WHERE state < 2 AND expires <= ? ORDER BY expires LIMIT ?", (now, limit)
+    ).fetchall()
+    for seq, state, _ in overdue:
+        end_job(database, seq, state, JobEvent.EXPIRED, now)
+    return [job for _, _, job in overdue]
 
 
 def list_items(

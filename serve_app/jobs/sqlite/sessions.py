@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from serve_app.jobs.records import Exchanged, Lease, NewItem, Outcome
-from serve_app.jobs.sqlite.jobs import end_job
+from serve_app.jobs.sqlite.jobs import end_job, end_overdue
 from serve_app.jobs.sqlite.rows import dumped, insert, loaded, only
 from serve_app.jobs.sqlite.schema import NUMBER, STATES
 from serve_app.jobs.states import JobEvent, State, job_after
-from serve_app.jobs.store import SessionOver
+from serve_app.jobs.store import MOST_OVERDUE, SessionOver
+
+_THESE: Final = "items.id IN (SELECT value FROM json_each(?))"
 
 
 def begin_session(database: sqlite3.Connection, until: Callable[[], float]) -> str:
-    """See `Store.begin_session`; ``until`` says when a lease is over that begins now."""
-    return str(database.execute("INSERT INTO sessions (until) VALUES (?)", (until(),)).lastrowid)
+    """See `Store.begin_session`; ``until`` says when a lease is over that begins now.
+
+    Its number is a random one: a session of another file, which had the path before, must not be taken for it.
+    """
+    session = secrets.randbits(62)
+    database.execute("INSERT INTO sessions (id, until) VALUES (?, ?)", (session, until()))
+    return str(session)
 
 
 def exchange(
@@ -29,6 +38,7 @@ def exchange(
     first: int,
     now: float,
     until: Callable[[], float],
+    running: Collection[str] | None = None,
 ) -> Exchanged:
     """See `Store.exchange`.
 
@@ -42,10 +52,12 @@ def exchange(
         first: Which of the models has the first turn; any number.
         now: As there.
         until: When a lease is over that begins when this is called.
+        running: As there.
     """
     if database.execute("UPDATE sessions SET until = ? WHERE id = ?", (until(), session)).rowcount == 0:
         raise SessionOver
     counted, finished = _finish(database, session, outcomes, now) if outcomes else (0, [])
+    late = end_overdue(database, now, MOST_OVERDUE)
     gone = only(
         database.execute(
             "SELECT json_group_array(DISTINCT jobs.id) FROM items JOIN jobs ON seq = job"
@@ -59,8 +71,14 @@ def exchange(
             "UPDATE items SET session = NULL WHERE session = ? AND (SELECT state FROM jobs WHERE seq = job) > 1",
             (session,),
         )
-    leases = _lease(database, session, room, others, nbytes, first, now)
-    return Exchanged(leases, len(outcomes) - counted, ended, tuple(finished))
+    if running is not None:
+        has = json.loads(
+            only(database.execute("SELECT json_group_array(id) FROM items WHERE session = ?", (session,)).fetchone())
+        )
+        if forgotten := set(has).difference(map(int, running)):
+            _wait_again(database, _THESE, json.dumps(list(forgotten)), 0)
+    leases = _lease(database, session, room, others, nbytes, first, now) if len(late) < MOST_OVERDUE else []
+    return Exchanged(leases, len(outcomes) - counted, ended, (*finished, *late))
 
 
 def _finish(
@@ -85,7 +103,7 @@ def _finish(
             rows.setdefault(int(outcome.item), outcome)
     counted = len(rows)
     if given_back := [item for item, outcome in rows.items() if outcome.state is State.PENDING]:
-        _wait_again(database, "items.id IN (SELECT value FROM json_each(?))", json.dumps(given_back), 0)
+        _wait_again(database, _THESE, json.dumps(given_back), 0)
         rows = {item: outcome for item, outcome in rows.items() if outcome.state is not State.PENDING}
     if not rows:
         return counted, []
@@ -111,13 +129,14 @@ def _finish(
     database.execute("DELETE FROM bodies WHERE item IN (SELECT value FROM json_each(?))", (json.dumps(list(rows)),))
     finished: list[str] = []
     for seq, (completed, failed) in progress.items():
-        job, state, total, all_completed, all_failed = database.execute(
+        job, state, expires, total, all_completed, all_failed = database.execute(
             "UPDATE jobs SET completed = completed + ?, failed = failed + ? WHERE seq = ?"
-            " RETURNING id, state, total, completed, failed",
+            " RETURNING id, state, expires, total, completed, failed",
             (completed, failed, seq),
         ).fetchall()[0]
         if all_completed + all_failed == total:
-            end_job(database, seq, state, JobEvent.FAILED if all_failed else JobEvent.DONE, now, "")
+            failure = JobEvent.EXPIRED if now >= expires else JobEvent.FAILED
+            end_job(database, seq, state, failure if all_failed else JobEvent.DONE, now)
             finished.append(job)
     return counted, finished
 

@@ -38,7 +38,7 @@ class SqliteStore:
     """Implements `serve_app.jobs.store.Store`.
 
     Args:
-        path: The file; it is made, with its folder, where there is none.
+        path: The file; `open` makes it, with its folder, where there is none.
         wait_s: How long a transaction waits for another router's, seconds: less than a session's lease, which is
             renewed behind it.
     """
@@ -53,7 +53,8 @@ class SqliteStore:
     async def open(self) -> None:
         """See `Store.open`."""
         self._writer, self._reader = Connection(self._path, self._wait_s), Connection(self._path, self._wait_s)
-        await self._writer.call(used_bytes)
+        for connection in (self._writer, self._reader):
+            await connection.call(used_bytes)
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -112,11 +113,12 @@ class SqliteStore:
         nbytes: int,
         now: float,
         lease_s: float,
+        running: Collection[str] | None = None,
     ) -> Exchanged:
         """See `Store.exchange`."""
         self._exchanges += 1
         until, turn = _from_now(now, lease_s), self._exchanges
-        return await self._write(exchange, int(session), outcomes, room, others, nbytes, turn, now, until)
+        return await self._write(exchange, int(session), outcomes, room, others, nbytes, turn, now, until, running)
 
     async def has_waiting(self, models: Collection[str]) -> bool:
         """See `Store.has_waiting`."""

@@ -8,11 +8,10 @@ from typing import Final
 
 from serve_app.jobs.records import Census
 from serve_app.jobs.sqlite.files import delete_file
-from serve_app.jobs.sqlite.jobs import end_job
+from serve_app.jobs.sqlite.jobs import end_overdue
 from serve_app.jobs.sqlite.rows import only, used_bytes
 from serve_app.jobs.sqlite.schema import STATES
 from serve_app.jobs.sqlite.sessions import end_session
-from serve_app.jobs.states import JobEvent
 
 _FREED_PAGES: Final = 256
 """Pages that one step gives back to the file system."""
@@ -20,15 +19,9 @@ _FREED_PAGES: Final = 256
 
 def sweep(database: sqlite3.Connection, now: float, limit: int) -> int:
     """See `Store.sweep`."""
-    swept = 0
     for (session,) in database.execute("SELECT id FROM sessions WHERE until < ?", (now,)).fetchall():
         end_session(database, session, 1)
-    overdue = database.execute(
-        "SELECT seq, state FROM jobs WHERE state < 2 AND expires < ? ORDER BY expires LIMIT ?", (now, limit)
-    ).fetchall()
-    for seq, state in overdue:
-        end_job(database, seq, state, JobEvent.EXPIRED, now, "deadline_exceeded")
-    swept += len(overdue)
+    swept = len(end_overdue(database, now, limit))
     old = database.execute(
         "SELECT seq FROM jobs WHERE kept_until < ? ORDER BY kept_until LIMIT ?", (now, max(0, limit - swept))
     ).fetchall()
