@@ -61,10 +61,10 @@ class Sent:
         """What the entries carry: the first number of each."""
         return [float(cast("Tensors", entry.payload)["x"].ravel()[0]) for entry in self.bundle.entries]
 
-    def succeed(self, variant: str = "") -> None:
-        """Answer every entry with what it carries, as having run on this variant."""
+    def succeed(self, variant: str = "", seconds: float = 0.001) -> None:
+        """Answer every entry with what it carries, as having run on this variant and taken so long."""
         results = [Success(entry.payload) for entry in self.bundle.entries]
-        executions = [Execution(len(results), 0, 0.001, variant)]
+        executions = [Execution(len(results), 0, seconds, variant)]
         self.answer.set_result(BundleResult(list(results), executions, 0.0, 0.0, 0.0))
 
 
@@ -114,10 +114,11 @@ def make_dispatcher(
     recall: Recall | None = None,
     ties: TieTable | None = None,
     executions: Sequence[tuple[int, int, float, str]] = (),
+    fallbacks: tuple[str, ...] = (),
 ) -> tuple[Dispatcher, RouterMetrics]:
     """A dispatcher of one model with these replicas."""
     scheduler = Scheduler(
-        [ModelScheduling(MODEL, max_rows=max_rows, slo_s=1.0, window=window)],
+        [ModelScheduling(MODEL, max_rows=max_rows, slo_s=1.0, window=window, fallbacks=fallbacks)],
         limits or classes(),
         ProcessLimits(total_bytes=10**9),
     )

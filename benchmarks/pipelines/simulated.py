@@ -47,8 +47,7 @@ def less_later(budget: Budget, step: str, left_s: float, _whole_s: float) -> flo
 
 def strict(budget: Budget, step: str, left_s: float, _whole_s: float) -> float:
     """Equal flexibility, and no more."""
-    share_s = max(left_s * budget.expected_s[step] / budget.rest_s[step], budget.own_s[step])
-    return min(left_s - budget.behind_s[step], share_s)
+    return min(left_s - budget.behind_s[step], budget.share_s(step, left_s))
 
 
 def flexible(budget: Budget, step: str, left_s: float, _whole_s: float) -> float:
@@ -67,6 +66,8 @@ POLICIES: Final[Mapping[str, Allow]] = {
 
 class Chain:
     """A system that serves requests to the first model by all of its models, one after the other.
+
+    It refuses what could not be in time as a pipeline does, whatever each step is given.
 
     Args:
         allow: What each step is given.
@@ -100,8 +101,13 @@ class Chain:
 
     def arrive(self, request: Request) -> None:
         """See `System.arrive`."""
+        now = self._world.now
         budget = self._course.budget(self._own_s, request.priority)
-        self._begin(_Way(request, budget, 0, self._world.now))
+        admitted = self._course.admit(budget, request.deadline - now, now)
+        if admitted is None:
+            self._world.drop(request)
+        else:
+            self._begin(_Way(request, admitted, 0, now))
 
     def _begin(self, way: _Way, *, again: bool = False) -> None:
         whole, now, model = way.whole, self._world.now, self._models[way.step]

@@ -33,7 +33,8 @@ class Served:
 
     Attributes:
         priority: The class that counted: ``high``, ``normal`` or ``low``; empty where the server does not say.
-        variant: The build of the model that answered; empty for the exact model.
+        variant: The build of the model that answered; empty for the exact model. Of a pipeline ``step=build`` of those
+            steps that the exact model did not answer, with commas between them.
         request_id: Names the request in the server's log.
         cache: ``hit``, ``miss`` or ``shared`` where the model has a response cache; else empty.
         version: The version that answered, where the model is served in several; else empty.

@@ -6,7 +6,7 @@ leads somewhere, there is no cycle, and each step comes after all that it may ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
@@ -178,6 +178,11 @@ class JoinStep:
 Step: TypeAlias = ModelStep | SwitchStep | EqualStep | ConcatStep | JoinStep
 
 
+def own_needs(step: Step) -> Iterator[Reference]:
+    """What must be there before a step; of a switch, before anything is chosen."""
+    return step.needs()
+
+
 def all_needs(step: Step) -> Iterator[Reference]:
     """All that a step may need, what a switch may choose included."""
     yield from step.needs()
@@ -223,18 +228,11 @@ class Pipeline:
 
     def certain(self) -> frozenset[str]:
         """The steps that every request runs, whatever its switches choose."""
-        found: set[str] = set()
-        ahead = [output.reference.name for output in self.outputs.values()]
-        while ahead:
-            name = ahead.pop()
-            if name in self.steps and name not in found:
-                found.add(name)
-                ahead += (each.name for each in self.steps[name].needs())
-        return frozenset(found)
+        return self._closure((output.reference.name for output in self.outputs.values()), own_needs)
 
     def followers(self) -> Mapping[str, tuple[str, ...]]:
         """By step, what may run after it and because of it: what needs its result, and what a switch on it starts."""
-        before = {name: self._before(name) for name in self.steps}
+        before = {name: self._closure((name,), all_needs) for name in self.steps}
         certain = self.certain()
         after: dict[str, dict[str, None]] = {name: {} for name in self.steps}
         for name, step in self.steps.items():
@@ -249,9 +247,12 @@ class Pipeline:
         return {name: tuple(names) for name, names in after.items()}
 
     def is_serial(self) -> bool:
-        """Whether no two steps could run at the same time: of all that anything needs, one step needs the others."""
+        """Whether no two steps could run at the same time: of all that anything needs, one step needs the others.
+
+        What a switch may choose it does not need: that waits for nothing that the choice waits for.
+        """
         place = {name: at for at, name in enumerate(self.steps)}
-        before = {name: self._before(name) for name in self.steps}
+        before = {name: self._closure((name,), own_needs) for name in self.steps}
         needed = [[output.reference for output in self.outputs.values()]]
         needed += [[*step.needs()] for step in self.steps.values()]
         for references in needed:
@@ -260,15 +261,15 @@ class Pipeline:
                 return False
         return True
 
-    def _before(self, name: str) -> frozenset[str]:
-        """A step and all steps that it may need."""
+    def _closure(self, names: Iterable[str], needs: Callable[[Step], Iterator[Reference]]) -> frozenset[str]:
+        """The steps among these names, and all steps that they need."""
         found: set[str] = set()
-        ahead = [name]
+        ahead = [*names]
         while ahead:
             name = ahead.pop()
             if name in self.steps and name not in found:
                 found.add(name)
-                ahead += (each.name for each in all_needs(self.steps[name]))
+                ahead += (each.name for each in needs(self.steps[name]))
         return frozenset(found)
 
 

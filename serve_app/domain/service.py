@@ -198,7 +198,8 @@ class Answer(Struct, frozen=True):
         priority: The class it was served in.
         queue_s: Queueing time in the router and at the replica's gate, seconds.
         total_s: Time from submission to the answer, seconds.
-        variant: Name of the variant that answered; empty for the exact model.
+        variant: Name of the variant that answered; empty for the exact model. Of a pipeline ``step=variant`` of those
+            steps that the exact model did not answer, with commas between them.
         timeout_s: Time that was allowed from submission to the deadline, seconds.
         preprocess_s: Preprocessing of the bundle it travelled in, seconds; 0.0 where unknown.
         infer_s: The model's runs for that bundle, seconds; 0.0 where unknown.

@@ -178,6 +178,7 @@ class Router:
                 self.service,
                 settings.pipelines,
                 self._scheduler.solo_s,
+                self.service.least_s,
                 self.metrics.registry,
                 traces,
                 peer_statistics,

@@ -620,6 +620,22 @@ class Service:
             if cache is not None and may_join(info.joinable.get(variant, _NOTHING_KNOWN)) and not may_join(verdict):
                 cache.forget(variant)
 
+    def least_s(self, model: str, entries: int, options: RequestOptions) -> float:
+        """Predicted time until so many requests of one row are answered on an idle server, at least, seconds.
+
+        Args:
+            model: Its name, or the key of one of several versions.
+            entries: How many.
+            options: How they want to be treated.
+
+        Returns:
+            0.0 where nothing is known of it, and where the answers may be in its cache.
+        """
+        served = self._served.get(model)
+        if served is None or (served.cache is not None and options.cacheable and not options.fresh):
+            return 0.0
+        return self._scheduler.least_s(model, entries, exact=not options.fallback)
+
     def live(self) -> bool:
         """Whether this process works at all: whoever can ask has had an answer from its event loop."""
         return not self._dispatcher.broken

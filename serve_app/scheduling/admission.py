@@ -120,9 +120,24 @@ def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -
         if rows:
             latency, settings = member.latencies.exact, member.settings
             batch, _ = latency.best(bucket, settings.max_rows, settings.slo_s)
-            servers = device.concurrency or member.slots.usable or 1
-            seconds += execution_s(latency, rows, bucket, batch) / servers
+            seconds += execution_s(latency, rows, bucket, batch) / _servers(member, device)
     return seconds
+
+
+def least_s(model: ModelState, device: Device, entries: int, *, exact: bool) -> float:
+    """Predicted time until so many entries of one row are executed on an idle server; 0.0 while unknown.
+
+    It is the least that any schedule takes: they run at all replicas at once, on the quickest variant.
+
+    Args:
+        model: Their model.
+        device: Where it runs.
+        entries: How many, 1 or more.
+        exact: Whether no fallback may stand in for the exact model.
+    """
+    rows = -(-entries // _servers(model, device))
+    latencies = [model.latencies.exact] if exact else [model.latencies.exact, *_fallbacks(model)]
+    return min(execution_s(latency, rows, 0, model.settings.max_rows) for latency in latencies)
 
 
 def meets_deadline_behind_queue(entry: Entry, model: ModelState, device: Device, now: float) -> bool:
@@ -152,14 +167,23 @@ def too_slow(entry: Entry, model: ModelState, now: float, ready_s: float = 0.0) 
     else:
         own = _own_s(entry, latency, model)
     if own > budget and not entry.batch_key:
-        fallbacks = [latencies.of(name) for name in model.settings.fallbacks if latencies.has(name)]
-        own = min([own, *(_own_s(entry, fallback, model) for fallback in fallbacks)])
+        own = min([own, *(_own_s(entry, fallback, model) for fallback in _fallbacks(model))])
     if own <= budget:
         return None
     if model.probes.allow(now):
         entry.probe = True
         return None
     return Rejection(DeadlineExceeded.code, too_short(entry, ready_s + own, ready_s + budget + entry.spent_s))
+
+
+def _fallbacks(model: ModelState) -> list[LatencyModel]:
+    """What predicts for those that may stand in for the exact model now, as far as anything is known of them."""
+    return [model.latencies.of(name) for name in model.settings.fallbacks if model.latencies.has(name)]
+
+
+def _servers(model: ModelState, device: Device) -> int:
+    """How many batches of a model may run at once."""
+    return device.concurrency or model.slots.usable or 1
 
 
 def _own_s(entry: Entry, latency: LatencyModel, model: ModelState) -> float:

@@ -11,6 +11,10 @@ Garcia-Molina 1997). What one step does not use is left for those behind it. The
 Why: with the whole deadline, a first step waits behind requests that have less time, though it has others behind it;
 with what is left after the costs of later steps, it gets all the slack, and the last step none.
 
+A request whose steps take longer than its deadline even if nothing else is ahead of them is refused before the first
+one. As at the admission to a model, some pass as probes, since what steps are predicted to take is learned from
+executions only.
+
 A step is dropped at its deadline, also where the whole could still be in time: bursts are longer than their mean tells.
 So it gets, beyond its share, a part of what it could have at most without what must follow being late.
 """
@@ -21,6 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.queueing.probes import Probes
 
 _LENIENCE: Final = 0.3
 """Part of the time beyond a step's share, up to where what follows would be late, that it gets as well."""
@@ -37,6 +42,7 @@ class Budget(NamedTuple):
         own_s: What each step costs on an idle server.
         behind_s: What must follow each step costs at least, on an idle server.
         least_s: What the whole request costs at least, on an idle server.
+        most_s: What its most expensive way costs, on an idle server, whatever its switches choose.
     """
 
     expected_s: Mapping[str, float]
@@ -44,6 +50,17 @@ class Budget(NamedTuple):
     own_s: Mapping[str, float]
     behind_s: Mapping[str, float]
     least_s: float
+    most_s: float
+
+    def share_s(self, step: str, left_s: float) -> float:
+        """A step's share of what is left, seconds, and not less than it costs; all where nothing is known of any cost.
+
+        Args:
+            step: Its name.
+            left_s: Until the deadline of the whole, seconds.
+        """
+        rest_s = self.rest_s[step]
+        return left_s if rest_s <= 0.0 else max(left_s * self.expected_s[step] / rest_s, self.own_s[step])
 
     def timeout_s(self, step: str, left_s: float) -> float:
         """Seconds that a step which starts now may take; not more than 0 where what follows cannot be in time.
@@ -52,10 +69,7 @@ class Budget(NamedTuple):
             step: Its name.
             left_s: Until the deadline of the whole, seconds.
         """
-        rest_s, latest_s = self.rest_s[step], left_s - self.behind_s[step]
-        if rest_s <= 0.0:  # nothing is known of any cost
-            return latest_s
-        share_s = max(left_s * self.expected_s[step] / rest_s, self.own_s[step])
+        share_s, latest_s = self.share_s(step, left_s), left_s - self.behind_s[step]
         return min(latest_s, share_s + _LENIENCE * max(0.0, latest_s - share_s))
 
 
@@ -72,6 +86,8 @@ class Course:
         self._backwards = _last_first(followers)
         self._certain = frozenset(certain)
         self._waits: dict[tuple[str, Priority], float] = {}
+        self._probes = Probes()
+        self._unpriced = self.budget({}, Priority.NORMAL)
 
     def budget(
         self, own_s: Mapping[str, float], priority: Priority, certain_s: Mapping[str, float] | None = None
@@ -89,17 +105,34 @@ class Course:
         rest: dict[str, float] = {}
         behind: dict[str, float] = {}
         least: dict[str, float] = {}
+        longest: dict[str, float] = {}
         least_s = 0.0
         for step in self._backwards:
             own[step] = own_s.get(step, 0.0)
             expected[step] = own[step] + self._waits.get((step, priority), 0.0)
             following = self._followers[step]
             rest[step] = expected[step] + max([rest[each] for each in following], default=0.0)
+            longest[step] = own[step] + max([longest[each] for each in following], default=0.0)
             behind[step] = max([least[each] + behind[each] for each in following if each in self._certain], default=0.0)
             least[step] = certain_s.get(step, 0.0)
             if step in self._certain:
                 least_s = max(least_s, least[step] + behind[step])
-        return Budget(expected, rest, own, behind, least_s)
+        return Budget(expected, rest, own, behind, least_s, max(longest.values(), default=0.0))
+
+    def admit(self, budget: Budget, left_s: float, now: float) -> Budget | None:
+        """What the steps of a request may take that has so long; ``None``: it is refused, as it would be late.
+
+        Of those that would be, every tenth, or one per second, passes as a probe: each of its steps may take all that
+        is left, and the admission to its model says whether it runs.
+
+        Args:
+            budget: As predicted.
+            left_s: Until the deadline of the whole, seconds.
+            now: Seconds on the router's monotonic clock.
+        """
+        if left_s >= budget.least_s:
+            return budget
+        return self._unpriced if left_s > 0.0 and self._probes.allow(now) else None
 
     def measured(self, step: str, priority: Priority, own_s: float, took_s: float) -> None:
         """Learn how long a step took.

@@ -28,7 +28,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from serve_app.scheduling.admission import Bounds, already_late, drain_s, removed_model, too_slow, unknown_model
+from serve_app.scheduling.admission import (
+    Bounds,
+    already_late,
+    drain_s,
+    least_s,
+    removed_model,
+    too_slow,
+    unknown_model,
+)
 from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
@@ -635,6 +643,14 @@ class Scheduler:
         latency = known.latencies.of(variant) if variant else known.latencies.exact
         most = known.settings.max_rows
         return latency.predict(rows, bucket) if rows <= most else execution_s(latency, rows, bucket, most)
+
+    def least_s(self, model: str, entries: int, *, exact: bool = False) -> float:
+        """Predicted time until so many entries of one row are executed if nothing is ahead of them, seconds.
+
+        See `scheduling.admission.least_s`; 0.0 where there is no such model.
+        """
+        known = self._models.get(model)
+        return 0.0 if known is None else least_s(known, self._device_of[model], entries, exact=exact)
 
     @property
     def timeouts_s(self) -> Mapping[Priority, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from opentelemetry import trace
@@ -42,6 +42,20 @@ def origin_of(options: RequestOptions) -> Origin | None:
     if options.request_id or options.trace_parent:
         return Origin(options.request_id, options.trace_parent)
     return None
+
+
+class StepTimes(NamedTuple):
+    """What became of a step of a pipeline that is a model.
+
+    Attributes:
+        start_s: When it began, seconds after the request.
+        total_s: What it took, its queueing included, seconds.
+        variants: Those that answered it; without the exact model.
+    """
+
+    start_s: float
+    total_s: float
+    variants: tuple[str, ...] = ()
 
 
 class RequestTraces:
@@ -105,12 +119,12 @@ class RequestTrace:
         self._options = options
         self.origin = origin_of(options)
 
-    def answered(self, answer: Answer, steps: Mapping[str, tuple[float, float]] | None = None) -> None:
+    def answered(self, answer: Answer, steps: Mapping[str, StepTimes] | None = None) -> None:
         """It was answered.
 
         Args:
             answer: The answer.
-            steps: Of a pipeline, how long after the request each step began, and what it took, seconds.
+            steps: Of a pipeline, what became of each step.
         """
         if self._span is not None:
             self._end_span(self._span, OK, answer)
@@ -129,7 +143,7 @@ class RequestTrace:
                     "infer_ms": _ms(answer.infer_s),
                     "total_ms": _ms(answer.total_s),
                     **({"cache": answer.cache} if answer.cache else {}),
-                    **({"steps": {name: _step(*times) for name, times in steps.items()}} if steps else {}),
+                    **({"steps": {name: _step(times) for name, times in steps.items()}} if steps else {}),
                 },
             )
 
@@ -241,8 +255,9 @@ def _parent(span: Span) -> str:
     return carrier.get("traceparent", "")
 
 
-def _step(start_s: float, total_s: float) -> dict[str, float]:
-    return {"start_ms": _ms(start_s), "total_ms": _ms(total_s)}
+def _step(times: StepTimes) -> dict[str, Any]:
+    told = {"variant": ", ".join(times.variants)} if times.variants else {}
+    return {"start_ms": _ms(times.start_s), "total_ms": _ms(times.total_s), **told}
 
 
 def _ms(seconds: float) -> float:

@@ -35,6 +35,15 @@ def test_in_overload_every_request_ends() -> None:
         assert total.offered == total.in_time + total.late + total.dropped
 
 
+def test_what_could_not_be_in_time_is_refused_before_its_first_step_but_for_probes() -> None:
+    """By the rule of the server: without probes nothing would run."""
+    short = scenario(2, 0.5, seconds=8.0, slack=0.5)
+    for policy in ("pipeline", "equal flexibility alone"):
+        result = simulate(short, partial(Chain, POLICIES[policy]), 1)
+        assert result.total.in_time == 0
+        assert 0 < result.total.server_s
+
+
 def test_the_report_has_a_row_for_each_way() -> None:
     """Also without a server."""
     simulated = {steps: {policy: dict.fromkeys(LOADS, 90.0) for policy in POLICIES} for steps in STEPS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from time import monotonic
 from typing import Any
@@ -88,6 +88,7 @@ class Arithmetic:
         begun: Is told of each request.
         hold: Answers wait for this.
         errors: By model, what it raises.
+        variants: By model, which variants answer, one after the other, before the exact model does.
     """
 
     def __init__(self) -> None:
@@ -99,6 +100,7 @@ class Arithmetic:
         self.cancelled = 0
         self.hold: dict[str, asyncio.Event] = {}
         self.errors: dict[str, tuple[type[ServeAppError], str, float | None]] = {}
+        self.variants: dict[str, list[str]] = {}
 
     def find(self, model: str, version: str | None = None) -> ModelInfo:
         """See `InferenceService`."""
@@ -145,7 +147,8 @@ class Arithmetic:
         if model in self.errors:
             kind, message, retry_after_s = self.errors[model]
             raise kind(message, retry_after_s)
-        return Answer({"y": compute(model, payload)}, Priority.NORMAL, 0.25, 1.0)
+        variants = self.variants.get(model)
+        return Answer({"y": compute(model, payload)}, Priority.NORMAL, 0.25, 1.0, variants.pop(0) if variants else "")
 
     async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
         """See `InferenceService`."""
@@ -212,7 +215,27 @@ def info(pipeline: Pipeline) -> ModelInfo:
 
 def served(service: Arithmetic, pipeline: Pipeline, own_s: float = 0.0) -> PipelineService:
     """The pipeline over the models, each step of which is predicted to take so long."""
-    return PipelineService(service, [info(pipeline)], lambda *_: own_s, CollectorRegistry(), None, None)
+    return PipelineService(
+        service, [info(pipeline)], lambda *_: own_s, lambda *_: own_s, CollectorRegistry(), None, None
+    )
+
+
+def priced(service: Arithmetic, pipeline: Pipeline, seconds: Callable[[str, int], float]) -> PipelineService:
+    """The same, where so many parts of a model are predicted to take that many seconds, and no less."""
+    return PipelineService(
+        service,
+        [info(pipeline)],
+        lambda model, rows, _: seconds(model, rows),
+        lambda model, parts, _: seconds(model, parts),
+        CollectorRegistry(),
+        None,
+        None,
+    )
+
+
+def _nothing(*_: Any) -> float:
+    """Nothing is known of what models cost."""
+    return 0.0
 
 
 async def asked(
@@ -252,11 +275,15 @@ async def test_what_a_step_inherits() -> None:
 
 
 async def test_a_request_whose_steps_cannot_be_in_time_is_refused_at_once() -> None:
-    """No step has begun."""
+    """No step has begun; the first one passes, to measure again, and its steps may take all that is left."""
     service = Arithmetic()
-    with pytest.raises(DeadlineExceeded, match=r"the steps take about 2 s alone; this request allows 1\.5 s"):
-        await asked(plan(SUM, NEGATIVE, out="less.y"), service, 1.0, timeout_s=1.5)
-    assert service.asked == []
+    over = served(service, plan(SUM, NEGATIVE, out="less.y"), 1000.0)
+    row_of_two, options = {"x": row(1.0, 2.0)}, RequestOptions(timeout_s=1500.0)
+    await over.submit("chain", row_of_two, options)
+    assert [given.timeout_s for _, given in service.asked] == [pytest.approx(1500.0, abs=60.0)] * 2
+    with pytest.raises(DeadlineExceeded, match=r"the steps take about 2000 s alone; this request allows 1500 s"):
+        await over.submit("chain", row_of_two, options)
+    assert len(service.asked) == 2
 
 
 async def test_a_deadline_that_is_not_named_is_that_of_the_class_or_more() -> None:
@@ -264,6 +291,30 @@ async def test_a_deadline_that_is_not_named_is_that_of_the_class_or_more() -> No
     service = Arithmetic()
     await asked(plan(SUM, NEGATIVE, out="less.y"), service, 5.0)
     assert service.asked[0][1].timeout_s == pytest.approx(24.5, rel=0.1)  # of 40 s
+
+
+async def test_a_deadline_that_is_not_named_allows_whatever_a_switch_chooses() -> None:
+    """Four times what the case takes that is chosen, though not every request runs it."""
+    service = Arithmetic()
+    same = EqualStep("same", (Reference("sum", ("y",)), Reference("sum", ("y",))))
+    pick = SwitchStep("pick", Reference("same"), {"true": Reference("less")}, Reference("x"))
+    pipeline = plan(SUM, same, NEGATIVE, pick, out="pick")
+    over = priced(service, pipeline, lambda name, _: {"add": 0.0, "negative": 15.0}[name])
+    await over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions())
+    (_, given) = service.asked[-1]
+    assert given.timeout_s == pytest.approx(60.0, rel=0.1)
+
+
+async def test_a_deadline_that_is_not_named_allows_as_many_parts_as_steps_make() -> None:
+    """What other requests had is expected of this one."""
+    service = Arithmetic()
+    again = ModelStep("again", "negative", over=Reference("sum"))
+    over = priced(service, plan(SUM, again, out="again"), lambda name, parts: parts * {"add": 0, "negative": 5}[name])
+    four = {"x": np.ones((4, 2), np.float32)}
+    for _ in range(60):
+        await over.submit("chain", four, RequestOptions(timeout_s=600.0))
+    await over.submit("chain", four, RequestOptions())
+    assert service.asked[-1][1].timeout_s == pytest.approx(80.0, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +382,32 @@ async def test_branches_run_at_the_same_time() -> None:
     await task
 
 
+async def test_what_is_needed_in_any_case_does_not_wait_for_what_a_switch_may_choose_it_for() -> None:
+    """It begins beside the step that chooses."""
+    service = Arithmetic()
+    service.hold = {"add": asyncio.Event(), "negative": asyncio.Event()}
+    gate, exact = (ModelStep(name, "negative", input=Reference("x")) for name in ("gate", "exact"))
+    same = EqualStep("same", (Reference("gate", ("y",)), Reference("x")))
+    pick = SwitchStep("pick", Reference("same"), {"true": Reference("exact")}, Reference("sum"))
+    async with asyncio.timeout(60.0):
+        task = asyncio.ensure_future(asked(plan(gate, same, SUM, exact, pick, cheap="sum", answer="pick"), service))
+        assert {await service.begun.get(), await service.begun.get()} == {"add", "negative"}
+        for event in service.hold.values():
+            event.set()
+        assert (await task)["answer"].tolist() == [b"[[2.0,4.0]]"]
+
+
+async def test_an_answer_names_the_variants_that_answered_its_steps() -> None:
+    """Each with its step, in the order of the steps; of a map all of them."""
+    service = Arithmetic()
+    service.variants = {"add": ["light"], "negative": ["small", "light"]}
+    every = ModelStep("every", "negative", over=Reference("sum"))
+    over = served(service, plan(SUM, every, out="every"))
+    three = {"x": np.ones((3, 2), np.float32)}
+    answers = [await over.submit("chain", three, RequestOptions()) for _ in range(2)]
+    assert [answer.variant for answer in answers] == ["sum=light, every=light, every=small", ""]
+
+
 async def test_an_object_of_one_tensor_is_an_object() -> None:
     """Only what a model gives has a tensor that stands for it."""
     doc = JoinStep("doc", {"vector": Reference("sum")})
@@ -371,12 +448,12 @@ async def test_what_other_requests_map_over_does_not_make_this_one_late() -> Non
     every = ModelStep("every", "negative", over=Reference("x"))
     again = ModelStep("again", "negative", over=Reference("sum"))
     for pipeline, least_s in ((plan(SUM, again, out="again"), 2), (plan(every, out="every"), 1)):
-        registry = CollectorRegistry()
-        over = PipelineService(Arithmetic(), [info(pipeline)], lambda _, rows, __: rows, registry, None, None)
+        over = priced(Arithmetic(), pipeline, lambda _, parts: parts)
         many, one = ({"x": np.ones((rows, 2), np.float32)} for rows in (4, 1))
         for _ in range(30):
             await over.submit("chain", many, RequestOptions())
         await over.submit("chain", one, RequestOptions(timeout_s=least_s + 0.5))
+        await over.submit("chain", one, RequestOptions(timeout_s=least_s - 0.5))  # as a probe
         with pytest.raises(DeadlineExceeded, match="the steps take about"):
             await over.submit("chain", one, RequestOptions(timeout_s=least_s - 0.5))
     with pytest.raises(DeadlineExceeded, match="the steps take about 4 s alone"):  # those of the last, the map of x
@@ -445,7 +522,7 @@ async def test_a_bug_is_counted_and_traced_once_and_told_by_its_number(caplog: p
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces = RequestTraces(None, provider.get_tracer("test"))
     infos = [info(plan(SUM, out="sum"))]
-    over = PipelineService(_Broken(), infos, lambda *_: 0.0, CollectorRegistry(), traces, None)
+    over = PipelineService(_Broken(), infos, _nothing, _nothing, CollectorRegistry(), traces, None)
     with pytest.raises(ServeAppError) as caught:
         await over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions(request_id="r"))
     assert (caught.value.message, caught.value.code) == ("internal error (request id r)", "internal")
@@ -496,12 +573,14 @@ async def test_its_line_in_the_log_has_the_times_of_its_steps() -> None:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces = RequestTraces(log, provider.get_tracer("test"))
     service = Arithmetic()
+    service.variants["negative"] = ["light"]
     pipeline = plan(SUM, NEGATIVE, out="less.y")
-    over = PipelineService(service, [info(pipeline)], lambda *_: 0.0, CollectorRegistry(), traces, None)
+    over = PipelineService(service, [info(pipeline)], _nothing, _nothing, CollectorRegistry(), traces, None)
     await over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions(request_id="r"))
     (line,) = lines
     assert [line[key] for key in ("model", "outcome", "request_id")] == ["chain", "ok", "r"]
-    assert list(line["steps"]) == ["sum", "less"]
+    assert [(step, times.get("variant")) for step, times in line["steps"].items()] == [("sum", None), ("less", "light")]
+    assert line["variant"] == "less=light"
     first, second = line["steps"].values()
     assert second["start_ms"] >= first["start_ms"] + first["total_ms"]
     assert line["total_ms"] >= second["start_ms"] + second["total_ms"]

@@ -312,3 +312,28 @@ def test_a_fallback_makes_a_deadline_reachable() -> None:
     assert scheduler.on_arrival(make_entry(HIGH, 0.1), 0.0) is None
     assert _code(scheduler.on_arrival(make_entry(HIGH, 0.1, exact=True), 0.0)) == "deadline_exceeded"
     assert _code(scheduler.on_arrival(make_entry(HIGH, 0.04), 0.0)) == "deadline_exceeded"
+
+
+def test_entries_take_no_less_than_they_do_at_all_replicas_at_once() -> None:
+    """In batches as large as there may be."""
+    assert [make_scheduler(profile=AFFINE).least_s("m", entries) for entries in (1, 32, 64)] == pytest.approx(
+        [0.006, 0.037, 0.074]
+    )
+    two = make_scheduler(profile=AFFINE, replicas=("a", "b"))
+    assert [two.least_s("m", entries) for entries in (1, 64, 65)] == pytest.approx([0.006, 0.037, 0.043])
+    group = DeviceGroup("gpu", ("m", "n"), concurrency=3)
+    shared = make_scheduler(models=("m", "n"), groups=(group,), profile=AFFINE, replicas=("a",))
+    assert shared.least_s("m", 96) == pytest.approx(0.037)
+
+
+def test_entries_take_no_less_than_on_the_quickest_variant_that_may_run_them() -> None:
+    """A fallback of which something is known, unless the client wants the exact model."""
+    scheduler = make_scheduler(profile=[(1, 0, 0.2)], fallbacks=("int8", "new"))
+    scheduler.seed("m", [(1, 0, 0.05, "int8")])
+    assert (scheduler.least_s("m", 1), scheduler.least_s("m", 1, exact=True)) == (0.05, 0.2)
+
+
+def test_of_what_is_not_known_the_least_is_nothing() -> None:
+    """Never reject blindly."""
+    scheduler = make_scheduler()
+    assert (scheduler.least_s("m", 1), scheduler.least_s("x", 1)) == (0.0, 0.0)

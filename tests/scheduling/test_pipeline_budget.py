@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduling_builders import make_entry, make_scheduler
 
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.pipeline import Course
@@ -70,6 +71,53 @@ def test_what_steps_cost_at_least_may_be_less_than_what_is_expected() -> None:
     assert budget.timeout_s("a", 2.0) == pytest.approx(1.0 + LENIENCE * 0.5)
 
 
+def test_the_most_expensive_way_counts_what_may_not_run() -> None:
+    """Without what steps wait."""
+    course = Course({"a": ("b", "c"), "b": (), "c": ()}, {"a"})
+    course.measured("a", NORMAL, 1.0, 9.0)
+    assert course.budget({"a": 1.0, "b": 3.0, "c": 2.0}, NORMAL).most_s == 4.0
+
+
+def test_what_could_not_be_in_time_is_refused_but_for_one_in_ten_or_one_per_second() -> None:
+    """As at the admission to a model; each step of such a probe may take all that is left."""
+    course = Course({"a": ("b",), "b": ()}, {"a", "b"})
+    course.measured("b", NORMAL, 3.0, 4.0)
+    budget = course.budget({"a": 1.0, "b": 3.0}, NORMAL)
+    assert course.admit(budget, 4.0, 0.0) is budget
+    assert course.admit(budget, 0.0, 0.0) is None
+    found = [course.admit(budget, 3.9, 0.0) for _ in range(20)]
+    assert [each is not None for each in found] == ([True] + [False] * 9) * 2
+    probe = course.admit(budget, 3.9, 1.0)
+    assert probe is not None
+    assert [probe.timeout_s(step, 3.9) for step in ("a", "b")] == [3.9, 3.9]
+
+
+def test_a_wrong_prediction_heals_by_probes() -> None:
+    """After one absurd profile nearly all requests are served again, by what the probes of both steps measure."""
+    scheduler = make_scheduler(models=("a", "b"), profile=[(1, 0, 5.0)])
+    course = Course({"a": ("b",), "b": ()}, {"a", "b"})
+    answered, now = 0, 0.0
+    for _ in range(1000):
+        now += 0.1
+        at, deadline = now, now + 0.5
+        budget = course.budget({step: scheduler.solo_s(step, 1, 0) for step in ("a", "b")}, NORMAL)
+        admitted = course.admit(budget, deadline - at, at)
+        for step in ("a", "b"):
+            if admitted is None:
+                break
+            entry = make_entry(model=step, arrival=at, deadline=at + admitted.timeout_s(step, deadline - at))
+            if scheduler.on_arrival(entry, at) is not None:
+                break
+            (bundle,) = scheduler.decide(at).dispatches
+            scheduler.on_done(bundle.bundle_id, [(1, 0, 0.010, "")], at + 0.01)
+            at += 0.01
+        else:
+            answered += 1
+
+    assert answered > 500
+    assert scheduler.solo_s("a", 1, 0) == scheduler.solo_s("b", 1, 0) == pytest.approx(0.010)
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[dict[str, tuple[str, ...]], dict[str, float], dict[str, float]]:
     """Followers, in any order; own costs; waits."""
@@ -99,6 +147,7 @@ def test_any_graph(graph: tuple[dict[str, tuple[str, ...]], dict[str, float], di
     budget = course.budget(own, NORMAL)
     expected = {step: own[step] + course.wait_s(step, NORMAL) for step in followers}
     assert math.isclose(budget.least_s, max(longest(step, followers, own) for step in followers))
+    assert math.isclose(budget.most_s, budget.least_s)  # every request runs all of them
     for step in followers:
         rest = longest(step, followers, expected)
         behind = longest(step, followers, own) - own[step]

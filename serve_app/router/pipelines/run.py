@@ -32,6 +32,7 @@ from serve_app.router.pipelines import values
 from serve_app.router.pipelines.branches import Branches
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.pipeline import Budget
+from serve_app.telemetry.trace import StepTimes
 
 _IN_A_THREAD: Final = 2**20
 """Bytes above which tensors are put together in a thread."""
@@ -66,7 +67,7 @@ class Run:
         serial: Whether no two steps could run at the same time: then no task is made for any.
 
     Attributes:
-        steps: Of each step that has been answered, how long after the request it began, and what it took, seconds.
+        steps: Of each step that has been answered, when it began, what it took, and which variants answered.
         parts: How many parts each map had.
         infos: What is known of the model that answered each step.
         times: Over all steps.
@@ -98,11 +99,18 @@ class Run:
         self._tasks: dict[str, asyncio.Task[Any]] = {}
         self._results: dict[str, Any] = {}
         self._nbytes = 0
-        self.steps: dict[str, tuple[float, float]] = {}
+        self._variants: dict[str, set[str]] = {}
+        self.steps: dict[str, StepTimes] = {}
         self.parts: Counter[str] = Counter()
         self.infos: dict[str, ModelInfo] = {}
         self.times = Times()
         self.unverified = False
+
+    @property
+    def variant(self) -> str:
+        """The variants that answered steps, as ``step=variant, step=variant``; empty: the exact models did."""
+        found = ((name, variant) for name in self._plan.steps for variant in sorted(self._variants.get(name, ())))
+        return ", ".join(f"{name}={variant}" for name, variant in found)
 
     async def answer(self) -> Tensors:
         """Do all that the outputs need.
@@ -205,7 +213,8 @@ class Run:
         finally:
             seconds = monotonic() - began
             if outcome == OK:
-                self.steps[step.name] = began - self._began, seconds
+                variants = tuple(sorted(self._variants.get(step.name, ())))
+                self.steps[step.name] = StepTimes(began - self._began, seconds, variants)
             self._ended(step.name, outcome, seconds)
         return result
 
@@ -233,7 +242,7 @@ class Run:
             stream_timeout_s=None,
         )
         answer = await self._service.submit(info.key or info.name, payload, options)
-        self._note(answer)
+        self._note(step.name, answer)
         info = answer.info or info
         self.infos[step.name] = info
         result = values.result_of(info, asked, answer.value)
@@ -246,7 +255,7 @@ class Run:
         if self._nbytes > self._plan.max_result_bytes:
             raise values.too_large(self._plan)
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, step: str, answer: Answer) -> None:
         before = self.times
         self.times = Times(
             before.queue_s + answer.queue_s,
@@ -255,6 +264,8 @@ class Run:
             before.postprocess_s + answer.postprocess_s,
         )
         self.unverified = self.unverified or answer.unverified
+        if answer.variant:
+            self._variants.setdefault(step, set()).add(answer.variant)
 
 
 def model_of_step(service: InferenceService, step: ModelStep, options: RequestOptions) -> ModelInfo:

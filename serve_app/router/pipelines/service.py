@@ -49,6 +49,10 @@ _PARTS_WEIGHT: Final = 0.1
 SoloSeconds = Callable[[str, int, int], float]
 """Predicted execution of so many rows of a cost bucket of a model alone, seconds; 0.0 where it is not known."""
 
+LeastSeconds = Callable[[str, int, RequestOptions], float]
+"""Predicted time until so many requests of one row are answered by a model at least, seconds; 0.0 where it is not
+known."""
+
 
 class PipelineService:
     """Implements `serve_app.domain.service.InferenceService`: pipelines, and all else as the service below.
@@ -57,6 +61,7 @@ class PipelineService:
         service: Runs models.
         pipelines: What is known of the pipelines; each has a `ModelInfo.pipeline`.
         solo_s: What models cost.
+        least_s: What they cost at least, whatever may answer.
         registry: Gets the metrics.
         traces: Follow every request, for the log and for traces.
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
@@ -67,12 +72,14 @@ class PipelineService:
         service: InferenceService,
         pipelines: Sequence[ModelInfo],
         solo_s: SoloSeconds,
+        least_s: LeastSeconds,
         registry: CollectorRegistry,
         traces: RequestTraces | None,
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None,
     ) -> None:
         self._service = service
         self._solo_s = solo_s
+        self._least_s = least_s
         self._metrics = PipelineMetrics(registry)
         self._traces = traces
         self._peer_statistics = peer_statistics
@@ -202,6 +209,7 @@ class PipelineService:
             priority=priority,
             total_s=total_s,
             timeout_s=timeout_s,
+            variant=run.variant,
             unverified=run.unverified,
             info=self._labelled(served, run),
             **run.times._asdict(),
@@ -218,10 +226,8 @@ class PipelineService:
         if not isinstance(payload, dict):
             raise InvalidRequest(f"pipeline {served.info.name!r} takes its inputs by name")
         inputs = read_inputs(served.plan, payload)
-        own_s = self._own_s(served, options)
-        least_s = self._least_s(served, options, inputs) if served.parts else own_s
-        budget = served.course.budget(own_s, priority, least_s)
-        timeout_s = self._timeout_s(served.info, budget, priority, options)
+        own_s, least_s = self._costs(served, options, _parts_in(served.plan, inputs) if served.parts else {})
+        budget, timeout_s = self._admitted(served, served.course.budget(own_s, priority, least_s), priority, options)
         run = Run(
             served.plan,
             self._service,
@@ -233,8 +239,8 @@ class PipelineService:
             serial=served.serial,
         )
         value = await run.answer()
-        for step, (_, seconds) in run.steps.items():
-            served.course.measured(step, priority, own_s[step], seconds)
+        for step, times in run.steps.items():
+            served.course.measured(step, priority, own_s.get(step, 0.0), times.total_s)
         for step, parts in run.parts.items():
             served.parts[step] += _PARTS_WEIGHT * (parts - served.parts[step])
         return run, timeout_s, value
@@ -253,50 +259,51 @@ class PipelineService:
             self._infos[served.info.name] = served.info
         return served.info
 
-    def _own_s(self, served: _Served, options: RequestOptions) -> dict[str, float]:
-        """What the steps are expected to cost on an idle server, seconds: maps as those of other requests."""
-        return self._costs(served, options, {name: round(parts) for name, parts in served.parts.items()})
+    def _costs(
+        self, served: _Served, options: RequestOptions, parts: Mapping[str, int]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """What the steps cost on an idle server, seconds: as it is expected, and at least.
 
-    def _least_s(self, served: _Served, options: RequestOptions, inputs: Mapping[str, Any]) -> dict[str, float]:
-        """What they cost at least: maps as many parts as the request came with, and one where a step makes them."""
-        parts = {
-            step.name: count_parts(pick(inputs[step.over.name], step.over), served.plan)
-            for step in served.plan.models()
-            if step.over is not None and step.over.name in inputs
-        }
-        return self._costs(served, options, parts)
+        Args:
+            served: The pipeline.
+            options: Of the request.
+            parts: Of those maps of which it is known, how many parts they have. Of the others as many are expected as
+                other requests had, and one is the least.
 
-    def _costs(self, served: _Served, options: RequestOptions, parts: Mapping[str, int]) -> dict[str, float]:
-        costs = {}
+        Returns:
+            Both by step, without those whose model is not served: that is told when the step is reached.
+        """
+        own_s, least_s = {}, {}
         for step in served.plan.models():
-            rows = max(1, parts.get(step.name, 1))
             try:
                 info = model_of_step(self._service, step, options)
-            except ServeAppError:  # told when the step is reached
-                costs[step.name] = 0.0
-            else:
-                costs[step.name] = self._solo_s(info.key or info.name, rows, 0)
-        return costs
+            except ServeAppError:
+                continue
+            key, known = info.key or info.name, parts.get(step.name, 0)
+            own_s[step.name] = self._solo_s(key, known or max(1, round(served.parts.get(step.name, 1.0))), 0)
+            least_s[step.name] = self._least_s(key, known or 1, options)
+        return own_s, least_s
 
     @staticmethod
-    def _timeout_s(info: ModelInfo, budget: Budget, priority: Priority, options: RequestOptions) -> float:
-        """Seconds that a request has left.
+    def _admitted(served: _Served, budget: Budget, priority: Priority, options: RequestOptions) -> tuple[Budget, float]:
+        """What the steps of a request may take, and the seconds that it has left.
 
         Raises:
-            DeadlineExceeded: None, or less than its steps take on an idle server.
+            DeadlineExceeded: None, or less than its steps take at least, and it is no probe.
         """
         left, allowed = options.timeout_s, "this request allows"
         if left is None:
-            allowed_s = default_timeout_s(info.default_timeout_s[priority], budget.least_s)
+            allowed_s = default_timeout_s(served.info.default_timeout_s[priority], budget.most_s)
             left, allowed = allowed_s - options.spent_s, f"class {priority.label} allows"
             if left <= 0.0:
                 raise DeadlineExceeded(read_too_long(priority, allowed_s))
-        if left < budget.least_s:
+        admitted = served.course.admit(budget, left, monotonic())
+        if admitted is None:
             raise DeadlineExceeded(
                 f"the steps take about {shown_s(budget.least_s)} alone; {allowed} {shown_s(left + options.spent_s)}:"
                 " name a longer deadline (X-Timeout-Ms, parameters.timeout)"
             )
-        return left
+        return admitted, left
 
     def live(self) -> bool:
         """As the service's."""
@@ -329,7 +336,7 @@ class PipelineService:
         }
 
     def _status(self, served: _Served) -> Mapping[str, Any]:
-        own_s = self._own_s(served, RequestOptions())
+        own_s, _ = self._costs(served, RequestOptions(), {})
         return {
             "ready": self.model_ready(served.info.name),
             "in_work": served.in_work,
@@ -338,7 +345,7 @@ class PipelineService:
             "steps": {
                 step.name: {
                     "model": step.model,
-                    "own_ms": round(own_s[step.name] * 1e3, 3),
+                    "own_ms": round(own_s.get(step.name, 0.0) * 1e3, 3),
                     "wait_ms": {
                         priority.label: round(served.course.wait_s(step.name, priority) * 1e3, 3)
                         for priority in Priority
@@ -405,6 +412,15 @@ class PipelineService:
             How many are left then.
         """
         return await self._in_work.finish(limit_s)
+
+
+def _parts_in(plan: Pipeline, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """How many parts the maps over what a request came with have, by step; at least one."""
+    return {
+        step.name: max(1, count_parts(pick(inputs[step.over.name], step.over), plan))
+        for step in plan.models()
+        if step.over is not None and step.over.name in inputs
+    }
 
 
 def _told(error: ServeAppError, trace: RequestTrace | None) -> ServeAppError:

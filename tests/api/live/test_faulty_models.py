@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import grpc
 import httpx
 import pytest
 from local_server import LocalServer
 
 from benchmarks.faulty_models import BAD, make
+from serve_app.api.open_inference import inference_pb2 as pb
+from serve_app_client import Client
 
 IMPATIENT = {"window_s": 1e-6, "min_samples": 3}
 """Three failures without an answer between them open the breaker, whoever is to blame."""
@@ -42,9 +45,16 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         raises | {"name": "forgiving", "breaker": IMPATIENT | {"reset_s": 1e-6, "probes": 1}},
         raises | {"name": "never", "breaker": IMPATIENT | {"enabled": False}},
         raises | {"name": "backed", "breaker": IMPATIENT, "variants": [light], "fallbacks": ["light"]},
+        raises | {"name": "stepped", "breaker": IMPATIENT, "variants": [light], "fallbacks": ["light"]},
         {"name": "numbers", "path": str(folder / "gives_nan"), "health": {"refuse_non_finite": True}},
     ]
-    with LocalServer({"models": models}) as server:
+    pipeline = {
+        "name": "chain",
+        "inputs": {"x": {"type": "tensor", "datatype": "FP32", "shape": [-1, 1]}},
+        "steps": [{"name": "only", "model": "stepped", "input": "x"}],
+        "outputs": {"y": "only"},
+    }
+    with LocalServer({"models": models, "pipelines": [pipeline]}) as server:
         yield server
 
 
@@ -114,6 +124,29 @@ def test_a_fallback_answers_meanwhile(faulty: LocalServer) -> None:
     answered = ask(faulty, "backed", 2.0)
     assert (answered.status, answered.y, answered.variant) == (200, 4.0, "light")
     assert ask(faulty, "backed", 2.0, x_fallback="never").status == 503
+
+
+def test_a_pipeline_tells_that_a_fallback_answered_a_step(faulty: LocalServer) -> None:
+    """In the header, and in the parameters of V2, of HTTP and of gRPC."""
+    assert ask(faulty, "chain", 2.0).variant == ""
+    for _ in range(3):
+        ask(faulty, "chain", BAD)
+    answered = ask(faulty, "chain", 2.0)
+    assert (answered.status, answered.y, answered.variant) == (200, 4.0, "only=light")
+
+    predicted = CLIENT.post(f"{faulty.url}/v1/models/chain/predict", json={"x": [[2.0]]})
+    assert (predicted.json(), predicted.headers["x-variant"]) == ({"y": [[4.0]]}, "only=light")
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [2.0]}
+    v2 = CLIENT.post(f"{faulty.url}/v2/models/chain/infer", json={"inputs": [tensor]}).json()
+    assert v2["parameters"] == {"variant": "only=light"}
+    request = pb.ModelInferRequest(model_name="chain")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 1]).contents.fp32_contents.append(2.0)
+    with grpc.insecure_channel(faulty.grpc) as channel:
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        answer = pb.ModelInferResponse.FromString(call(request.SerializeToString(), timeout=60))
+    assert answer.parameters["variant"].string_param == "only=light"
+    with Client(faulty.url) as client:
+        assert client.run_pipeline("chain", {"x": [[2.0]]}).served.variant == "only=light"
 
 
 def test_what_is_no_number_is_refused_where_that_is_asked_for(faulty: LocalServer) -> None:
