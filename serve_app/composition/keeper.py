@@ -43,6 +43,7 @@ class Keeper:
         self._prepared: dict[str, RoutedModel] = {}
         self._settling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._retrying: asyncio.Task[None] | None = None
 
     async def find(self, model: str) -> Agreed:
         """The state of a model's files as it is now, which could be agreed on. Raises ConfigError."""
@@ -98,9 +99,15 @@ class Keeper:
         Returns:
             Ends when that is done.
         """
-        for model in self._router.service.faults:
+        if self._retrying is None or self._retrying.done():
+            self._retrying = asyncio.ensure_future(self._retry())
+        return self._retrying
+
+    async def _retry(self) -> None:
+        """One model after the other: there may be many, and others are served meanwhile."""
+        for model in tuple(self._router.service.faults):
             self.catch_up(model)
-        return asyncio.gather(*self._tasks.values())
+            await asyncio.wait([self._tasks[model]])
 
     def catch_up(self, model: str) -> None:
         """A replica does not have what this router takes for agreed on: settle, in the background."""
@@ -113,7 +120,8 @@ class Keeper:
         try:
             await self._settle(model)
         except Exception as error:  # it is tried again: with the next bundle that comes back, or `retry`
-            _log.warning("Model %s: this router could not settle: %s", model, error)
+            if str(error) != self._router.service.faults.get(model):  # which is told already
+                _log.warning("Model %s: this router could not settle: %s", model, error)
 
     def _turn_to(self, model: str, agreed: Agreed) -> None:
         if not agreed.revision:

@@ -257,10 +257,17 @@ def _processor(model: ModelConfig, info: ModelInfo) -> Processor | None:
     """
     if model.processor is None:
         return None
-    if not info.revision:  # nobody has told
-        return make_processor(model, info.signature, find_files(model)[""])
-    revision = open_revision(model, info.revision, int(info.version) if info.numbered else None)
-    return make_processor(model, info.signature, revision.locations[""])
+    version = int(info.version) if info.numbered else None
+    located = model if version is None else model.model_copy(update={"version": version})
+    try:
+        # What is beside the weights is enough, and far quicker to read than all files are to compare.
+        present = make_processor(located, info.signature, find_files(located)[""])
+        if present is None or present.labels == info.labels:
+            return present
+    except ConfigError:
+        if not info.revision:  # it was never told apart from others
+            raise
+    return make_processor(model, info.signature, open_revision(model, info.revision, version).locations[""])
 
 
 def _resident_bytes(model: ModelConfig) -> int:

@@ -136,7 +136,7 @@ class RouterDeployment:
             changed=changed,
         )
         faults = tuple(model.info.fault for model in settings.models if model.info.fault)
-        if faults and not register.was_routed():  # nobody has been served yet: whoever deploys is to see them
+        if faults and not register.was_routed():  # the first router of a deployment: whoever deploys is to see them
             raise ConfigError(faults)
         peers = None if config.router.replicas == 1 else _Peers()
         fleet = _Fleet(config, handles, lambda: self._keeper, peers)

@@ -329,7 +329,11 @@ class Runner:
                     # Two replicas died while they had it. They may have died of something else: it has one more try.
                     suspected = True
                     await asyncio.sleep(pause_s)
-                elif not isinstance(error, DeadlineExceeded) or self._now() - began < LONGEST_TRY_S:
+                elif not isinstance(error, DeadlineExceeded):
+                    return _failed(lease, error)
+                elif self._now() - began < LONGEST_TRY_S:
+                    # The scheduler gives up what cannot be in time before the time is over. The job ends with that.
+                    await asyncio.sleep(lease.expires - self._now())
                     return _failed(lease, error)
                 continue
             except Exception:

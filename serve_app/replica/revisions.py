@@ -189,7 +189,7 @@ class Revisions:
         began = time.monotonic()
         try:
             if self._closing:
-                await asyncio.wait(self._closing)  # there is room for one beside the present one
+                await asyncio.wait(self._closing, timeout=_DRAIN_S)  # there is room for one beside the present one
             self._check_room(name, await asyncio.to_thread(self._weigh, name, version))
             hosted = await asyncio.to_thread(self._load, name, version)
             try:

@@ -22,6 +22,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from queue import SimpleQueue
@@ -334,20 +335,21 @@ class Runner:
             self._send_back(left, time.monotonic())
         if left:
             self._tell([], [], _Granted([], short=False, ended=left))
-        if self._reopening is not None:
-            self._reopening.cancel()
-            self._reopening = None
-        self._handed.put(None)
-        self._answers.put(None)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended, and its timers with it
+                self._loop.call_soon_threadsafe(self._forget_reopening)  # timers are the loop's own
         if self._turn is not None:
             self._turn.forget(self)
         until = time.monotonic() + self._close_s
-        for thread, ended in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        # The session's thread first: the other one makes the answers of its last run.
+        for place in reversed(range(len(tasks))):
+            (self._answers, self._handed)[place].put(None)
+            thread, ended = tasks[place]
             if thread is current_thread():  # whose garbage collection may have come upon the last reference
                 continue
-            if not ended.wait(max(0.0, until - time.monotonic())):
+            if not ended.wait(max(0.0, until - time.monotonic())) and place > 0:
                 logger.warning("%s: closed inside a run that does not end: its thread is left alone", self._name)
-        self._tasks = []
 
     # --- in the event loop ----------------------------------------------------------------------------------------
 
@@ -388,13 +390,22 @@ class Runner:
             self._answer(turn.granted, ran, _NOTHING)
 
     def _hand(self, bundles: Sequence[Staged]) -> None:
+        with self._lock:  # nothing is handed over once `close` ends the thread
+            if not self._closed:
+                for staged in bundles:
+                    staged.stage = AFTER[staged.stage, Event.SUBMITTED]
+                if len(self._tasks) < 2:
+                    missing = [("answers", self._publish_results), ("session", self._serve)][len(self._tasks) :]
+                    for name, work in missing:
+                        self._tasks.append(in_thread(name, partial(_do, work)))
+                self._handed.put(bundles)
+                return
+            self._held.difference_update(bundles)
         for staged in bundles:
-            staged.stage = AFTER[staged.stage, Event.SUBMITTED]
-        if len(self._tasks) < 2:
-            missing = [("answers", self._publish_results), ("session", self._serve)][len(self._tasks) :]
-            for name, work in missing:
-                self._tasks.append(in_thread(name, partial(_do, work)))
-        self._handed.put(bundles)
+            if staged.job is None:
+                for index in staged.chosen:
+                    staged.results[index] = RETURNED
+        self._see(_Granted([], short=False, ended=list(bundles)))
 
     def _see(self, turn: _Granted) -> None:
         for staged in turn.ended:
@@ -406,6 +417,11 @@ class Runner:
                 self._reopening.cancel()
             self._reopens_at = turn.recheck_at
             self._reopening = call_at(asyncio.get_running_loop(), turn.recheck_at, self._reopen)
+
+    def _forget_reopening(self) -> None:
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._reopening = None
 
     def _reopen(self) -> None:
         self._reopening = None

@@ -3,7 +3,7 @@
 Orders of one host are sent one after the other, with what is to be unloaded before a load in the same call. A host
 whose call is lost, or takes too long, is left alone for a while, and then taken over anew, which empties it: so what
 the scheduler takes for loaded there is what is loaded there, whatever became of that call. So is one that another
-router has taken over, as its predecessor may while a redeploy replaces it. A router that ends takes none over.
+router has taken over, as its predecessor may while a redeploy replaces it. A router that ends takes no new ones over.
 """
 
 from __future__ import annotations
@@ -133,7 +133,10 @@ class Pools:
             self._list(pool)
 
     def stop_claiming(self) -> None:
-        """Take no host over any more, since this router ends: what is loaded is for who comes after it."""
+        """Take no new host over, since this router ends: those are for who comes after it.
+
+        One that is left alone for a while comes back: without any, what was accepted would wait for its deadline.
+        """
         self._claims = False
 
     def _claim(self) -> Owner:
@@ -143,10 +146,10 @@ class Pools:
 
     def _resume(self, pool: str, host: str) -> None:
         self._pools[pool].suspended.pop(host, None)
-        self._list(pool)
+        self._list(pool, host)
 
-    def _list(self, pool: str) -> None:
-        """Say which hosts take orders, those first that do not any more: one that comes again is a new one."""
+    def _list(self, pool: str, again: str = "") -> None:
+        """Say which hosts take orders, those first that do not any more: one that comes ``again`` is a new one."""
         known = self._pools[pool]
         present = known.reported - known.suspended.keys()
         for name in known.hosts.keys() - present:
@@ -154,8 +157,8 @@ class Pools:
             for task in (gone.worker, *gone.loads):
                 if task is not None:
                     task.cancel()
-        if self._claims:
-            for name in sorted(present - known.hosts.keys()):
+        for name in sorted(present - known.hosts.keys()):
+            if self._claims or name == again:
                 known.hosts[name] = _Host(self._claim())
         self._events.hosts_listed(pool, tuple(known.hosts))
 

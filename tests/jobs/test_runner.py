@@ -14,7 +14,14 @@ import pytest
 from jobs.stores import BOUNDS, MakeStore, all_items, kept_state, made, new_items, new_job, opened, stores_of
 
 from serve_app.access.guard import wall_clock
-from serve_app.errors import InferenceFailed, InvalidRequest, ModelNotFound, ModelUnavailable, QueueFull
+from serve_app.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    QueueFull,
+)
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.records import JOB, Exchanged, Job, Lease
 from serve_app.jobs.runner import Reply, Runner
@@ -264,6 +271,21 @@ async def test_an_item_is_tried_until_its_deadline(make_store: MakeStore, late_s
         await jobs.end_of(job)
         (item,) = await all_items(jobs.store, job.id)
         assert item.code == code
+
+
+async def test_a_job_whose_items_are_given_up_ahead_of_its_deadline_ends_with_that(make_store: MakeStore) -> None:
+    """The scheduler knows before what cannot be in time any more: the job is as late as one whose items waited."""
+
+    async def give_up(_: Lease) -> Reply:
+        raise DeadlineExceeded("not even alone in time")
+
+    async with running(make_store, give_up) as jobs:
+        expires = wall_clock() + 0.3
+        job = await made(jobs.store, new_job(created=wall_clock(), expires=expires), new_items(2))
+        jobs.runner.wake()
+        ended = await jobs.end_of(job)
+        assert (ended.code, ended.failed) == ("deadline_exceeded", 2)
+        assert (ended.ended or 0.0) >= expires
 
 
 @pytest.mark.parametrize(("after_s", "state"), [(1.0, State.COMPLETED), (100.0, State.ERROR)])

@@ -226,6 +226,17 @@ def test_a_loaded_state_that_cannot_be_read_says_so_too(folder: Path) -> None:
         assert labels(ask(server)) == set(MOODS)
 
 
+def test_other_weights_on_the_disk_do_not_matter_to_the_next_router(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads labels and tokenizers, also where nothing is kept of what is served."""
+    with LocalServer(both(folder), OPEN) as server:
+        put(folder / "moods" / "model.onnx", b"not loaded yet")
+        monkeypatch.setenv("SERVE_APP_CACHE", str(folder / "another cache"))
+        server.replace_router()
+        assert labels(ask(server)) == set(MOODS[:4])
+
+
 def test_what_could_not_be_read_for_a_while_is_served_when_it_can(folder: Path) -> None:
     """A folder is away while a router starts, and comes back."""
     with LocalServer(both(folder), OPEN) as server:

@@ -444,3 +444,27 @@ async def test_what_waits_when_it_is_closed_goes_back_to_its_router(make_worker:
     assert first_values([await runs]) == [2.0]
     await closing
     assert backend.runs == [[1.0]]
+
+
+async def test_what_is_joined_when_it_is_closed_goes_back_to_its_router(make_worker: MakeWorker) -> None:
+    """It was let through, and no thread runs it any more."""
+    joined: list[int] = []
+    ends = asyncio.Event()
+
+    def batch(run_batch: RunBatch) -> RunOne:
+        async def noting(bundles: list[Any]) -> Sequence[Any]:
+            joined.append(len(bundles))
+            if ends.is_set():
+                await asyncio.to_thread(worker.close)
+            return await run_batch(bundles)
+
+        return batch_same_turn(noting)
+
+    worker = make_worker(Unhurried(), batch=batch, max_rows=4, run_s=0.005)
+    async with asyncio.timeout(60.0):
+        await in_a_burst(worker, lambda _: 2 in joined)
+        joined.clear()
+        ends.set()
+        while not joined:
+            results = await asyncio.gather(*(worker.run(sent) for sent in (bundle(2.0, 3.0), bundle(4.0))))
+    assert [result.results for result in results] == [[RETURNED, RETURNED], [RETURNED]]

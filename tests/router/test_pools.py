@@ -171,7 +171,7 @@ async def test_a_host_that_another_router_has_is_taken_over_anew(load: bool) -> 
 
 
 async def test_a_router_that_ends_leaves_hosts_to_the_next() -> None:
-    """It refuses what would have to be loaded there, and takes over none that is new, or that it has lost."""
+    """It refuses what would have to be loaded there, and takes over none that is new; one that was lost comes back."""
     steered = Steered()
     steered.pools.on_hosts("pool", ["h"])
     steered.pools.stop_claiming()
@@ -195,6 +195,8 @@ async def test_a_router_that_ends_leaves_hosts_to_the_next() -> None:
     steered.pools.on_lost("pool", "h")
     steered.pools.on_hosts("pool", ["h"])
     assert steered.told[4:] == [("hosts",), ("hosts",)]
+    await until(lambda: len(steered.told) == 7)
+    assert steered.told[6] == ("hosts", "h")
     steered.pools.close()
 
 
