@@ -333,7 +333,8 @@ class Runner:
                     return _failed(lease, error)
                 elif self._now() - began < LONGEST_TRY_S:
                     # The scheduler gives up what cannot be in time before the time is over. The job ends with that.
-                    await asyncio.sleep(lease.expires - self._now())
+                    if (left_s := lease.expires - self._now()) <= _LONGEST_PAUSE_S:
+                        await asyncio.sleep(left_s)
                     return _failed(lease, error)
                 continue
             except Exception:
