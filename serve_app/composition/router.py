@@ -250,7 +250,7 @@ def _routed_model(
 
 
 def _processor(model: ModelConfig, info: ModelInfo) -> Processor | None:
-    """What prices a model's requests: of the state of its files that is served, whatever lies on the disk now.
+    """What prices a model's requests: what is on the disk if its labels are those served, or what was kept of these.
 
     Raises:
         ConfigError: They are not there any more.
