@@ -13,6 +13,9 @@ from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import Execution, ModelSignature, Tensors
 
+_FEW_BUCKETS = 8
+_PAYS = 0.95
+
 MakeInputs: TypeAlias = Callable[[int, int], Tensors]
 """Makes valid inputs of (rows, bucket)."""
 
@@ -54,17 +57,30 @@ def spaced_rows(max_rows: int) -> tuple[int, ...]:
     return (*(rows for rows in row_buckets(max_rows)[:-1:2]), max_rows)
 
 
+def spaced_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
+    """Few cost buckets to measure: all where they are few, otherwise each at least twice the one before, and the last.
+
+    What lies between them is interpolated.
+    """
+    ordered = sorted(set(buckets)) or [0]
+    if len(ordered) <= _FEW_BUCKETS:
+        return tuple(ordered)
+    chosen = ordered[:1]
+    for bucket in ordered:
+        if bucket >= max(2 * chosen[-1], 1):
+            chosen.append(bucket)
+    return (*chosen, ordered[-1]) if chosen[-1] < ordered[-1] else tuple(chosen)
+
+
 def shapes(max_rows: int, buckets: Sequence[int]) -> list[tuple[int, int]]:
     """Every (rows, bucket), the most telling first.
 
-    The corners come first: the smallest shape, then the largest ones, which claim the memory and are the ends of the
-    latency model's shape. What lies between can be interpolated, so it is what a short budget leaves out.
+    Single rows come first, those of the ends before those between them, and then twice as many rows of every bucket,
+    and so on. What a short budget leaves out is predicted from what it was spent on.
     """
-    ordered = sorted(set(buckets)) or [0]
-    low, high = ordered[0], ordered[-1]
-    corners = [(1, low), (max_rows, low), (1, high), (max_rows, high)]
-    between = [(rows, bucket) for bucket in ordered for rows in row_buckets(max_rows)]
-    return list(dict.fromkeys([*corners, *between]))
+    ordered = spaced_buckets(buckets)
+    ends = [(1, ordered[0]), (1, ordered[-1])]
+    return list(dict.fromkeys([*ends, *((rows, bucket) for rows in row_buckets(max_rows) for bucket in ordered)]))
 
 
 def warm_up(
@@ -82,7 +98,9 @@ def warm_up(
 
     A shape is run once cold and then ``repeats`` times; its duration is the median of the repeats. The smallest shape
     is always measured. Another is skipped when running it twice is not expected to fit into what is left of the budget;
-    its duration is expected to be in proportion to rows times bucket, and no more than that of a larger one.
+    its duration is expected to be in proportion to rows times bucket, and no more than that of a larger one. Once
+    neither of two doublings of a bucket's rows has saved, on a CPU, a twentieth of the time per row, no batch needs more of them
+    (`serve_app.scheduling.batching.latency.LatencyModel.enough`): its larger shapes are skipped.
 
     Args:
         backend: Loaded.
@@ -104,14 +122,18 @@ def warm_up(
     started = clock()
     plan = shapes(max_rows, buckets)
     measured: dict[int, float] = {}  # work -> seconds
+    per_row: dict[int, list[float]] = {}  # bucket -> seconds per row, of ever more rows
     executions: list[Execution] = []
     for done, (rows, bucket) in enumerate(plan, start=1):
         work = rows * max(bucket, 1)
         left = budget_s - (clock() - started)
         seconds: float | None = None
-        if not measured or 2 * _predict(measured, work) <= left:
+        known = per_row.setdefault(bucket, [])
+        saves = backend.device != "cpu" or len(known) < 3 or min(known[-2:]) < _PAYS * known[-3]
+        if not measured or (saves and 2 * _predict(measured, work) <= left):
             seconds = _measure(backend, make_inputs, rows, bucket, repeats, started + budget_s, clock)
             measured[work] = seconds
+            known.append(seconds / rows)
             executions.append(Execution(rows, bucket, seconds))
         if on_progress is not None:
             on_progress(Progress(rows, bucket, seconds, done, len(plan)))

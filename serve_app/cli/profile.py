@@ -23,7 +23,7 @@ from serve_app.backends.description import Description
 from serve_app.backends.device import resolve_device
 from serve_app.backends.kind import AnyKind
 from serve_app.backends.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
-from serve_app.backends.warm_up import MakeInputs, first_that_runs
+from serve_app.backends.warm_up import MakeInputs, first_that_runs, spaced_buckets
 from serve_app.cli.limits import has_gpu
 from serve_app.cli.profile_report import draw, summary, table
 from serve_app.composition import expand_pools, read_args
@@ -220,7 +220,7 @@ def _sweep(
             backends,
             make_inputs,
             rows=(options.rows or sweep_rows(model.batching.max_rows)) if rows else (1,),
-            buckets=(0,) if processor is None else processor.buckets,
+            buckets=(0,) if processor is None else spaced_buckets(processor.buckets),
             seconds=options.seconds,
             on_progress=show,
         )

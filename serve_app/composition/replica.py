@@ -23,6 +23,7 @@ from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
 from serve_app.payloads import Execution
 from serve_app.replica.joining import Joining
+from serve_app.replica.pieces import padded_lengths
 from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
 from serve_app.replica.revisions import Hosted
 from serve_app.replica.runner import BatchTogether
@@ -150,6 +151,9 @@ def make_replica(
             planned=planned,
             on_lost=on_lost,
             turn=None if member is None else member.turn,
+            lengths=()
+            if processor is None
+            else padded_lengths(processor.buckets, warm_up.executions, backends[""].device),
         )
     return Replica(worker, warm_up, joining)
 

@@ -13,15 +13,16 @@ from serve_app.config.processor import AudioOptions
 from serve_app.errors import ConfigError
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, check_wav, decode_audio, guess_seconds
-from serve_app.processors.buckets import bucket_for, bucket_of, widen
+from serve_app.processors.buckets import bucket_for, bucket_of, size_classes, widen
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.processor import Cost
+from serve_app.processors.processor import Cost, Processor
 from serve_app.processors.ranking import FLOATS, Ranking, describe
 
 _INTEGERS = frozenset({"INT32", "INT64"})
 _DEFAULT_MAX_SECONDS = 60.0
-_DEFAULT_BUCKETS_S = (0.5, 1.0, 1.5)  # then twice and three times every power of two
+_STEPS = 16
+"""Lengths per second, up to one second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class AudioSettings:
     ignores_silence: bool = False
 
 
-class AudioProcessor:
+class AudioProcessor(Processor):
     """Processor of ``audio-classification``. The cost bucket is the padded length in samples.
 
     Args:
@@ -181,13 +182,11 @@ def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: Aud
 
 
 def _grid(rate: int, max_seconds: float, chosen: list[float] | None) -> tuple[int, ...]:
-    """Lengths at most 2, from 1 s on at most 1.5 times apart: few shapes to warm up, little silence to compute."""
-    seconds = list(_DEFAULT_BUCKETS_S if chosen is None else chosen)
-    while chosen is None and seconds[-1] < max_seconds:
-        power = 2.0 ** math.floor(math.log2(seconds[-1]))
-        seconds.append(power * 2 if seconds[-1] > power else power * 1.5)
+    """Lengths at most an eighth apart, from half a second on: models may not take less."""
     most = round(max_seconds * rate)
-    return (*sorted({round(length * rate) for length in seconds if round(length * rate) < most}), most)
+    if chosen is None:
+        return tuple(size for size in size_classes(rate // _STEPS, most) if size == most or 2 * size >= rate)
+    return (*sorted({round(length * rate) for length in chosen if round(length * rate) < most}), most)
 
 
 def _inputs_of(signature: ModelSignature) -> tuple[TensorSpec, TensorSpec | None, TensorSpec | None]:

@@ -1,4 +1,4 @@
-"""Cost buckets: the few lengths that variable axes are padded to."""
+"""Cost buckets: the lengths that variable axes are padded to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,26 @@ import numpy.typing as npt
 
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Tensors
+
+_PER_DOUBLING = 8
+"""Lengths from one power of two to the next: the longest padding is an eighth of what is there."""
+
+
+def size_classes(first: int, longest: int) -> tuple[int, ...]:
+    """Lengths in eight steps per doubling, ascending: 8, 16, 24 ... 64, 72 ... 128, 144 (size classes of jemalloc).
+
+    Args:
+        first: The step up to eight times itself, and the shortest length.
+        longest: The last length.
+    """
+    lengths = list(range(first, min(_PER_DOUBLING * first, longest), first))
+    step, length = first, _PER_DOUBLING * first
+    while length < longest:
+        lengths.append(length)
+        if length >= 2 * _PER_DOUBLING * step:
+            step *= 2
+        length += step
+    return (*lengths, longest)
 
 
 def bucket_for(length: int, buckets: tuple[int, ...]) -> int:

@@ -391,6 +391,9 @@ class CustomProcessor:
             raise RuntimeError(f"{self._name}.pad: {fault}")
         return padded
 
+    lengths = Processor.lengths
+    cut = Processor.cut
+
     def example(self, rows: int, bucket: int) -> Tensors:
         """Tensors of the class's own, if they fit the model."""
         tensors = self._call(self._made.example, rows, bucket)

@@ -5,6 +5,7 @@ With candidate labels, labels come out: zero-shot classification. With a source 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -141,6 +142,14 @@ class EmbeddingProcessor:
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Pad on the right, up to ``bucket`` tokens."""
         return self.tokenizer.pad(tensors, bucket)
+
+    def lengths(self, tensors: Tensors) -> Sequence[int]:
+        """Tokens of each text."""
+        return self.tokenizer.lengths(tensors)
+
+    def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:
+        """Some of the texts, cut or padded to so many tokens."""
+        return self.tokenizer.cut(tensors, rows, length)
 
     def example(self, rows: int, bucket: int) -> Tensors:
         """Rows for warming up."""

@@ -17,7 +17,7 @@ from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpe
 from serve_app.processors.image_decoder import EXAMPLES, Decoded, decode_image
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.processor import Cost
+from serve_app.processors.processor import Cost, Processor
 from serve_app.processors.ranking import FLOATS, Ranking, describe
 
 
@@ -58,7 +58,7 @@ class ImageSettings:
     reducing_gap: float = DEFAULT_REDUCING_GAP
 
 
-class ImageProcessor:
+class ImageProcessor(Processor):
     """Processor of ``image-classification``.
 
     Args:

@@ -11,7 +11,7 @@ from serve_app.domain.tasks import JSON_TYPE, kind_of
 from serve_app.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, Texts
 from serve_app.processors.media_type import expect_media
-from serve_app.processors.processor import Cost
+from serve_app.processors.processor import Cost, Processor
 from serve_app.processors.tokenization import expect_texts
 
 MOST_JSON_BYTES: Final = 8 * 2**20
@@ -28,7 +28,7 @@ class Methods(Protocol):
         """The answer to one request."""
 
 
-class ModelProcessor:
+class ModelProcessor(Processor):
     """Asks the model itself. What that makes is checked by its backend.
 
     Args:

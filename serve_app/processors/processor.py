@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from serve_app.errors import InvalidRequest
@@ -98,6 +99,14 @@ class Processor(Protocol):
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:  # noqa: ARG002 - of one size
         """Pad the variable axes up to ``bucket``, so that tensors of several entries can form one batch."""
         return tensors
+
+    def lengths(self, tensors: Tensors) -> Sequence[int]:  # noqa: ARG002 - of one size
+        """How long each row is, in units of buckets, so that rows are cut apart by `cut`; none: they stay together."""
+        return ()
+
+    def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:  # noqa: ARG002 - of one size
+        """Some rows, cut or padded to a length that is at least that of the longest of them."""
+        return {name: tensor[rows] for name, tensor in tensors.items()}
 
     @abstractmethod
     def example(self, rows: int, bucket: int) -> Tensors:

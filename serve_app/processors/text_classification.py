@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from serve_app.config.processor import TextClassificationOptions
@@ -63,6 +64,14 @@ class TextClassificationProcessor:
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Pad on the right, up to ``bucket`` tokens."""
         return self.tokenizer.pad(tensors, bucket)
+
+    def lengths(self, tensors: Tensors) -> Sequence[int]:
+        """Tokens of each text."""
+        return self.tokenizer.lengths(tensors)
+
+    def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:
+        """Some of the texts, cut or padded to so many tokens."""
+        return self.tokenizer.cut(tensors, rows, length)
 
     def example(self, rows: int, bucket: int) -> Tensors:
         """Rows for warming up."""

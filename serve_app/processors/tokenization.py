@@ -13,7 +13,7 @@ from tokenizers import Encoding, Tokenizer
 from serve_app.config.processor import TextOptions
 from serve_app.errors import ConfigError, InvalidRequest, UnsupportedMedia
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, Texts
-from serve_app.processors.buckets import bucket_for, bucket_of, widen
+from serve_app.processors.buckets import bucket_for, bucket_of, size_classes, widen
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.ranking import describe
 
@@ -22,7 +22,7 @@ Direction: TypeAlias = Literal["left", "right"]
 _LONGEST_MODEL = 1_000_000
 """Hugging Face writes 1e30 for "no limit"; above this, a length is no length."""
 _DEFAULT_MAX_LENGTH = 512
-_SHORTEST_BUCKET = 16
+_SHORTEST_BUCKET = 8
 _CHARACTERS_PER_TOKEN = 4
 """English in subword vocabularies; other scripts need about twice the tokens."""
 _READ_CHARACTERS_PER_TOKEN = 128
@@ -83,9 +83,11 @@ class TextTokenizer:
         return _MASK in self.settings.inputs or len(self.settings.buckets) == 1
 
     def estimate(self, texts: Sequence[str] | Sequence[Sequence[int]]) -> int:
-        """Guess the bucket from the longest text, without tokenizing."""
-        tokens = max(map(_guess_tokens, texts), default=1)
-        return bucket_for(tokens, self.settings.buckets)
+        """Guess the bucket without tokenizing: of several texts the mean, since each runs at its own length."""
+        longest = self.settings.max_length
+        tokens = [min(_guess_tokens(text), longest) for text in texts]
+        guess = max(tokens, default=1) if _MASK not in self.settings.inputs else -(-sum(tokens) // max(1, len(tokens)))
+        return bucket_for(guess, self.settings.buckets)
 
     def tokenize(
         self, texts: list[str] | list[list[int]], truncate: bool = True, direction: Direction = "right"
@@ -119,6 +121,15 @@ class TextTokenizer:
     def bucket(self, tensors: Tensors) -> int:
         """The padded length, tokens. Raises `InvalidRequest` for tensors of more than ``max_length`` tokens."""
         return bucket_of(tensors, self.settings.inputs, self.settings.buckets, "tokens")
+
+    def lengths(self, tensors: Tensors) -> Sequence[int]:
+        """Tokens of each text, where the model takes a mask that tells; otherwise none."""
+        mask = tensors.get(_MASK)
+        return () if mask is None else np.count_nonzero(mask, axis=1).tolist()
+
+    def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:
+        """Some of the texts, cut or padded to so many tokens."""
+        return self.pad({name: tensor[rows, :length] for name, tensor in tensors.items()}, length)
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Pad on the right, up to ``bucket`` tokens."""
@@ -291,13 +302,9 @@ def _max_length(folder: ModelFolder, options: TextOptions, tokenizer: Tokenizer,
 
 
 def _grid(max_length: int, chosen: list[int] | None) -> tuple[int, ...]:
-    lengths = set(chosen or ())
     if chosen is None:
-        length = _SHORTEST_BUCKET
-        while length < max_length:
-            lengths.add(length)
-            length *= 2
-    return (*sorted(length for length in lengths if length < max_length), max_length)
+        return size_classes(_SHORTEST_BUCKET, max_length)
+    return (*sorted({length for length in chosen if length < max_length}), max_length)
 
 
 def _pad_id(folder: ModelFolder, tokenizer: Tokenizer) -> int:

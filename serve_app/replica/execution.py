@@ -16,6 +16,7 @@ from serve_app.backends.batch import BatchRun, fit, run_assembled, run_entries
 from serve_app.backends.outputs import not_finite
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import EXPIRED, PROVEN, Execution, Failure, Streamed, Success, Tensors
+from serve_app.processors.buckets import bucket_for
 from serve_app.processors.processor import Processor
 from serve_app.replica.joining import Joining
 from serve_app.replica.self_test import SelfTest
@@ -49,6 +50,7 @@ class Executor:
         self_test: Tells whether the model still works when an entry has failed; ``None``: nobody can tell.
         joining: Which requests share runs; ``None``: all do.
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
+        lengths: What rows are padded to, ascending, the largest bucket among them; none: to every bucket.
 
     Attributes:
         streams: Whether answers come in parts: then entries run one by one, and their parts leave by `Staged.outlets`.
@@ -67,7 +69,9 @@ class Executor:
         *,
         joining: Joining | None = None,
         refuse_non_finite: bool = False,
+        lengths: Sequence[int] = (),
     ) -> None:
+        self._lengths = tuple(lengths)
         self._joining = joining or Joining(name)
         self._name = name
         self._backends = backends
@@ -89,7 +93,7 @@ class Executor:
             if isinstance(tensors, Failure):
                 continue
             try:
-                buckets[index] = processor.bucket(tensors)
+                buckets[index] = self._bucket(processor, tensors)
             except ServeAppError as error:
                 staged.tensors[index] = Failure(error.code, error.message)
         return buckets
@@ -228,7 +232,7 @@ class Executor:
                 inputs, outputs = staged.tensors[index], run.outcomes[chosen]
                 if staged.whole[index] or isinstance(inputs, Failure) or isinstance(outputs, ServeAppError):
                     continue
-                bucket = 0 if self._processor is None else self._processor.bucket(inputs)
+                bucket = 0 if self._processor is None else self._bucket(self._processor, inputs)
                 verification.check(variant, inputs, outputs, bucket, staged.sender, made=_is_made(staged, index))
         return ran
 
@@ -349,12 +353,17 @@ class Executor:
         processor = self._processor
         if processor is None:
             return [0] * len(places)
-        buckets = [processor.bucket(tensors) for tensors in inputs]
+        buckets = [self._bucket(processor, tensors) for tensors in inputs]
         if processor.bucket_invariant:
             made = [_is_made(staged, index) and self._may_grow(staged, index) for staged, index in places]
             largest = max((bucket for bucket, ours in zip(buckets, made, strict=True) if ours), default=0)
             buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
         return buckets
+
+    def _bucket(self, processor: Processor, tensors: Tensors) -> int:
+        """The cost bucket of tensors, up to the next length that rows are padded to."""
+        bucket = processor.bucket(tensors)
+        return bucket_for(bucket, self._lengths) if self._lengths else bucket
 
     def _pads(self, processor: Processor, staged: Staged) -> bool:
         """Whether an entry is padded: where that was shown to change nothing, or the processor never left a choice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
@@ -12,10 +13,22 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from serve_app.errors import InvalidRequest
-from serve_app.payloads import RETURNED, EntryResult, Execution, Failure, Tensors, Ties, WireEntry
+from serve_app.errors import InferenceFailed, InvalidRequest
+from serve_app.payloads import (
+    EXPIRED,
+    NOT_IN_TIME,
+    RETURNED,
+    EntryResult,
+    Execution,
+    Failure,
+    Success,
+    Tensors,
+    Ties,
+    WireEntry,
+)
 from serve_app.replica.joining import Joining
 from serve_app.replica.parts import Outlet
+from serve_app.replica.pieces import Piece, put_together
 from serve_app.scheduling.entry import Entry
 
 SMALL_BYTES = 64 * 1024
@@ -120,6 +133,7 @@ class Staged:
         job: What to do in the session instead of running entries, of which there are none.
         on_behalf_of: The variant that a job runs.
         outlets: Per entry where the parts of its answer leave; empty where answers have none.
+        pieces: By position, what entries with rows of several lengths were cut into.
     """
 
     entries: list[WireEntry]
@@ -152,6 +166,7 @@ class Staged:
     job: Job | None = None
     on_behalf_of: str = ""
     outlets: Sequence[Outlet] = ()
+    pieces: dict[int, list[Piece]] = field(default_factory=dict)
 
     @property
     def variant(self) -> str:
@@ -188,6 +203,34 @@ class Staged:
         self.whole = wholes
         self.rows = sum(counts)
         self.valid = valid
+
+    def take_pieces(self, index: int, parts: Sequence[Staged]) -> None:
+        """Fill in the result of an entry, of what the bundles of its pieces came to, and note their runs."""
+        if not self.executed_at:
+            self.executed_at = min([part.executed_at for part in parts if part.executed_at], default=0.0)
+        self.finished_at = max(self.finished_at, *(part.finished_at for part in parts))
+        counted = [part for part in parts if part.first]
+        known = {id(execution) for execution in self.executions}
+        for part in counted or parts:
+            self.executions += [each for each in part.executions if id(each) not in known]
+            known.update(map(id, part.executions))
+        self.first = self.first or bool(counted)
+        works = [part.model_works for part in parts if part.model_works is not None]
+        if works:
+            self.model_works = all(works) and self.model_works is not False
+        failures = [part.results[0] for part in parts if not isinstance(part.results[0], Success)]
+        if not failures:
+            try:
+                outputs = [part.results[0].value for part in parts if isinstance(part.results[0], Success)]
+                self.results[index] = Success(put_together(self.pieces[index], outputs))
+            except InferenceFailed as error:
+                self.results[index] = Failure(error.code, error.message)
+            return
+        # The others were recalled for the one that failed.
+        why = next((each for each in failures if each != RETURNED), RETURNED) or EXPIRED
+        if why == EXPIRED and self.deadlines[index] > time.monotonic():
+            why = NOT_IN_TIME
+        self.results[index] = why
 
     def stop(self, why: Failure) -> None:
         """Nobody needs the rest of its answers in parts."""

@@ -22,11 +22,22 @@ from typing import Any
 
 from serve_app.backends.backend import Backend
 from serve_app.errors import InferenceFailed
-from serve_app.payloads import Bundle, BundleResult, Execution, Failure, PartSink, StreamLimits, Tensors
+from serve_app.payloads import (
+    RETURNED,
+    Bundle,
+    BundleResult,
+    Execution,
+    Failure,
+    PartSink,
+    StreamLimits,
+    Success,
+    Tensors,
+)
 from serve_app.processors.processor import Processor
 from serve_app.replica.execution import Executor
 from serve_app.replica.joining import Joining
 from serve_app.replica.parts import Outlet, Send
+from serve_app.replica.pieces import Piece, cut
 from serve_app.replica.processor_pool import ProcessorPool
 from serve_app.replica.proof import ProofContext
 from serve_app.replica.runner import CLOSE_S, BatchTogether, RunBatch, Runner, RunOne
@@ -65,6 +76,7 @@ class Worker:
         on_lost: Is called when a session has ended, before anything that it was to answer is.
         turn: Shared with the other members of a pool that its host has loaded; ``None``: it has the process alone.
         close_s: How long `close` waits for a run, seconds.
+        lengths: What rows are padded to, ascending; by default all buckets of the processor.
 
     Raises:
         SessionLost: A session has ended. The backends are the caller's still.
@@ -89,9 +101,14 @@ class Worker:
         on_lost: Callable[[], None] | None = None,
         turn: Turn | None = None,
         close_s: float = CLOSE_S,
+        lengths: Sequence[int] = (),
     ) -> None:
         name, max_rows = scheduling.name, scheduling.max_rows
         self._name = name
+        self._scheduling = scheduling
+        self._processor = processor
+        self._lengths = lengths or (() if processor is None else tuple(processor.buckets))
+        self._in_pieces: dict[int, dict[int, list[Staged]]] = {}
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
         self._lock = Lock()
@@ -115,6 +132,7 @@ class Worker:
             self._self_test,
             joining=self._joining,
             refuse_non_finite=refuse_non_finite,
+            lengths=self._lengths,
         )
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
         in_loop = all(backend.device == "cpu" for backend in backends.values()) and not self._executor.streams
@@ -168,8 +186,12 @@ class Worker:
         preprocessed = time.monotonic()
         staged.buckets = self._executor.buckets(staged)
         staged.count_rows(self._joining)
+        if media and not self._executor.streams:
+            self._cut(staged, media)
         try:
-            if staged.rows:
+            if staged.pieces:
+                await self._run_pieces(staged)
+            elif staged.rows:
                 self._assemble(staged)
                 await self._runner.run(staged)
         finally:
@@ -185,7 +207,7 @@ class Worker:
             results,
             staged.executions,
             preprocessed - started,
-            max(0.0, executed - preprocessed),
+            max(0.0, executed - preprocessed) if not staged.pieces else _waited_s(staged, preprocessed),
             max(0.0, finished - (staged.finished_at or preprocessed)),
             runs_s,
             backlog_s,
@@ -200,6 +222,10 @@ class Worker:
         Those that have not come there yet never will; what runs already, and what has ended, is left alone.
         """
         self._runner.recall(bundle.entries, bundle.recalled)
+        if (cut := self._in_pieces.get(id(bundle.entries))) is not None:
+            for index in bundle.recalled:
+                for part in cut.get(index, ()):
+                    self._runner.recall(part.entries, (0,))
 
     def stalled_s(self) -> float:
         """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""
@@ -241,6 +267,66 @@ class Worker:
         for backend in self._backends.values():
             backend.close()
 
+    def _cut(self, staged: Staged, media: Sequence[int]) -> None:
+        """Cut the entries of a bundle that have rows of several lengths. The rest of it waits as it is."""
+        processor, scheduling = self._processor, self._scheduling
+        if processor is None:
+            return
+        for index in media:
+            tensors, verdict = staged.tensors[index], self._joining.of(staged.entries[index].variant)
+            if isinstance(tensors, Failure) or staged.counts[index] < 2 or staged.whole[index]:
+                continue
+            with self._lock:
+                latency = self._gate.latencies.of(staged.entries[index].variant)
+                pieces = cut(processor, tensors, self._lengths, latency, scheduling.max_rows, pads=verdict.pads)
+            if pieces:
+                staged.pieces[index] = pieces
+
+    async def _run_pieces(self, staged: Staged) -> None:
+        """Run the pieces of a bundle's entries, and what is left of it, and put their outputs together."""
+        parts = {index: self._parts(staged, index, pieces) for index, pieces in staged.pieces.items()}
+        self._in_pieces[id(staged.entries)] = parts
+        runs = [self._run_part(part, siblings) for siblings in parts.values() for part in siblings]
+        for index in parts:
+            staged.rows -= staged.counts[index]
+            staged.counts[index] = 0
+        if staged.rows:
+            staged.valid = False
+            runs.append(self._runner.run(staged))
+        try:
+            await asyncio.gather(*runs)
+        finally:
+            del self._in_pieces[id(staged.entries)]
+        for index, siblings in parts.items():
+            staged.take_pieces(index, siblings)
+
+    def _parts(self, staged: Staged, index: int, pieces: Sequence[Piece]) -> list[Staged]:
+        """Make a bundle of each piece of an entry. Each must have ended so early that those after it are in time."""
+        entry, after_s = staged.entries[index], sum(piece.seconds for piece in pieces)
+        parts = []
+        for piece in pieces:
+            after_s -= piece.seconds
+            deadline = staged.deadlines[index] - after_s
+            part = Staged([entry], [deadline], [piece.tensors], [None], sender=staged.sender)
+            part.buckets = [piece.bucket]
+            part.count_rows(self._joining)
+            if staged.ties is not None and entry.place and not staged.ties.take(entry.place):
+                part.results[0] = RETURNED
+            parts.append(part)
+            if part.results[0] is not None:
+                break
+        return parts
+
+    async def _run_part(self, part: Staged, siblings: Sequence[Staged]) -> None:
+        """Run a piece of an entry. Once one of them has no outputs, those that still wait are not run."""
+        if part.results[0] is None:
+            self._assemble(part)
+            await self._runner.run(part)
+        if not isinstance(part.results[0], Success):
+            for other in siblings:
+                if other.results[0] is None:
+                    self._runner.recall(other.entries, (0,))
+
     def _assemble(self, staged: Staged) -> None:
         """Put the bundle's rows together before its turn comes, where the time for it is to be had."""
         staged.bucket = max(staged.buckets, default=0)
@@ -254,6 +340,12 @@ class Worker:
             self._executor.assemble(staged)
         elif self._runner.busy and len(staged.entries) > 1:
             staged.assembling = self._pool.submit("pad", partial(self._executor.assemble, staged))
+
+
+def _waited_s(staged: Staged, since: float) -> float:
+    """How long a bundle in pieces was at the gate and none of it ran, seconds."""
+    span_s = staged.finished_at - since if staged.finished_at else 0.0
+    return max(0.0, span_s - sum(execution.seconds for execution in staged.executions))
 
 
 def _outlets(bundle: Bundle, deadlines: Sequence[float]) -> Sequence[Outlet]:

@@ -139,6 +139,11 @@ class Entry:
         return self.deadline - self.arrival + self.spent_s
 
     @property
+    def is_cut(self) -> bool:
+        """Whether its rows may run in several batches, so that no other entry should have to wait for its answer."""
+        return self.rows > 1 and self.bucket > 0
+
+    @property
     def exact(self) -> bool:
         """Whether it is for the exact model, and no fallback may stand in."""
         return self.batch_key == EXACT_ONLY

@@ -358,7 +358,7 @@ class Gate:
         waiting = PendingBatch(
             now,
             self._queue.fresh_rows,
-            latency.rows_within(target, head.bucket, most),
+            latency.rows_within(target, head.bucket, latency.enough(head.bucket, most)),
             head.rows,
             head.bucket,
             head.deadline - self._timer_s,

@@ -77,7 +77,8 @@ class Filling:
         room, latency, bucket, fresh = self.room, self._latency, self._bucket, queue.fresh
         own = fresh[chosen - 1]
         waiting = sum([other.rows for other in fresh if rest or other is not own])
-        most = min(latency.rows_within(target, bucket, room.max_rows), self.rows + waiting)
+        enough = latency.enough(bucket, room.max_rows)
+        most = min(latency.rows_within(target, bucket, enough), self.rows + waiting)
         if most <= self.rows:
             return
         longest = most if room.longest_s >= target else min(most, latency.rows_within(room.longest_s, bucket, most))
@@ -139,7 +140,7 @@ class Filling:
             if (
                 following is None
                 or rows + following.rows > most
-                or following.bucket > bucket
+                or not self._joins(following, joining)
                 or following.deadline > until
             ):
                 break
@@ -167,20 +168,28 @@ class Filling:
                 tenant.push(other)
         return most
 
+    def _joins(self, entry: Entry, more: int = 0) -> bool:
+        """Whether an entry needs no larger bucket, and is cheaper here than alone beside ``more`` other rows."""
+        if entry.bucket >= self._bucket:
+            return entry.bucket == self._bucket
+        return self._latency.pays(self.rows + more, self._bucket, entry.rows, entry.bucket)
+
     def _add(self, source: TenantQueue | Merged, limit: int, end: float, until: float) -> None:
         """Add entries with deadlines ``until`` one, up to ``limit`` rows in all, with which it would end then."""
-        probes: list[Entry] = []
-        while self.rows < limit and len(probes) < self._settings.max_rows:
+        passed_over: list[Entry] = []
+        while self.rows < limit and len(passed_over) < self._settings.max_rows:
             following = source.head(self._batch_key)
-            if following is None or self.rows + following.rows > limit or following.bucket > self._bucket:
+            if following is None or following.deadline > until:
                 break
-            if following.deadline > until:
+            if following.bucket == self._bucket and self.rows + following.rows > limit:
                 break
             source.take_head(self._batch_key)
-            if following.deadline >= end:
+            if self.rows + following.rows > limit or not self._joins(following):
+                passed_over.append(following)
+            elif following.deadline >= end:
                 self.entries.append(following)
                 self.rows += following.rows
             else:
-                (probes if following.probe else self.given_up).append(following)
-        for following in probes:
+                (passed_over if following.probe else self.given_up).append(following)
+        for following in passed_over:
             source.push(following)

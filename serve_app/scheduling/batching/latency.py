@@ -27,7 +27,10 @@ _CELLS = 11
 _ENDS = tuple(1 << cell for cell in range(_CELLS))
 _MAX_BUCKETS = 64
 """Beyond that the bucket observed least recently is forgotten."""
+_MAX_BETWEEN = 4096
 _MEDIAN = 0.5
+_PAYS = 0.95
+"""A row is worth running with others if that costs so much of what it costs otherwise, or less."""
 _SAY = 2
 """A single ratio may be an outlier."""
 _OLD = 2
@@ -228,8 +231,13 @@ class LatencyModel:
         self._curves: dict[int, _Curve] = {}
         self.known = False
         self.buckets: tuple[int, ...] = ()
+        # Whether the buckets are those of a profile: what runs at others teaches these, and is predicted between them.
+        self._profiled = False
         # By cost bucket, known or not: the arguments and the answer of `best` since something was last learned.
         self._best: dict[int, tuple[int, float, tuple[int, float]]] = {}
+        # The same of `enough`, and by rows and bucket what was predicted between two known buckets.
+        self._enough: dict[int, tuple[int, int]] = {}
+        self._between: dict[tuple[int, int], float] = {}
 
     def seed(self, points: Iterable[tuple[int, int, float]]) -> None:
         """Take the points of a profile or a warm-up as the shape of their buckets.
@@ -249,22 +257,38 @@ class LatencyModel:
             curve = self._curve(bucket)
             curve.profiled = True
             curve.fit(of_bucket)
-        self._best.clear()
+            self._profiled = self._profiled or bucket > 0
+        self._forget_answers()
 
     def observe(self, rows: int, bucket: int, seconds: float) -> None:
-        """Learn from one execution. Nonsense (rows below 1, a time not positive and finite) is ignored."""
+        """Learn from one execution. Nonsense (rows below 1, a time not positive and finite) is ignored.
+
+        Lengths between two that were profiled are too many to learn each: such an execution teaches both neighbours
+        the ratio of its time to what their shapes say of it.
+        """
         if rows >= 1 and 0.0 < seconds < inf:
-            curve = self._curves.get(bucket) or self._curve(bucket)
-            curve.add(rows, seconds)
-            if len(self._curves) > 1:
-                self._curves[bucket] = self._curves.pop(bucket)
-            self._best.clear()
+            curve = self._curves.get(bucket)
+            if curve is not None or not self._profiled:
+                (curve or self._curve(bucket)).add(rows, seconds)
+                if len(self._curves) > 1:
+                    self._curves[bucket] = self._curves.pop(bucket)
+            else:
+                ratio = seconds / self._unseen(self._shape, rows, bucket)
+                at = bisect_left(self.buckets, bucket)
+                for near in self.buckets[max(0, at - 1) : at + 1]:
+                    self._curves[near].add(rows, ratio * self._shape(rows, near))
+            self._forget_answers()
 
     def predict(self, rows: int, bucket: int = 0) -> float:
         """Seconds that a batch of ``rows`` rows takes in ``bucket``. Never decreases with rows. 0.0 when unknown."""
         curve = self._curves.get(bucket)
         if curve is None:
-            return self._unseen(self.predict, rows, bucket)
+            between = self._between.get((rows, bucket))
+            if between is None:
+                if len(self._between) >= _MAX_BETWEEN:
+                    self._between.clear()
+                between = self._between[rows, bucket] = self._unseen(self.predict, rows, bucket)
+            return between
         line = curve.usual
         seconds = None if line.stale else line.predicted.get(rows)
         return curve.predict(rows, line) if seconds is None else seconds
@@ -317,6 +341,50 @@ class LatencyModel:
             rows = self.rows_within(slo_s, known, max_rows) or 1
             cached = self._best[bucket] = (max_rows, slo_s, (rows, self.predict(rows, known) / rows))
         return cached[2]
+
+    def enough(self, bucket: int, max_rows: int) -> int:
+        """The rows of a batch beyond which twice as many save less than a twentieth of the time per row.
+
+        Args:
+            bucket: Cost bucket.
+            max_rows: Most rows in a batch.
+
+        Returns:
+            A power of two, or ``max_rows`` where it is less, or nothing is known.
+        """
+        cached = self._enough.get(bucket)
+        if cached is None or cached[0] != max_rows:
+            rows = max_rows
+            if self.known:
+                size = rows = 1
+                while size < max_rows:
+                    if self.predict(2 * size, bucket) < _PAYS * 2 * self.predict(size, bucket):
+                        rows = 2 * size
+                    size *= 2
+            if len(self._enough) >= _MAX_BUCKETS:
+                self._enough.clear()
+            cached = self._enough[bucket] = max_rows, min(rows, max_rows)
+        return cached[1]
+
+    def pays(self, rows: int, bucket: int, more: int, of: int) -> bool:
+        """Whether rows are cheaper in a batch than in one of their own, padding included.
+
+        Args:
+            rows: Of the batch.
+            bucket: Its cost bucket.
+            more: The rows that may join it.
+            of: Their cost bucket.
+        """
+        together = self.predict(rows + more, max(bucket, of)) - self.predict(rows, bucket)
+        return together <= _PAYS * self.predict(more, of)
+
+    def _shape(self, rows: int, bucket: int) -> float:
+        return self._curves[bucket].shape_at(rows)
+
+    def _forget_answers(self) -> None:
+        self._best.clear()
+        self._enough.clear()
+        self._between.clear()
 
     def _curve(self, bucket: int) -> _Curve:
         curve = self._curves.get(bucket)

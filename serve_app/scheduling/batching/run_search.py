@@ -2,11 +2,12 @@
 
 Entries queue by deadline. With the head in the bundle, the head's slack bounds how long the bundle may execute, and so
 how many can share it. Giving up the first few can make room for many: so of all runs of consecutive entries that
-execute before the deadline of their first, the one with the most answers per second of server time goes. An entry
-that makes the bundle more expensive than a run of its own, since it is longer than all others, is passed over. The
-run is found by one pass of a sliding window, since later heads have more slack; the pass ends where more slack allows
-no more rows, where nothing more is queued, or before entries that can wait, for which no head is given up. If the whole
-queue can be in time, that is the queue from its head on.
+execute before the deadline of their first, the one with the most answers per second of server time goes. An entry of
+another length is passed over where its padding, or that of the others, costs more than a run of its own; and no run has
+more rows than save time per row (`LatencyModel.enough`), since a longer one would only block others. The run is found
+by one pass of a sliding window, since later heads have more slack; the pass ends where more slack allows no more rows,
+where nothing more is queued, or before entries that can wait, for which no head is given up. If the whole queue can be
+in time, that is the queue from its head on.
 
 Sources: Nexus (SOSP 2019) drops heads until the rest can make a batch of a target size, planned from rate and deadline.
 Here the size follows from what is queued, which the exact bound shows to be worth more (docs/scheduling.md).
@@ -115,7 +116,8 @@ class RunSearch:
                     return best  # of entries that cannot wait, as all behind can
                 target = min(target, room.extra_s)
             capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
-            limit = latency.rows_within(capped, bucket, most)
+            enough = latency.enough(bucket, most)
+            limit = latency.rows_within(capped, bucket, enough)
             last = False
             while rows < limit:
                 if end == len(looked_at):
@@ -127,20 +129,25 @@ class RunSearch:
                 if entry.deadline > until and not (patient or last):
                     last = True  # so can all that follow: together they add no more than that
                     capped = min(capped, latency.predict(rows, bucket) + room.extra_s)
-                    limit = latency.rows_within(capped, bucket, most)
+                    limit = latency.rows_within(capped, bucket, enough)
                 joined = rows + entry.rows
-                if entry.bucket > bucket:
-                    together = latency.predict(joined, entry.bucket)
-                    apart = latency.predict(rows, bucket) + latency.predict(entry.rows, entry.bucket)
-                    if joined > most or together > min(capped, apart):
+                if entry.bucket != bucket:
+                    longer = entry.bucket > bucket
+                    if (
+                        joined > (latency.enough(entry.bucket, most) if longer else limit)
+                        or (longer and latency.predict(joined, entry.bucket) > capped)
+                        or not latency.pays(rows, bucket, entry.rows, entry.bucket)
+                    ):
                         # Its turn comes as a head.
                         if len(aside) < _ASIDE:
                             aside.append(looked_at.pop(end))
                             continue
                         last = True
                         break
-                    bucket = entry.bucket
-                    limit = latency.rows_within(capped, bucket, most)
+                    if longer:
+                        bucket = entry.bucket
+                        enough = latency.enough(bucket, most)
+                        limit = latency.rows_within(capped, bucket, enough)
                 elif joined > limit:
                     break
                 if end - start == places:
@@ -153,7 +160,7 @@ class RunSearch:
             )  # half: may be in vain
             if best is None or rate > best_rate * _BETTER:
                 best, best_rate = Run(start, end, rows, bucket, max(alone, target)), rate
-            if last or limit >= most or capped < slack or head.probe:
+            if last or limit >= enough or capped < slack or head.probe:
                 # Nothing more to add, or more slack would not allow more rows. A probe is not given up.
                 return best
             rows -= head.rows

@@ -23,7 +23,6 @@ from serve_app.scheduling.settings import DeviceGroup
 from serve_app.scheduling.slots import Replica
 
 _PRIORITIES = tuple(Priority)
-_ANY_BUCKET = 1 << 62
 _HOLD_FRACTION = 0.25
 """A bundle that is held back is looked at again after this part of its predicted time."""
 _COALESCE_FRACTION = 0.0625
@@ -116,14 +115,14 @@ class DedicatedDevice:
                 if now < send_at:
                     self.recheck_at = send_at
                     return None  # what is less urgent does not go before it
-            tied = self._tied(priority, replica)
+            tied = self._tied(priority, replica, head)
             return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most), tied)
         return None
 
-    def _tied(self, priority: Priority, replica: Replica) -> Sequence[Replica]:
+    def _tied(self, priority: Priority, replica: Replica, head: Entry) -> Sequence[Replica]:
         """Where else entries go that this replica cannot begin at once, so that the first free replica runs them."""
         model, copies = self._model, self._model.settings.copies
-        if not replica.bundles or not replica.linked or copies == 1:
+        if not replica.bundles or not replica.linked or copies == 1 or head.is_cut:
             return ()
         if model.per_row_s * model.run_rows < _TIED_FROM_S:
             return ()
@@ -140,10 +139,12 @@ class DedicatedDevice:
         room = model.slots.window * model.settings.max_rows
         queue.fresh[priority - 1].take_head(batch_key)
         entries, rows = [head], head.rows
+        if head.is_cut:
+            return entries
         for other in _PRIORITIES[priority - 1 :]:
             if rows < most and queue.fresh[other - 1].rows:
                 left = min(most, room - replica.rows_before(other)) - rows
-                rows += queue.fresh[other - 1].take(entries, left, _ANY_BUCKET, batch_key)
+                rows += queue.fresh[other - 1].take(entries, left, batch_key)
         return entries
 
     def _dealt(self, priority: Priority, now: float) -> NextBundle | None:
@@ -178,13 +179,13 @@ class DedicatedDevice:
             if following is None or (rows >= room and ahead >= part):
                 heappop(turns)
                 continue
-            if entries and rows + following.rows > longest:
+            if entries and (rows + following.rows > longest or following.is_cut or entries[0].is_cut):
                 break
             queue.take_head(batch_key)
             entries.append(following)
             rows += following.rows
             heapreplace(turns, (ahead + following.rows / queue.weight, following.deadline, following.id, queue))
-        return self._bundle(replica, entries, self._tied(priority, replica))
+        return self._bundle(replica, entries, self._tied(priority, replica, entries[0]))
 
     def _bundle(self, replica: Replica, entries: list[Entry], tied: Sequence[Replica] = ()) -> NextBundle:
         model = self._model

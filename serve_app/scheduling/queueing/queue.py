@@ -171,10 +171,10 @@ class ClassQueue(Counts):
         entry = self.head(batch_key)
         return None if entry is None else self._tenants[entry.tenant].take_head(batch_key)
 
-    def take(self, into: list[Entry], room: int, bucket: int, batch_key: str = "") -> int:
+    def take(self, into: list[Entry], room: int, batch_key: str = "") -> int:
         """Pop entries of one batch key in order while they fit; see `TenantQueue.take`."""
         sole = self._sole
-        return _take(self, into, room, bucket, batch_key) if sole is None else sole.take(into, room, bucket, batch_key)
+        return _take(self, into, room, batch_key) if sole is None else sole.take(into, room, batch_key)
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out of the middle. Raises KeyError when it is not queued here."""
@@ -280,11 +280,11 @@ def _earliest(queues: Iterable[TenantQueue], batch_key: str | None) -> Entry | N
     return best
 
 
-def _take(queue: ClassQueue, into: list[Entry], room: int, bucket: int, batch_key: str) -> int:
+def _take(queue: ClassQueue, into: list[Entry], room: int, batch_key: str) -> int:
     left = room
     while left > 0:
         entry = queue.head(batch_key)
-        if entry is None or entry.rows > left or entry.bucket > bucket:
+        if entry is None or entry.rows > left or entry.is_cut:
             break
         queue.take_head(batch_key)
         into.append(entry)

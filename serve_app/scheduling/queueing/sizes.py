@@ -1,7 +1,7 @@
 """Fairness over sizes: no kind of request is given up so often that hardly any of it is ever in time.
 
 The run with the most answers per second leaves out what costs much: in an overload that is always the same requests,
-those of many rows and long sequences. So every size of a class, its cost bucket and its rows up to the next power of
+those of many rows and long sequences. So every size of a class, its cost bucket and its rows up to the next powers of
 two, has a deficit: the answers by which it is short of a part of the class's mean attainment. A size that is short of a
 whole answer goes first, with others of its size, until it is not.
 
@@ -15,7 +15,7 @@ from typing import Final
 from serve_app.scheduling.entry import Entry
 
 Size = tuple[int, int]
-"""Cost bucket, and rows rounded up to a power of two."""
+"""Cost bucket and rows, each up to the next power of two."""
 
 _RECENT: Final = 1.0 / 256
 _MOST: Final = 4.0
@@ -25,7 +25,7 @@ _REMEMBERED: Final = 64
 
 def size_of(entry: Entry) -> Size:
     """The size of an entry."""
-    return entry.bucket, (entry.rows - 1).bit_length()
+    return (entry.bucket - 1).bit_length() if entry.bucket else 0, (entry.rows - 1).bit_length()
 
 
 class SizeFairness:

@@ -181,13 +181,12 @@ class TenantQueue:
         del self._calendars[batch_key]
         return None
 
-    def take(self, into: list[Entry], room: int, bucket: int, batch_key: str = "") -> int:
-        """Pop entries of one batch key in order while they fit: their rows in ``room``, their bucket in ``bucket``.
+    def take(self, into: list[Entry], room: int, batch_key: str = "") -> int:
+        """Pop entries of one batch key in order while their rows fit into ``room``, and none of them `Entry.is_cut`.
 
         Args:
             into: Receives the entries.
             room: Most rows to take.
-            bucket: Largest cost bucket to take.
             batch_key: The batch key to take from; others are passed over.
 
         Returns:
@@ -196,7 +195,7 @@ class TenantQueue:
         left = room
         while left > 0:
             entry = self.head(batch_key)
-            if entry is None or entry.rows > left or entry.bucket > bucket:
+            if entry is None or entry.rows > left or entry.is_cut:
                 break
             self.take_head(batch_key)
             into.append(entry)

@@ -1,0 +1,126 @@
+"""Requests of many rows of different lengths, cut into pieces of one length each.
+
+A request is padded to its longest row, so as one rectangle 16 texts cost as much as 16 of the longest. Each piece is
+scheduled by itself: it shares batches with whatever is as long, and what is more urgent goes between two of them. The
+outputs of all pieces are put together again, in the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.backends.warm_up import spaced_buckets
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import Execution, Tensors
+from serve_app.processors.buckets import bucket_for
+from serve_app.processors.processor import Processor
+from serve_app.scheduling.batching.latency import LatencyModel
+
+_FLAT: Final = 1.05
+"""Lengths of which the longest costs no more than so many times the shortest are padded to the longest."""
+
+
+class Piece(NamedTuple):
+    """Rows of a request.
+
+    Attributes:
+        rows: Their positions in the request.
+        tensors: The rows, as long as the longest of them.
+        bucket: Their cost bucket.
+        seconds: What they are predicted to take, 0.0 while that is unknown.
+    """
+
+    rows: Sequence[int]
+    tensors: Tensors
+    bucket: int
+    seconds: float
+
+
+def padded_lengths(buckets: Sequence[int], executions: Iterable[Execution], device: str) -> tuple[int, ...]:
+    """Choose the lengths that rows are padded to.
+
+    On a CPU a new length costs nothing, so all of a model's buckets are taken but those between two measured lengths
+    that cost the same. On a GPU the first run of each shape is slow, so only lengths that the warm-up ran are taken.
+
+    Args:
+        buckets: Of the model's processor, ascending.
+        executions: Those of the warm-up.
+        device: ``cpu`` or ``cuda``.
+    """
+    measured = spaced_buckets(buckets)
+    if device != "cpu":
+        return measured
+    seconds = {(each.bucket, each.rows): each.seconds for each in executions if not each.variant}
+    flat: set[int] = set()
+    for short, long in pairwise(measured):
+        rows = max((rows for bucket, rows in seconds if bucket == long and (short, rows) in seconds), default=0)
+        if rows and seconds[long, rows] <= _FLAT * seconds[short, rows]:
+            flat.update(bucket for bucket in buckets if short < bucket < long)
+    return tuple(bucket for bucket in buckets if bucket not in flat)
+
+
+def cut(
+    processor: Processor, tensors: Tensors, lengths: Sequence[int], latency: LatencyModel, max_rows: int, *, pads: bool
+) -> list[Piece]:
+    """Cut a request into pieces, the longest first.
+
+    A piece has as many rows as save time by running together (`LatencyModel.enough`).
+
+    Args:
+        processor: Made the tensors.
+        tensors: Of the request.
+        lengths: What rows are padded to, ascending.
+        latency: Predicts what they cost.
+        max_rows: Most rows of a piece.
+        pads: Whether a row may be padded at all; otherwise all rows of a piece have the same length.
+
+    Returns:
+        No pieces where the rows cannot be cut apart, or all would be in one.
+    """
+    each = processor.lengths(tensors)
+    if len(each) < 2:
+        return []
+    padded = [bucket_for(length, tuple(lengths)) for length in each]
+    sizes = padded if pads else each
+    order = sorted(range(len(each)), key=sizes.__getitem__, reverse=True)
+    pieces: list[Piece] = []
+    for size, members in groupby(order, key=sizes.__getitem__):
+        same = list(members)
+        bucket = padded[same[0]]
+        most = latency.enough(bucket, max_rows)
+        for start in range(0, len(same), most):
+            rows = same[start : start + most]
+            pieces.append(Piece(rows, processor.cut(tensors, rows, size), bucket, latency.typical(len(rows), bucket)))
+    return pieces if len(pieces) > 1 else []
+
+
+def put_together(pieces: Sequence[Piece], outputs: Sequence[Tensors]) -> Tensors:
+    """Make the outputs of a request of those of its pieces.
+
+    Where pieces have outputs of different sizes, as the vectors of tokens are, each is filled up with zeros behind.
+
+    Raises:
+        InferenceFailed: An output does not have the rows of its piece, or another number of dimensions than others.
+    """
+    count = sum(len(piece.rows) for piece in pieces)
+    return {name: _joined(name, count, pieces, [output[name] for output in outputs]) for name in outputs[0]}
+
+
+def _joined(name: str, count: int, pieces: Sequence[Piece], parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if len({part.ndim for part in parts}) > 1:
+        raise InferenceFailed(f"output {name!r} has different numbers of dimensions for different rows")
+    for piece, part in zip(pieces, parts, strict=True):
+        if not part.ndim or len(part) != len(piece.rows):
+            raise InferenceFailed(f"output {name!r} has shape {list(part.shape)} for {len(piece.rows)} rows of input")
+    sizes = tuple(map(max, zip(*(part.shape[1:] for part in parts), strict=True)))
+    even = all(part.shape[1:] == sizes for part in parts)
+    whole = (np.empty if even else np.zeros)((count, *sizes), parts[0].dtype)
+    for piece, part in zip(pieces, parts, strict=True):
+        place: tuple[Any, ...] = (list(piece.rows), *map(slice, part.shape[1:]))
+        whole[place] = part
+    return whole
