@@ -65,6 +65,7 @@ class Worker:
         on_lost: Is called when a session has ended, before anything that it was to answer is.
         turn: Shared with the other members of a pool that its host has loaded; ``None``: it has the process alone.
         close_s: How long `close` waits for a run, seconds.
+        instances: How many batches may run at once: the backends let as many threads call them. With a ``turn`` one.
 
     Raises:
         SessionLost: A session has ended. The backends are the caller's still.
@@ -89,13 +90,14 @@ class Worker:
         on_lost: Callable[[], None] | None = None,
         turn: Turn | None = None,
         close_s: float = CLOSE_S,
+        instances: int = 1,
     ) -> None:
         name, max_rows = scheduling.name, scheduling.max_rows
         self._name = name
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
         self._lock = Lock()
-        self._gate = Gate(scheduling, min_share, planned=planned, timer_s=_TIMER_S)
+        self._gate = Gate(scheduling, min_share, planned=planned, timer_s=_TIMER_S, instances=instances)
         self._gate.seed(warm_up)
         self._joining = joining or Joining(name)
         self._self_test = SelfTest(
@@ -128,6 +130,7 @@ class Worker:
             in_loop=in_loop,
             turn=turn,
             close_s=close_s,
+            instances=instances,
         )
 
         self._verification = None
