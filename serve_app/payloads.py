@@ -146,6 +146,20 @@ class Joinable(NamedTuple):
         return self.verdict in JOINED
 
 
+class Compute(NamedTuple):
+    """What a replica computes with.
+
+    Attributes:
+        threads: That compute one run on the CPU.
+        instances: Batches that it runs at once.
+        reason: Why, in one line.
+    """
+
+    threads: int
+    instances: int
+    reason: str
+
+
 TENSORS = "tensors"
 """The task of a model that takes and gives plain tensors: it has no processor."""
 

@@ -39,7 +39,7 @@ from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.agreed import Agreed, Told, decode_agreed, encode_agreed
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import ModelInfo
-from serve_app.payloads import Bundle, BundleResult
+from serve_app.payloads import Bundle, BundleResult, Compute
 from serve_app.replica.joining import Joining
 from serve_app.replica.pool_host import PoolHost
 from serve_app.replica.proof import ProofContext, prove_replica
@@ -380,6 +380,7 @@ class LocalServer:
             report = ReplicaReport(
                 joinable=first.told.joinable,
                 not_warmed=first.told.not_warmed,
+                compute=first.told.compute,
                 identities={} if cached is None else cached.identities,
                 base=base.revision,
                 revision=base.revision,
@@ -510,4 +511,4 @@ def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapp
         verify=model.batching.verify,
         refuse_non_finite=model.health.refuse_non_finite,
     )
-    return Replica(worker, warm, joining)
+    return Replica(worker, warm, joining, Compute(1, 1, "as in every test"))

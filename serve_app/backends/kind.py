@@ -137,6 +137,7 @@ class BackendKind(Generic[OptionsT]):
         runs_code: Whether its files are programs. They are run only where the configuration names the kind, whatever
             lies in a model's folder.
         extra: The extra of serve-app that brings one of them; empty where serve-app needs one in any case.
+        concurrent: Whether several threads may run a backend at once, where its device is the CPU.
     """
 
     name: str
@@ -152,6 +153,7 @@ class BackendKind(Generic[OptionsT]):
     distributions: tuple[str, ...] = ()
     runs_code: bool = False
     extra: str = ""
+    concurrent: bool = False
 
     def recognises(self, file_name: str) -> bool:
         """Whether a file of this name is one that it runs."""

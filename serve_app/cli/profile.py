@@ -160,7 +160,7 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
         version=locations[""].version,
         files={variant: sha256(location.model_file) for variant, location in locations.items()},
         device=device,
-        threads=model.resources.threads,
+        threads=model.resources.session_threads,
         machine=_machine(device, locations[""].kind),
         memory=memory,
         held_up=None if waited is None or waited_in_all is None else max(0.0, waited_in_all - waited) / elapsed,

@@ -56,7 +56,7 @@ def build_settings(
         device=model.resources.device,
         gpu_available=gpu_available,
         gpu_memory_bytes=None if memory is None else max(1, int(memory) // (1 + len(model.variants))),
-        threads=model.resources.threads,
+        threads=model.resources.session_threads,
         max_rows=model.batching.max_rows,
         row_sizes=model.resources.row_sizes,
         layout=layout,

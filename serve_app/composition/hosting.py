@@ -67,7 +67,7 @@ class MemberLoader:
             raise ConfigError((f"model {name!r}: its files changed while they were loaded; deploy it again",))
         warm_up = replica.warm_up
         self._executions[name] = warm_up.executions
-        told = Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason)
+        told = Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason, replica.compute)
         return LoadedMember(replica.worker, told, revision.nbytes)
 
 

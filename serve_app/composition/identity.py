@@ -44,6 +44,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "health.stall_timeout_s": "watches replicas",
     "health.drain_timeout_s": "ends replicas",
     "resources.cpus": "is a reservation",
+    "resources.instances": "says how many batches run at once",
     "resources.memory_limit": "watches replicas",
     "resources.memory_per_row": "says when a batch may start",
     "resources.preprocess_threads": "each picture, sound or text is converted by one thread",

@@ -127,7 +127,9 @@ class Keeper:
         if not agreed.revision:
             self._router.settle_model(None, model)
             return
-        told = Told(agreed.executions, agreed.joinable, agreed.not_warmed) if agreed.joinable else None
+        told = None
+        if agreed.joinable:
+            told = Told(agreed.executions, agreed.joinable, agreed.not_warmed, agreed.compute)
         self._router.settle_model(self._prepared.pop(model), model, told)
 
     def _route(self, model: str, agreed: Agreed) -> RoutedModel:

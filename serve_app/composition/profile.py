@@ -75,7 +75,7 @@ def profile_notes(model: ModelConfig, profile: Profile) -> tuple[str, ...]:
         device = "cuda" if resources.device == "cuda" else "cpu"
         if profile.device != device:
             notes.append(f"was measured on {profile.device}, replicas run on {device}")
-    if profile.device == "cpu" and profile.threads != resources.threads:
+    if profile.device == "cpu" and resources.threads not in ("auto", profile.threads):
         notes.append(f"was measured with threads: {profile.threads}, replicas have {resources.threads}")
     largest = max(shape.rows for shape in profile.shapes)
     if largest < model.batching.max_rows:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from serve_app.api.open_inference.sample import decode_sample
@@ -14,6 +15,7 @@ from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
 from serve_app.composition.backend import make_backend
+from serve_app.composition.compute import choose_compute, of_one, with_threads
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, memory_of
 from serve_app.composition.revision import Revision, keep_revision
@@ -21,7 +23,7 @@ from serve_app.config import ModelConfig
 from serve_app.config.processor import CustomOptions
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
-from serve_app.payloads import Execution
+from serve_app.payloads import Compute, Execution
 from serve_app.replica.joining import Joining
 from serve_app.replica.pieces import padded_lengths
 from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
@@ -47,11 +49,13 @@ class Replica:
         worker: Runs bundles.
         warm_up: What was measured before the first one.
         joining: Which requests may share runs.
+        compute: What it computes with.
     """
 
     worker: Worker
     warm_up: ReplicaWarmUp
     joining: Joining
+    compute: Compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +113,28 @@ def make_replica(
         budget_s: float | None = model.health.warm_up_s
         if member is not None:
             budget_s = None if member.executions else min(model.health.warm_up_s, _SHORT_S)
-        warm_up = warm_up_replica(
+        warm = partial(
+            warm_up_replica,
             model.name,
             backends,
             makes_examples(processor),
             samples,
             max_rows=max_rows if has_rows else 1,
-            budget_s=budget_s,
+        )
+        loaded_s = time.monotonic() - began
+        warm_up = warm(budget_s=budget_s)
+        compute, slowdown = of_one(model, "it is of a pool" if member else "it shares its device"), 1.0
+        if member is None and not planned:
+            load = partial(make_backend, location=locations[""], build=builds[""], gpu_available=gpu_available)
+            compute, slowdown = choose_compute(model, locations, backends[""], warm_up.middle, load, loaded_s)
+        if compute.threads != model.resources.session_threads:
+            model = with_threads(model, compute.threads)
+            _load(model, builds, locations, backends, gpu_available=gpu_available)
+            warm_up = warm(budget_s=budget_s)
+        told = "thread" if compute.threads == 1 else "threads"
+        instances = "instance" if compute.instances == 1 else "instances"
+        _log.info(
+            "%s: %d %s, %d %s: %s", model.name, compute.threads, told, compute.instances, instances, compute.reason
         )
         if member is None:
             keys = {
@@ -141,7 +160,7 @@ def make_replica(
             processor=processor,
             preprocess_threads=model.resources.preprocess_threads,
             batch=batch,
-            warm_up=warm_up.executions,
+            warm_up=[each._replace(seconds=each.seconds * slowdown) for each in warm_up.executions],
             examples=warm_up.examples,
             joining=joining,
             proofs=proofs,
@@ -154,8 +173,9 @@ def make_replica(
             lengths=()
             if processor is None
             else padded_lengths(processor.buckets, warm_up.executions, backends[""].device),
+            instances=compute.instances,
         )
-    return Replica(worker, warm_up, joining)
+    return Replica(worker, warm_up, joining, compute)
 
 
 def host_revision(revision: Revision, builds: Mapping[str, Description], make: Callable[..., Replica]) -> Hosted:
@@ -177,7 +197,7 @@ def host_revision(revision: Revision, builds: Mapping[str, Description], make: C
     return Hosted(
         revision.name,
         replica.worker,
-        Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason),
+        Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason, replica.compute),
         keep_revision(revision).close,
     )
 
@@ -194,7 +214,7 @@ def _loaded(
     locations: Mapping[str, ModelLocation],
     *,
     gpu_available: bool,
-) -> Iterator[Mapping[str, Backend]]:
+) -> Iterator[dict[str, Backend]]:
     """Every build of a model, loaded, by variant. Where what is done with them fails, they are closed.
 
     Raises:
@@ -202,12 +222,8 @@ def _loaded(
     """
     with ExitStack() as unless_kept:
         backends: dict[str, Backend] = {}
-        for variant, location in locations.items():
-            backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
-            unless_kept.callback(backend.close)
-            if (note := backend.load()) is not None:
-                _log.warning(note)
-            backends[variant] = backend
+        unless_kept.callback(_close, backends)
+        _load(model, builds, locations, backends, gpu_available=gpu_available)
         try:
             yield backends
         except SessionLost as error:
@@ -219,12 +235,35 @@ def _loaded(
         unless_kept.pop_all()
 
 
+def _load(
+    model: ModelConfig,
+    builds: Mapping[str, Description],
+    locations: Mapping[str, ModelLocation],
+    backends: dict[str, Backend],
+    *,
+    gpu_available: bool,
+) -> None:
+    """Put every build of a model, loaded, among the backends, in the place of what is closed for it."""
+    for variant, location in locations.items():
+        backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
+        if variant in backends:
+            backends[variant].close()
+        backends[variant] = backend
+        if (note := backend.load()) is not None:
+            _log.warning(note)
+
+
+def _close(backends: Mapping[str, Backend]) -> None:
+    for backend in backends.values():
+        backend.close()
+
+
 def _key(model: ModelConfig, location: ModelLocation, build: Description, backend: Backend) -> str:
     """What the verdict on a build depends on: its file, and what its numbers depend on besides."""
     warm_up = model.warm_up
     facts: list[Any] = [
         backend.device,
-        model.resources.model_dump(mode="json"),
+        with_threads(model, model.resources.session_threads).resources.model_dump(mode="json", exclude={"instances"}),
         model.backend_options,
         None if warm_up is None else warm_up.model_dump(mode="json"),
         model.task,

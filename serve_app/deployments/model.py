@@ -42,12 +42,13 @@ changed while it started."""
 WARM_UP = "warm_up"
 NOT_WARMED = "not_warmed"
 JOINABLE = "joinable"
+COMPUTE = "compute"
 LINK = "link"
 IDENTITIES = "identities"
 REVISION = "revision"
 BASE = "base"
 """Keys of what a replica tells routers of itself when it becomes ready: what its warm-up measured, and why that is not
-all; which requests may share runs; its node and where its links begin; what tells the models that it runs from others;
+all; which requests may share runs; what it computes with; its node and where its links begin; what tells the models that it runs from others;
 the revision that this is of, and the one that the model was deployed with."""
 
 
@@ -142,6 +143,8 @@ class ModelDeployment:
             told[JOINABLE] = {variant: list(verdict) for variant, verdict in first.joinable.items()}
             if first.not_warmed is not None:
                 told[NOT_WARMED] = first.not_warmed
+            if first.compute is not None:
+                told[COMPUTE] = list(first.compute)
         if self._identities:
             told[IDENTITIES] = self._identities
         if self._links is not None:

@@ -68,7 +68,7 @@ class PoolDeployment:
         if plans:
             _import_backends(loader, min(plans, key=lambda name: plans[name].revision.nbytes))
         self._base = own_memory()
-        alone = all(plan.revision.model.resources.threads == 1 for plan in plans.values())
+        alone = all(plan.revision.model.resources.session_threads == 1 for plan in plans.values())
         self._host = PoolHost(config.name, loader.load, yields=alone)
         self._held = Gauge(
             "serve_app_replica_memory_bytes", "Memory of the host that a replica holds alone.", tag_keys=("model",)

@@ -24,7 +24,7 @@ from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.garbage import tune_garbage_collection
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
-from serve_app.deployments.model import BASE, IDENTITIES, JOINABLE, LINK, NOT_WARMED, REVISION, WARM_UP
+from serve_app.deployments.model import BASE, COMPUTE, IDENTITIES, JOINABLE, LINK, NOT_WARMED, REVISION, WARM_UP
 from serve_app.deployments.ray_errors import translate_error, translate_errors
 from serve_app.deployments.register import ClusterRegister
 from serve_app.deployments.replica_directory import Replicas, directory
@@ -34,7 +34,7 @@ from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker
 from serve_app.errors import ConfigError, InvalidRequest, ModelUnavailable
-from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payload
+from serve_app.payloads import Bundle, BundleResult, Compute, Execution, Joinable, Payload
 from serve_app.router.repository import RENEW_S, Repository
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport
@@ -309,6 +309,7 @@ class RouterDeployment:
             address=address if node == self._node else None,
             base=metadata.get(BASE, ""),
             revision=metadata.get(REVISION, ""),
+            compute=Compute(*metadata[COMPUTE]) if COMPUTE in metadata else None,
         )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from serve_app.errors import ConfigError, InvalidRequest, ServeAppError
-from serve_app.payloads import Execution, Joinable
+from serve_app.payloads import Compute, Execution, Joinable
 
 _FOLDERS: Final = re.compile(r"(?<![\w.~/-])/(?:[^/\s:'\"]+/)+")
 """The folders of an absolute path."""
@@ -26,6 +26,7 @@ class Agreed(Struct, frozen=True):
         joinable: Which requests may share runs there, by variant.
         not_warmed: Why it is not warmed up there; ``None`` where it is.
         described: What clients are told of it, as `serve_app.composition.router.describe_revision` has written it.
+        compute: What its replicas compute with; ``None``: none has told.
     """
 
     revision: str = ""
@@ -34,6 +35,7 @@ class Agreed(Struct, frozen=True):
     joinable: Mapping[str, Joinable] = {}
     not_warmed: str | None = None
     described: bytes = b""
+    compute: Compute | None = None
 
 
 class Told(Struct, frozen=True):
@@ -42,6 +44,7 @@ class Told(Struct, frozen=True):
     executions: Sequence[Execution] = ()
     joinable: Mapping[str, Joinable] = {}
     not_warmed: str | None = None
+    compute: Compute | None = None
 
 
 class Register(Protocol):

@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from math import inf
+from threading import local
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from serve_app.backends.backend import Backend, StreamingBackend
@@ -29,6 +31,18 @@ Place: TypeAlias = tuple[Staged, int]
 """An entry: its bundle and its position there."""
 
 
+@dataclass(slots=True, eq=False)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        at: When it was granted, or a session's run in it last began or ended, or a part left, on the monotonic clock;
+            infinite while a part waits for its reader.
+    """
+
+    at: float
+
+
 class Ran(NamedTuple):
     """What the entries of one variant came to. Their results are still to be filled in."""
 
@@ -40,7 +54,7 @@ class Ran(NamedTuple):
 class Executor:
     """Runs what the gate has chosen of the bundles of one batch.
 
-    `assemble` may be called in any thread; one `run` at a time, and `finish` in any thread after it.
+    `assemble` may be called in any thread; `run` in as many at once as the backends allow; `finish` in any.
 
     Args:
         name: The model's name, for messages.
@@ -55,8 +69,6 @@ class Executor:
     Attributes:
         streams: Whether answers come in parts: then entries run one by one, and their parts leave by `Staged.outlets`.
         verification: Chooses what is run again; ``None``: nothing is. Set once, before the first run.
-        progressed_at: When a run last began or ended, or a part left, on the monotonic clock; infinite while a part
-            waits for its reader.
     """
 
     def __init__(
@@ -81,7 +93,7 @@ class Executor:
         self._refuse_non_finite = refuse_non_finite
         self.streams = bool(backends) and all(isinstance(each, StreamingBackend) for each in backends.values())
         self.verification: Verification | None = None
-        self.progressed_at = 0.0
+        self._here = local()  # the progress of this thread's run
 
     def buckets(self, staged: Staged) -> list[int]:
         """The cost bucket of every entry of a bundle; 0 where it has no tensors. One that has none fails."""
@@ -121,9 +133,10 @@ class Executor:
         rows = inputs[0] if len(inputs) == 1 else fit(inputs)
         return None if rows is None else Assembled(inputs, rows)
 
-    def run(self, bundles: Sequence[Staged]) -> list[Ran]:
-        """Run bundles that share a batch. What fails is noted as the outcome of its entries."""
-        self.progressed_at = time.monotonic()
+    def run(self, bundles: Sequence[Staged], progress: Progress | None = None) -> list[Ran]:
+        """Run bundles that share a batch, and note the progress. What fails is noted as the outcome of its entries."""
+        self._here.progress = progress or Progress(0.0)
+        self._progress()
         if bundles[0].job is not None:
             self._do(bundles[0], bundles[0].job)
             return []
@@ -142,7 +155,7 @@ class Executor:
             ran = self._run_entries(bundles) if assembled is None else [assembled]
             return self._verify(self._judge(ran))
         finally:
-            self.progressed_at = finished = time.monotonic()
+            finished = self._progress()
             for staged in bundles:
                 staged.finished_at = finished
 
@@ -190,7 +203,7 @@ class Executor:
                         run.executions.append(Execution(staged.counts[index], 0, now - began))
                     if self._refuse_non_finite:
                         _check_finite(outputs)
-                    self.progressed_at = inf  # the session is well: it waits for the reader, and not for long
+                    self._here.progress.at = inf  # the session is well: it waits for the reader, and not for long
                     ended = outlet.put(outputs)
                     self._progress()
                     if ended is not None:
@@ -208,7 +221,7 @@ class Executor:
     def _do(self, staged: Staged, job: Job) -> None:
         """Do a job instead of a run."""
         job.run()
-        self.progressed_at = staged.finished_at = time.monotonic()
+        staged.finished_at = self._progress()
 
     def _verify(self, ran: list[Ran]) -> list[Ran]:
         """Choose what is run again alone, and what may tell whether runs can be shared."""
@@ -341,7 +354,7 @@ class Executor:
 
     def _progress(self) -> float:
         """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""
-        self.progressed_at = now = time.monotonic()
+        self._here.progress.at = now = time.monotonic()
         return now
 
     def _buckets(self, places: Sequence[Place], inputs: Sequence[Tensors]) -> list[int]:

@@ -5,14 +5,15 @@
     a run of well under a millisecond   in the event loop's turn: a thread would take longer to wake than to run it
     any other                           in the session's thread, which takes it from the gate where the last run ended
 
-Where several members of a pool share the session of a host, a turn says whose gate is asked next.
+A replica of several instances runs as many batches at once on its session, each in a thread of its own. Where several
+members of a pool share the session of a host, a turn says whose gate is asked next.
 
-The gate composes only when the session is free, whoever asks it then. Several bundles that it lets through from the
-event loop are joined by ``batch`` on their way to the thread. A bundle is answered when any of its entries have run:
+The gate composes only when an instance is free, whoever asks it then. Several bundles that it lets through from the
+event loop are joined by ``batch`` on their way to a thread. A bundle is answered when any of its entries have run:
 those that have not go back to their router. What a run came to is made into answers in the event loop, while the next
 one is under way.
 
-Everything that the event loop and the session's thread share changes under one lock, and is in this file for that.
+Everything that the event loop and the session's threads share changes under one lock, and is in this file for that.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from queue import SimpleQueue
@@ -34,7 +36,7 @@ from msgspec import Struct
 from serve_app.backends.memory import give_end_of_heap_back
 from serve_app.errors import InferenceFailed, ModelUnavailable
 from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
-from serve_app.replica.execution import Executor, Ran
+from serve_app.replica.execution import Executor, Progress, Ran
 from serve_app.replica.joining import Joining
 from serve_app.replica.staged import AFTER, Event, Job, Stage, Staged
 from serve_app.replica.turn import Turn
@@ -77,8 +79,21 @@ class _Granted(Struct, frozen=True):
 _NOTHING = _Granted([], short=False, ended=[])
 
 
+@dataclass(slots=True, eq=False)
+class _Run(Progress):
+    """A batch in flight.
+
+    Attributes:
+        instance: Which one runs it.
+        left: Its bundles that have not run yet.
+    """
+
+    instance: int
+    left: set[Staged]
+
+
 class Runner:
-    """Lends the backends to one batch at a time, in the gate's order.
+    """Lends the backends to a batch at a time, or to one for each instance, in the gate's order.
 
     Args:
         name: The model's name, for messages.
@@ -90,6 +105,7 @@ class Runner:
         in_loop: Whether short runs may happen in the event loop.
         turn: Shared with the others that run one batch at a time together; ``None``: there are none.
         close_s: How long `close` waits for a run, seconds.
+        instances: How many batches may run at once; the backends must allow it. With a ``turn`` one.
 
     Attributes:
         broken: Whether lending it has failed, which is a bug that no later turn can be trusted after. It goes on as
@@ -108,8 +124,10 @@ class Runner:
         in_loop: bool,
         turn: Turn | None = None,
         close_s: float = CLOSE_S,
+        instances: int = 1,
     ) -> None:
         self._turn = turn
+        self._instances = instances
         self._close_s = close_s
         self._name = name
         self._executor = executor
@@ -120,10 +138,9 @@ class Runner:
         self._join = batch(self._take_joined)
         self._ids = itertools.count(1)
         self._waiting: dict[Staged, None] = {}
-        self._busy = False
-        self._granted_at = 0.0
+        self._idle = list(range(instances))
         self._tied: dict[Entry, tuple[Ties, int]] = {}  # what other replicas have, too, with its place among the ties
-        self._held: set[Staged] = set()  # granted, and not run yet
+        self._held: dict[Staged, _Run] = {}  # granted, and not run yet
         self._ended_now: list[Staged] = []  # of the latest turn
         self._closed = False
         self.broken = False
@@ -136,12 +153,12 @@ class Runner:
         self._answers: SimpleQueue[tuple[Sequence[Staged], Sequence[Ran], _Granted] | None] = SimpleQueue()
 
     def __repr__(self) -> str:
-        return f"<Runner of {self._name} {'busy' if self._busy else 'idle'}, {len(self._waiting)} bundles at the gate>"
+        return f"<Runner of {self._name} {'busy' if self.busy else 'idle'}, {len(self._waiting)} bundles at the gate>"
 
     @property
     def busy(self) -> bool:
-        """Whether something runs, so that there is time until the next bundle's turn."""
-        return self._busy
+        """Whether all instances run something, so that there is time until the next bundle's turn."""
+        return not self._idle
 
     @property
     def urgency(self) -> Priority:
@@ -157,14 +174,14 @@ class Runner:
             logger.debug("%s: event loop closed; its turn is not taken", self._name)
 
     def stalled_s(self) -> float:
-        """For how long nothing has come of what was granted, seconds.
+        """For how long nothing has come of what was granted, seconds: of the run where that is longest.
 
         Returns:
-            0.0 when the session is free, or waits for the reader of a part.
+            0.0 when nothing runs, or the session waits for the reader of a part.
         """
-        if not self._busy:
-            return 0.0
-        return max(0.0, time.monotonic() - max(self._granted_at, self._executor.progressed_at))
+        with self._lock:
+            earliest = min([run.at for run in self._held.values()], default=inf)
+        return max(0.0, time.monotonic() - earliest)
 
     async def run(self, staged: Staged) -> None:
         """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""
@@ -342,9 +359,12 @@ class Runner:
             self._turn.forget(self)
         until = time.monotonic() + self._close_s
         tasks, self._tasks = self._tasks, []
-        # The session's thread first: the other one makes the answers of its last run.
+        # The session's threads first: the other one makes the answers of their last runs.
+        for _ in tasks[1:]:
+            self._handed.put(None)
         for place in reversed(range(len(tasks))):
-            (self._answers, self._handed)[place].put(None)
+            if place == 0:
+                self._answers.put(None)
             thread, ended = tasks[place]
             if thread is current_thread():  # whose garbage collection may have come upon the last reference
                 continue
@@ -354,7 +374,7 @@ class Runner:
     # --- in the event loop ----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Let the next batch begin if the session is free."""
+        """Let the next batch begin if an instance is free."""
         try:
             self._let_in()
         except Exception:
@@ -363,7 +383,7 @@ class Runner:
     def _have_turn(self) -> None:
         """It is this one's turn: it runs what waits here, or leaves it to others."""
         self._open()
-        if not self._busy:
+        if not self.busy:
             self._leave_turn()
 
     def _leave_turn(self) -> None:
@@ -371,7 +391,7 @@ class Runner:
             self._turn.leave(self)
 
     def _let_in(self) -> None:
-        while not self._busy:
+        while not self.busy:
             with self._lock:
                 turn = self._next(time.monotonic())
             if turn.ended or turn.recheck_at < inf:
@@ -383,7 +403,9 @@ class Runner:
                     self._join_soon(turn.granted)
                 else:
                     self._hand(turn.granted)
-                return
+                if self._instances == 1:
+                    return
+                continue
             ran = self._run(turn.granted)
             with self._lock:
                 self._ended(turn.granted, ran)
@@ -394,13 +416,14 @@ class Runner:
             if not self._closed:
                 for staged in bundles:
                     staged.stage = AFTER[staged.stage, Event.SUBMITTED]
-                if len(self._tasks) < 2:
-                    missing = [("answers", self._publish_results), ("session", self._serve)][len(self._tasks) :]
-                    for name, work in missing:
+                if len(self._tasks) <= self._instances:
+                    threads = [("answers", self._publish_results), *[("session", self._serve)] * self._instances]
+                    for name, work in threads[len(self._tasks) :]:
                         self._tasks.append(in_thread(name, partial(_do, work)))
                 self._handed.put(bundles)
                 return
-            self._held.difference_update(bundles)
+            for staged in bundles:
+                self._held.pop(staged, None)
         for staged in bundles:
             if staged.job is None:
                 for index in staged.chosen:
@@ -440,13 +463,15 @@ class Runner:
             return
         try:
             self._see(turn)
+            if self._instances > 1:  # what one of them has left at the gate is for the others
+                self._let_in()
         except Exception:
             self._fault(turn.ended)
 
     # --- in the thread of whoever has the session -----------------------------------------------------------------
 
     def _serve(self) -> None:
-        """The session's thread: run what is handed over, and then, without a pause, what waits at the gate."""
+        """A thread of the session: run what is handed over, and then, without a pause, what waits at the gate."""
         while (bundles := self._handed.get()) is not None:
             while bundles:
                 try:
@@ -477,7 +502,7 @@ class Runner:
 
     def _run(self, bundles: Sequence[Staged]) -> list[Ran]:
         try:
-            return self._executor.run(bundles)
+            return self._executor.run(bundles, self._held.get(bundles[0]))
         except Exception:  # a fault of ours: it must cost these bundles, and not the session
             logger.exception("%s could not run a batch", self._name)
             self._fail(bundles)
@@ -509,7 +534,7 @@ class Runner:
             concerned = [staged for staged in found if staged.stage is not Stage.ENDED]
             self._held.clear()
             self._ended_now = []
-            self._busy = False
+            self._idle = list(range(self._instances))
         self._leave_turn()
         if concerned:
             self._fail(concerned)
@@ -525,8 +550,8 @@ class Runner:
     # --- with the lock held ---------------------------------------------------------------------------------------
 
     def _next(self, now: float) -> _Granted:
-        """Take the next batch from the gate; the session is free."""
-        if self._busy or self._closed:
+        """Take the next batch from the gate, where an instance is free."""
+        if self.busy or self._closed:
             return _NOTHING
         self._ended_now = []
         if not self._waiting:
@@ -546,7 +571,7 @@ class Runner:
         while self._waiting:
             if self._tied:
                 self._take_out_taken(ended, now)
-            turn = self._gate.next(now)
+            turn = self._gate.next(now, self._idle[-1])
             for here in turn.dropped:
                 self._tied.pop(here, None)
                 staged, index = here.payload
@@ -586,13 +611,13 @@ class Runner:
                     self._take_out(staged)
                 else:
                     del self._waiting[staged]
-            self._held.update(staying)
+            if staying:
+                run = _Run(now, self._idle.pop(), set(staying))
+                self._held.update(dict.fromkeys(staying, run))
             for staged in staying:
                 staged.stage = AFTER[staged.stage, Event.GRANTED]
             if staying:
                 staying[0].first = True
-                self._granted_at = now
-                self._busy = True
                 short = 0.0 < turn.predicted_s <= _SHORT_S and staying[0].job is None
                 return _Granted(staying, short, ended)
             if not granted and not lost:
@@ -600,16 +625,21 @@ class Runner:
         return _Granted([], short=False, ended=ended)
 
     def _ended(self, bundles: Sequence[Staged], ran: Sequence[Ran]) -> None:
-        """Note that these bundles have run. With the last of its batch the session is free."""
-        for _, variant, run in ran:
-            for execution in run.executions:
-                self._gate.observe(execution.rows, execution.bucket, execution.seconds, variant)
-        held = self._held.difference(bundles)
-        if not held:
-            self._gate.ended()
-            self._busy = False
+        """Note that these bundles of a batch have run. With the last of them its instance is free."""
+        run = self._held.get(bundles[0])
+        instance = 0 if run is None else run.instance
+        for _, variant, batch in ran:
+            for execution in batch.executions:
+                self._gate.observe(execution.rows, execution.bucket, execution.seconds, variant, instance)
+        if run is None:  # a fault has freed all instances
+            return
+        run.left.difference_update(bundles)
+        if not run.left:
+            self._gate.ended(instance)
+            self._idle.append(instance)
             self._leave_turn()
-        self._held = held
+        for staged in bundles:
+            self._held.pop(staged, None)
 
     # --- several bundles ------------------------------------------------------------------------------------------
 
@@ -627,11 +657,15 @@ class Runner:
 
     async def _take_joined(self, bundles: Sequence[Staged]) -> Sequence[Staged]:
         """What ``batch`` calls with the bundles that asked together: the session's thread gets what it has not."""
-        if due := [staged for staged in bundles if staged.stage < Stage.SUBMITTED]:
-            try:
-                self._hand(due)
-            except Exception:  # no thread could be started
-                self._fault()
+        due: dict[_Run | None, list[Staged]] = {}  # those of two instances may ask together
+        for staged in bundles:
+            if staged.stage < Stage.SUBMITTED:
+                due.setdefault(self._held.get(staged), []).append(staged)
+        try:
+            for batch in due.values():
+                self._hand(batch)
+        except Exception:  # no thread could be started
+            self._fault()
         return bundles
 
 

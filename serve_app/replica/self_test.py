@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from threading import Lock
 
 from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.outputs import not_finite
@@ -26,7 +27,7 @@ _GIVEN_UP_AFTER = 3
 
 
 class SelfTest:
-    """The self-test of one replica. Used by whoever has the session.
+    """The self-test of one replica. Used by whoever has the session, from several threads where they share it.
 
     Args:
         name: The model's name, for messages.
@@ -59,6 +60,7 @@ class SelfTest:
         self._verdicts: dict[str, tuple[float, bool]] = {}  # by variant: when, and what
         self._failures: dict[str, int] = {}  # by variant, in a row
         self._given_up = False
+        self._lock = Lock()
 
     def start(self) -> None:
         """Drop the examples that do not run now: with them nothing could be told later.
@@ -93,26 +95,29 @@ class SelfTest:
         """Whether a build of the model works: as tested now, or within the last second. ``None``: nobody can tell."""
         if variant not in self._examples:
             return None
-        now = self._clock()
-        known = self._verdicts.get(variant)
-        if known is not None and now - known[0] < _AT_MOST_EVERY_S:
-            return known[1]
-        try:
-            works = self._runs(variant)
-        except SessionLost:
-            works = False
-        if works:
-            self._failures.pop(variant, None)
-        else:
-            self._failures[variant] = self._failures.get(variant, 0) + 1
-            logger.error("%s: self-test of variant %r failed", self._name, variant)
-        self._verdicts[variant] = (now, works)
-        return works
+        with self._lock:  # who comes meanwhile is told the same
+            now = self._clock()
+            known = self._verdicts.get(variant)
+            if known is not None and now - known[0] < _AT_MOST_EVERY_S:
+                return known[1]
+            try:
+                works = self._runs(variant)
+            except SessionLost:
+                works = False
+            if works:
+                self._failures.pop(variant, None)
+            else:
+                self._failures[variant] = self._failures.get(variant, 0) + 1
+                logger.error("%s: self-test of variant %r failed", self._name, variant)
+            self._verdicts[variant] = (now, works)
+            return works
 
     def answered(self, variant: str) -> None:
         """A build has answered somebody: what failed before was not for good."""
-        if self._failures.pop(variant, None) is not None:
-            del self._verdicts[variant]
+        if variant in self._failures:
+            with self._lock:
+                self._failures.pop(variant, None)
+                self._verdicts.pop(variant, None)
 
     def _runs(self, variant: str) -> bool:
         example = self._examples[variant]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from threading import Lock
 from time import monotonic
 from typing import Protocol
 
@@ -47,7 +48,7 @@ class BackgroundSubmit(Protocol):
 
 
 class Verification:
-    """Decides what is run again, and what follows from it. Used by whoever has the session.
+    """Decides what is run again, and what follows from it. Used by whoever has the session, from any thread.
 
     Args:
         proofs: How the proofs of this replica are made.
@@ -81,6 +82,7 @@ class Verification:
         self._turn = 0
         self._pending = False
         self._first: dict[str, list[Tensors]] = {}
+        self._lock = Lock()
         self.checked = 0
         self.deviated = 0
 
@@ -94,11 +96,12 @@ class Verification:
         """
         if not self._share:
             return None
-        self._credit_s = min(self._credit_s + self._share * seconds, _SAVED * seconds)
-        if self._pending or self._credit_s < seconds or not self._joining.of(variant).joins:
-            return None
-        self._turn += 1
-        return self._turn % entries
+        with self._lock:
+            self._credit_s = min(self._credit_s + self._share * seconds, _SAVED * seconds)
+            if self._pending or self._credit_s < seconds or not self._joining.of(variant).joins:
+                return None
+            self._turn += 1
+            return self._turn % entries
 
     def check(self, variant: str, inputs: Tensors, outputs: Tensors, bucket: int, sender: str, *, made: bool) -> None:
         """Have a request run again when there is time, and its answer compared.
@@ -122,27 +125,31 @@ class Verification:
 
     def offer(self, variant: str, inputs: Tensors, sender: str) -> None:
         """Take a request that has just been answered, where a build is still to be tried."""
-        if self._pending or not self._joining.may_try(variant, inputs):
+        if not self._joining.may_try(variant, inputs):
             return
-        first = self._first.setdefault(variant, [])
-        if first and not fits([first[0], inputs]):
-            first.clear()
-        first.append({name: array.copy() for name, array in inputs.items()})
-        rows = sum(map(rows_of, first))
-        if len(first) < _REQUESTS and rows < _ROWS:
-            return
-        self._pending = True
+        with self._lock:
+            if self._pending:
+                return
+            first = self._first.setdefault(variant, [])
+            if first and not fits([first[0], inputs]):
+                first.clear()
+            first.append({name: array.copy() for name, array in inputs.items()})
+            rows = sum(map(rows_of, first))
+            if len(first) < _REQUESTS and rows < _ROWS:
+                return
+            self._pending = True
         requests = {name: np.concatenate([each[name] for each in first]) for name in inputs}
         self._submit_background(_Trial(self, variant, requests), rows, 0, variant, sender)
 
     def compared(self, variant: str, found: Difference, spent_s: float) -> None:
         """Take the result of a check."""
-        self._pending = False
-        self._credit_s -= spent_s
-        self.checked += 1
+        with self._lock:
+            self._pending = False
+            self._credit_s -= spent_s
+            self.checked += 1
+            self.deviated += not found.allowed
         before = self._joining.of(variant)
         if not found.allowed:
-            self.deviated += 1
             gap = f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
             reason = (
                 f"in service, output {found.output!r} of a request that shared a run differed{gap} from what it gets"

@@ -14,6 +14,8 @@ from serve_app.processors.processor import Processor
 
 logger = logging.getLogger(__name__)
 
+_MIDDLE_ROWS = 4
+
 
 class ReplicaWarmUp(NamedTuple):
     """What the warm-up of a replica came to.
@@ -22,11 +24,13 @@ class ReplicaWarmUp(NamedTuple):
         executions: What was measured, of all builds.
         examples: By variant the smallest input that has run. A variant that ran none is left out.
         reason: Why the model, or a variant, is not warmed up, or not wholly; ``None`` where all is.
+        middle: An input of middle size of the exact model; ``None`` where it ran none.
     """
 
     executions: list[Execution]
     examples: dict[str, Tensors]
     reason: str | None
+    middle: Tensors | None = None
 
 
 def warm_up_replica(
@@ -55,6 +59,7 @@ def warm_up_replica(
     executions: list[Execution] = []
     examples: dict[str, Tensors] = {}
     reasons: list[str] = []
+    middle: Tensors | None = None
     for variant, backend in backends.items():
         candidates = samples.candidates() if processor is None else iter((processor.example,))
         warm = try_warm_up(
@@ -68,6 +73,8 @@ def warm_up_replica(
         build = f"model {model!r}, variant {variant!r}" if variant else f"model {model!r}"
         if warm.make_inputs is not None:
             examples[variant] = warm.make_inputs(1, min(buckets, default=0))
+            if not variant:
+                middle = warm.make_inputs(min(_MIDDLE_ROWS, max_rows), sorted(buckets or (0,))[len(buckets) // 2])
             if warm.reason is not None:
                 reasons.append(f"{build}: {warm.reason}")
         else:
@@ -77,4 +84,4 @@ def warm_up_replica(
         logger.error(
             "%s. The model is served without full warm-up; its latency is learned from its first requests", reason
         )
-    return ReplicaWarmUp(executions, examples, "; ".join(reasons) or None)
+    return ReplicaWarmUp(executions, examples, "; ".join(reasons) or None, middle)

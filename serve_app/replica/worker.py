@@ -77,6 +77,7 @@ class Worker:
         turn: Shared with the other members of a pool that its host has loaded; ``None``: it has the process alone.
         close_s: How long `close` waits for a run, seconds.
         lengths: What rows are padded to, ascending; by default all buckets of the processor.
+        instances: How many batches may run at once: the backends let as many threads call them. With a ``turn`` one.
 
     Raises:
         SessionLost: A session has ended. The backends are the caller's still.
@@ -102,6 +103,7 @@ class Worker:
         turn: Turn | None = None,
         close_s: float = CLOSE_S,
         lengths: Sequence[int] = (),
+        instances: int = 1,
     ) -> None:
         name, max_rows = scheduling.name, scheduling.max_rows
         self._name = name
@@ -112,7 +114,7 @@ class Worker:
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
         self._lock = Lock()
-        self._gate = Gate(scheduling, min_share, planned=planned, timer_s=_TIMER_S)
+        self._gate = Gate(scheduling, min_share, planned=planned, timer_s=_TIMER_S, instances=instances)
         self._gate.seed(warm_up)
         self._joining = joining or Joining(name)
         self._self_test = SelfTest(
@@ -146,6 +148,7 @@ class Worker:
             in_loop=in_loop,
             turn=turn,
             close_s=close_s,
+            instances=instances,
         )
 
         self._verification = None

@@ -229,6 +229,7 @@ def merged(found: Agreed, told: Sequence[Told]) -> Agreed:
         joinable,
         next((each.not_warmed for each in told if each.not_warmed is not None), None),
         found.described,
+        next((each.compute for each in told), None),
     )
 
 

@@ -320,7 +320,7 @@ class Router:
         if told is not None:
             self._scheduler.seed(name, told.executions)
             self.service.on_joinable(name, told.joinable)
-            self.service.on_warm_up(name, [told.not_warmed])
+            self.service.on_warm_up(name, [told])
         logger.info("Model %s is served from revision %s now", name, model.info.revision)
         if model.pool is None:
             self.on_replicas(name, self._reports.get(name, {}))
@@ -436,7 +436,7 @@ class Router:
             model, [report.identities for report in replicas.values() if not base or report.base != base]
         )
         if telling or not replicas:
-            self.service.on_warm_up(model, [report.not_warmed for report in telling])
+            self.service.on_warm_up(model, telling)
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
         for name in addresses:
@@ -467,7 +467,7 @@ class Router:
         if model in self._routed:
             self._scheduler.seed(model, told.executions)
             self.service.on_joinable(model, told.joinable)
-            self.service.on_warm_up(model, [told.not_warmed])
+            self.service.on_warm_up(model, [told])
         self._dispatcher.on_loaded(pool, model, host, outcome.seconds, outcome.nbytes)
         if self._links.find(host) is not None:
             self._dispatcher.on_linked(model, host, linked=True)

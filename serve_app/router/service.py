@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
+from serve_app.domain.agreed import Told
 from serve_app.domain.service import (
     Answer,
     Loaded,
@@ -39,7 +40,7 @@ from serve_app.router.in_work import InWork, shutting_down
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.router.parts import PartQueue, Streams
 from serve_app.router.served import Served, care_of, cost_of, informed, may_join
-from serve_app.router.settings import RoutedModel, StreamSettings
+from serve_app.router.settings import ReplicaReport, RoutedModel, StreamSettings
 from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
 from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
 from serve_app.scheduling.entry import Entry, Priority
@@ -694,19 +695,20 @@ class Service:
         self._ending = True
         return await self._in_work.finish(limit_s)
 
-    def on_warm_up(self, model: str, reasons: Sequence[str | None]) -> None:
-        """Learn what the warm-up of a model's replicas came to, for `status`.
+    def on_warm_up(self, model: str, told: Sequence[Told | ReplicaReport]) -> None:
+        """Learn what the warm-up of a model's replicas came to, and what they compute with, for `status`.
 
         Args:
             model: Its name.
-            reasons: Of each replica, why it is not warmed up, or not wholly; ``None`` where it is.
+            told: What each replica has told.
         """
-        reason = next((reason for reason in reasons if reason is not None), None)
-        if not reasons:
-            self._served[model].warm_up = {}
-        else:
-            told = {"warmed": True} if reason is None else {"warmed": False, "reason": reason}
-            self._served[model].warm_up = {"warm_up": told}
+        reason = next((each.not_warmed for each in told if each.not_warmed is not None), None)
+        found: dict[str, Any] = {}
+        if told:
+            found["warm_up"] = {"warmed": True} if reason is None else {"warmed": False, "reason": reason}
+        if (compute := next((each.compute for each in told if each.compute is not None), None)) is not None:
+            found["compute"] = compute._asdict()
+        self._served[model].warm_up = found
 
     def status(self) -> Mapping[str, Any]:
         """A snapshot of the models, JSON-able.
@@ -718,7 +720,8 @@ class Service:
             its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed,
             or why it cannot be served.
             Where there are pools, ``pools`` has what `Scheduler.pools` tells.
-            ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``. ``cache``
+            ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``; ``compute``
+            what one of them computes with: ``threads``, ``instances`` and the ``reason``. ``cache``
             of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
             ``jobs`` is there where there are jobs; see `serve_app.jobs.jobs.Jobs.status`.
             Each of several versions of a model is shown by itself, and ``traffic`` shows how requests are spread over

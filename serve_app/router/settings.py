@@ -14,7 +14,7 @@ from serve_app.domain.settings import CacheSettings, LogSettings, TlsFiles
 from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
 from serve_app.jobs.settings import JobSettings
-from serve_app.payloads import Execution, Joinable
+from serve_app.payloads import Compute, Execution, Joinable
 from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCacheSettings
 from serve_app.scheduling.entry import Priority
@@ -203,7 +203,8 @@ class ReplicaReport:
         identities: Digests of its builds by variant, which answers in caches belong to.
         address: Where it listens for a link, for a replica on this node; ``None``: bundles go by the caller's way.
         base: Name of the revision that it was deployed with, as of `RoutedModel`.
-        revision: The revision that ``executions``, ``joinable`` and ``not_warmed`` are of.
+        revision: The revision that ``executions``, ``joinable``, ``not_warmed`` and ``compute`` are of.
+        compute: What it computes with; ``None``: it has not told.
     """
 
     executions: Sequence[Execution] = ()
@@ -213,3 +214,4 @@ class ReplicaReport:
     address: str | None = None
     base: str = ""
     revision: str = ""
+    compute: Compute | None = None

@@ -1,4 +1,4 @@
-"""The replica's gate: the candidates of all routers wait here, and the next batch is composed when the session is free.
+"""The replica's gate: the candidates of all routers wait here, and the next batch is composed when an instance is free.
 
     add ──> QUEUED ──next──> chosen for a batch
                │
@@ -25,6 +25,7 @@ from serve_app.scheduling.batching.overhead import Overhead
 from serve_app.scheduling.batching.policy import PendingBatch, dispatch_at, target_s
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.instances import Instances
 from serve_app.scheduling.queueing.queue import ClassQueue, ModelQueue
 from serve_app.scheduling.queueing.shares import Shares, fill_parts_of
 from serve_app.scheduling.queueing.tenant_queue import Totals
@@ -39,7 +40,7 @@ _SHORT_S = 0.002
 
 
 class BatchDecision(NamedTuple):
-    """What the session shall run now.
+    """What an instance shall run now.
 
     Attributes:
         entries: The batch; empty when nothing is to run now. They have left the gate.
@@ -61,7 +62,7 @@ class BatchDecision(NamedTuple):
 
 
 class Gate:
-    """Composes the batches of one session.
+    """Composes the batches of one replica. Of several instances each has a number, from 0.
 
     Args:
         settings: Of the model.
@@ -69,6 +70,7 @@ class Gate:
         planned: Whether routers compose batches already, since the model shares a device with others: then whatever is
             here goes at once, as far as it can be in time.
         timer_s: How much later than it opens it may be asked, seconds: so much sooner it opens for a deadline.
+        instances: How many batches may run at once.
 
     Attributes:
         latencies: What is known of execution times here.
@@ -77,16 +79,12 @@ class Gate:
 
     __slots__ = (
         "_arrivals",
-        "_backlogged",
         "_blocking_limit",
-        "_executed_s",
-        "_granted_at",
         "_idle_since",
+        "_instances",
         "_pause",
         "_planned",
         "_queue",
-        "_run_s",
-        "_runs_until",
         "_settings",
         "_timer_s",
         "_tolerable_s",
@@ -101,6 +99,7 @@ class Gate:
         *,
         planned: bool = False,
         timer_s: float = 0.0,
+        instances: int = 1,
     ) -> None:
         self._settings = settings
         self._planned = planned
@@ -111,12 +110,8 @@ class Gate:
         # The longest batch that each entry of class `high` tolerated when it arrived.
         self._tolerable_s: dict[Entry, float] = {}
         self._pause = Overhead(0.0, 0.5)
-        self._backlogged = False
-        self._granted_at = 0.0
-        self._executed_s = 0.0
+        self._instances = Instances(instances)
         self._idle_since: float | None = None
-        self._run_s = 0.0
-        self._runs_until = -inf
         self.latencies = VariantLatency()
         self.shares = Shares(min_share)
 
@@ -146,8 +141,8 @@ class Gate:
         if entry.priority is _HIGH:
             blocking_limit, latency = self._blocking_limit, self.latencies.of(entry.variant)
             blocking_limit.arrived(now)
-            left_s = self._runs_until - now
-            part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
+            left_s, run_s = self._instances.first_free(now)
+            part = min(1.0, left_s / run_s) if left_s > 0.0 < run_s else 0.0
             rows = self._queue.fresh[_HIGH - 1].rows
             self._tolerable_s[entry] = blocking_limit.tolerable_s(
                 entry, rows, latency, self._settings, now + self._pause.seconds, part
@@ -168,33 +163,32 @@ class Gate:
             self._blocking_limit.observe(inf)
         return True
 
-    def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
+    def observe(self, rows: int, bucket: int, seconds: float, variant: str, instance: int = 0) -> None:
         """An execution has ended; see `LatencyModel.observe`."""
-        self._runs_until = -inf
+        ran = self._instances[instance]
+        ran.runs_until = -inf
         if variant:
             self.latencies.observe(rows, bucket, seconds, variant)
         else:
             self.latencies.exact.observe(rows, bucket, seconds)
-        self._executed_s += seconds
+        ran.executed_s += seconds
 
-    def ended(self) -> None:
-        """The batch has run, however long that was predicted to take: the session is free."""
-        self._runs_until = -inf
-        self._backlogged = self._queue.total.rows > 0
+    def ended(self, instance: int = 0) -> None:
+        """The batch has run, however long that was predicted to take: the instance is free."""
+        ran = self._instances[instance]
+        ran.runs_until = -inf
+        ran.backlogged = self._queue.total.rows > 0
 
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
         self.latencies.seed(points)
 
     def outlook_s(self, now: float) -> tuple[float, float]:
-        """What is predicted of the session: seconds until what runs, and until all that runs and waits, is done.
+        """What is predicted: seconds until an instance is free, and until all that runs and waits is done.
 
-        Where nothing runs and something waits, as long as the last run counts for what is about to.
+        Where none runs and something waits, as long as the last run counts for what is about to.
         """
-        if self._queue.total.rows:
-            return self.runs_s(now), self.backlog_s(now)
-        left_s = max(0.0, self._runs_until - now)
-        return left_s, left_s
+        return self.runs_s(now), self.backlog_s(now)
 
     @property
     def urgency(self) -> Priority:
@@ -202,19 +196,17 @@ class Gate:
         return next((priority for priority in _PRIORITIES if self._queue.fresh[priority - 1].rows), _PRIORITIES[-1])
 
     def runs_s(self, now: float) -> float:
-        """Predicted time until what runs here has ended, or what is about to: as long as the last one, seconds."""
-        left_s = self._runs_until - now
-        if left_s > 0.0:
-            return left_s
-        return self._run_s if self._queue.total.rows else 0.0
+        """Predicted time until an instance is free, also of what is about to run: as long as the last one, seconds."""
+        instances = self._instances
+        return instances.runs_s(now) if self._queue.total.rows else instances.first_free(now)[0]
 
     def backlog_s(self, now: float) -> float:
         """Predicted time until all that runs and waits here is done, seconds."""
-        left_s = max(0.0, self._runs_until - now)
-        if not self._queue.total.rows:
-            return left_s
-        rows, buckets = self._queue.total.rows, self.latencies.exact.buckets
-        return left_s + self.seconds(rows, buckets[-1] if buckets else 0, "")
+        waiting_s = 0.0
+        if rows := self._queue.total.rows:
+            buckets = self.latencies.exact.buckets
+            waiting_s = self.seconds(rows, buckets[-1] if buckets else 0, "")
+        return self._instances.backlog_s(now, waiting_s)
 
     # ------------------------------------------------------------- decisions
 
@@ -222,13 +214,14 @@ class Gate:
         """Predicted execution time, in pieces where there are more rows than a batch holds; 0.0 when unknown."""
         return execution_s(self.latencies.of(variant), rows, bucket, self._settings.max_rows)
 
-    def next(self, now: float) -> BatchDecision:
-        """Compose the next batch; the session is free.
+    def next(self, now: float, instance: int = 0) -> BatchDecision:
+        """Compose the next batch; an instance is free.
 
         Args:
             now: Seconds.
+            instance: Which one is to run it.
         """
-        if (turn := self._at_once(now)) is not None:
+        if (turn := self._at_once(now, instance)) is not None:
             return turn
         queue = self._queue
         dropped: list[Entry] = []
@@ -238,7 +231,7 @@ class Gate:
             head = queue.fresh[chosen - 1].turns()[0].head()
             assert head is not None
             if not on_credit and not self._planned and (recheck_at := self._dispatch_at(head, ready, now)) > now:
-                self._backlogged = False
+                self._instances[instance].backlogged = False
                 self._end(dropped)
                 return BatchDecision((), 0, 0, "", 0.0, dropped, recheck_at)
             composition = self._compose(chosen, head, fill_first, spare_s, now)
@@ -251,11 +244,11 @@ class Gate:
             self.shares.dispatched(predicted_s, ready, chosen, fill_parts, on_credit=on_credit)
             queue.served(entries, predicted_s, chosen, fill_parts)
             self._end(dropped)
-            return self._turn(entries, rows, bucket, variant, predicted_s, dropped, now)
+            return self._turn(entries, rows, bucket, variant, predicted_s, dropped, now, instance)
         self._end(dropped)
         return BatchDecision((), 0, 0, "", 0.0, dropped)
 
-    def _at_once(self, now: float) -> BatchDecision | None:
+    def _at_once(self, now: float, instance: int) -> BatchDecision | None:
         """The only entry that waits, where nothing is to be weighed: its execution takes less than a timer needs."""
         only: ClassQueue | None = None
         for queue in self._queue.fresh:
@@ -274,7 +267,7 @@ class Gate:
         only.remove(head)
         self.shares.dispatched(solo_s, (head.priority,), head.priority, on_credit=False)
         only.served((head,), solo_s, 1.0, head.priority)
-        return self._turn((head,), head.rows, head.bucket, head.variant, solo_s, (), now)
+        return self._turn((head,), head.rows, head.bucket, head.variant, solo_s, (), now, instance)
 
     def _turn(
         self,
@@ -285,21 +278,20 @@ class Gate:
         predicted_s: float,
         dropped: Sequence[Entry],
         now: float,
+        instance: int,
     ) -> BatchDecision:
         """These run now."""
-        if self._backlogged:
-            self._pause.observe(now - self._granted_at - self._executed_s)
-            self._backlogged = False
-        self._granted_at = now
-        self._executed_s = 0.0
+        runs = self._instances[instance]
+        if runs.backlogged:
+            self._pause.observe(now - runs.granted_at - runs.executed_s)
+            runs.backlogged = False
+        runs.begin(predicted_s, now)
         self._idle_since = None
-        self._run_s = predicted_s
-        self._runs_until = now + predicted_s
         for entry in entries:
             entry.state = EntryState.RUNNING
             if self._tolerable_s and entry.priority is _HIGH:
                 self._note(entry)
-                self._blocking_limit.answered(self._runs_until - entry.arrival)
+                self._blocking_limit.answered(runs.runs_until - entry.arrival)
         return BatchDecision(entries, rows, bucket, variant, predicted_s, dropped)
 
     def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:
@@ -332,7 +324,10 @@ class Gate:
         longest_s = inf if self._planned else min(spare_s, self._blocking_limit.bound_s(now))
         may_wait = not self._planned and self._queue.fresh[_LOW - 1].rows > 0
         extra_s = self._blocking_limit.extra_s(self._settings, now) if may_wait else inf
-        room = BatchLimits(now, self._settings.max_rows, longest_s, fill_first, extra_s)
+        most = self._settings.max_rows
+        if (free := self._instances.free(now)) > 1:  # what waits is for all that are free
+            most = min(most, -(-self._queue.total.rows // free))
+        room = BatchLimits(now, most, longest_s, fill_first, extra_s)
         solo_s = self.seconds(head.rows, head.bucket, head.variant)
         if now + solo_s > head.deadline and self._is_probe(now):
             head.probe = True

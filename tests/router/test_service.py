@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from runtime_harness import MODEL, Transport, classes, make_dispatcher, serve, tensor
 
+from serve_app.domain.agreed import Told
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppError
 from serve_app.payloads import Media, ModelSignature, TensorSpec
@@ -221,6 +222,6 @@ async def test_the_status_tells_of_any_replica_that_is_not_warm() -> None:
     (model,) = service.models
     said = []
     for reasons in ([], [None], [None, "it fails"], [None, None], []):
-        service.on_warm_up(model, reasons)
+        service.on_warm_up(model, [Told(not_warmed=reason) for reason in reasons])
         said.append(service.status()["models"][model].get("warm_up"))
     assert said == [None, {"warmed": True}, {"warmed": False, "reason": "it fails"}, {"warmed": True}, None]

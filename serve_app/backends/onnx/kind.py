@@ -118,5 +118,6 @@ ONNX = BackendKind(
     platform="onnxruntime_onnx",
     triton_name="onnxruntime",
     distributions=("onnxruntime", "onnxruntime-gpu"),
+    concurrent=True,
 )
 """The kind ``onnx``."""

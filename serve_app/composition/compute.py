@@ -1,0 +1,97 @@
+"""What a replica is to compute with, found on its loaded model; see `serve_app.replica.compute`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import psutil
+
+from serve_app.backends.backend import Backend, SessionLost
+from serve_app.composition.locate import ModelLocation
+from serve_app.composition.model import memory_of
+from serve_app.config import ModelConfig
+from serve_app.errors import ServeAppError
+from serve_app.payloads import Compute, Tensors
+from serve_app.replica.compute import MOST_INSTANCES, Measured, Need, decide, run_s, threaded, together
+from serve_app.replica.cores import available_cores
+from serve_app.replica.process_memory import own_memory
+
+_PART = 0.1
+"""The measurements may take this part of the time for the warm-up, besides one pair of runs each."""
+
+
+def of_one(model: ModelConfig, why: str) -> Compute:
+    """What a model computes with that runs one batch at a time."""
+    return Compute(model.resources.session_threads, 1, f"one batch at a time: {why}")
+
+
+def with_threads(model: ModelConfig, threads: int) -> ModelConfig:
+    """The model with so many threads for each run."""
+    return model.model_copy(update={"resources": model.resources.model_copy(update={"threads": threads})})
+
+
+def choose_compute(
+    model: ModelConfig,
+    locations: Mapping[str, ModelLocation],
+    backend: Backend,
+    inputs: Tensors | None,
+    make: Callable[[ModelConfig], Backend],
+    loaded_s: float,
+) -> tuple[Compute, float]:
+    """Decide what a replica computes with, and measure what that needs to be known.
+
+    Args:
+        model: The model.
+        locations: Its files, by variant.
+        backend: Its exact model, loaded with the threads that are configured, or one.
+        inputs: To measure with; ``None``: it runs none that is known.
+        make: Makes the exact model's backend of another configuration.
+        loaded_s: How long it took to load all builds.
+
+    Returns:
+        That, and how many times as long a run takes while as many run as there are instances.
+
+    Raises:
+        SessionLost: The session has ended.
+    """
+    if not all(location.kind.concurrent for location in locations.values()):
+        return of_one(model, "so its backend wants it"), 1.0
+    if backend.device != "cpu":
+        return of_one(model, "it runs on a GPU"), 1.0
+    resources, cores, found = model.resources, min(available_cores(), MOST_INSTANCES), Measured()
+    threads = None if resources.threads == "auto" else resources.threads
+    instances = None if resources.instances == "auto" else resources.instances
+    budget_s = _PART * model.health.warm_up_s / len(Need)
+    try:
+        while isinstance(step := decide(threads, instances, cores, found), Need):
+            if inputs is None:
+                return of_one(model, "it runs on no known input that could be measured"), 1.0
+            if step is Need.RUN:
+                found = found._replace(run_s=run_s(backend, inputs, budget_s))
+            elif step is Need.TOGETHER:
+                found = found._replace(together=together(backend, inputs, found.run_s or 0.0, cores, budget_s))
+            else:
+                faster = 0.0
+                if 2 * loaded_s <= model.health.warm_up_s and _has_memory(model, locations):
+                    other = make(with_threads(model, cores))
+                    try:
+                        other.load()
+                        faster = threaded(backend, other, inputs, found.run_s or 0.0, budget_s)
+                    finally:
+                        other.close()
+                found = found._replace(threaded=faster)
+        gain = float(step.instances)
+        if step.instances > 1 and inputs is not None:
+            alone_s = found.run_s or run_s(backend, inputs, budget_s)
+            gain = found.together or together(backend, inputs, alone_s, step.instances, budget_s)
+    except SessionLost:
+        raise
+    except ServeAppError as error:
+        return of_one(model, f"it failed while that was measured: {error.message}"), 1.0
+    return step, max(1.0, step.instances / gain)
+
+
+def _has_memory(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> bool:
+    """Whether the exact model may be loaded once more, for a moment."""
+    needed, limit = memory_of({"": locations[""]}), model.resources.memory_limit
+    return 2 * needed < psutil.virtual_memory().available and (limit is None or own_memory() + needed < limit)

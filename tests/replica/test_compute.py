@@ -1,0 +1,124 @@
+"""What a replica computes with: the decision, and what is measured for it."""
+
+from __future__ import annotations
+
+from threading import Barrier
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runtime_harness import tensor
+
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import Compute, ModelSignature, Tensors
+from serve_app.replica.compute import Measured, Need, decide, run_s, threaded, together
+
+CONFIGURED = st.none() | st.integers(1, 9)
+MEASURED = st.builds(Measured, st.floats(1e-6, 10.0), st.floats(0.1, 9.0), st.floats(0.0, 9.0))
+
+
+def decided(threads: int | None, instances: int | None, cores: int, measured: Measured) -> tuple[Compute, list[Need]]:
+    """The decision where everything that it asks for is measured, and what it asked for."""
+    known, asked = Measured(), []
+    while isinstance(step := decide(threads, instances, cores, known), Need):
+        asked.append(step)
+        name = "run_s" if step is Need.RUN else step.value
+        known = known._replace(**{name: getattr(measured, name)})
+    return step, asked
+
+
+@given(CONFIGURED, CONFIGURED, st.integers(1, 8), MEASURED)
+def test_what_is_configured_is_kept(threads: int | None, instances: int | None, cores: int, measured: Measured) -> None:
+    """The rest is 1, or as many as there are cores; never both more than 1 by itself."""
+    found, _ = decided(threads, instances, cores, measured)
+    assert found.threads == threads or (threads is None and found.threads in {1, cores})
+    assert found.instances == instances or (instances is None and found.instances in {1, cores})
+    assert min(found.threads, found.instances) == 1 or (threads, instances) == found[:2]
+
+
+@given(CONFIGURED, CONFIGURED, st.integers(1, 8), MEASURED)
+def test_nothing_is_measured_in_vain(
+    threads: int | None, instances: int | None, cores: int, measured: Measured
+) -> None:
+    """Nothing twice, nothing on one core, and nothing but a run of a small model."""
+    found, asked = decided(threads, instances, cores, measured)
+    assert len(set(asked)) == len(asked)
+    assert not asked or (cores > 1 and asked[0] is Need.RUN)
+    assert asked[1:] == [] or (measured.run_s or 0.0) >= 0.002
+    assert found[:2] == (1, 1) or not asked or asked[-1] is (Need.TOGETHER if found.instances > 1 else Need.THREADED)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (Measured(0.001, 2.0, 2.0), Compute(1, 1, "a run takes 1 ms: the cores are for the router")),
+        (Measured(0.02, 1.9, 1.9), Compute(1, 2, "2 runs at once do 1.90 times the rows of one at a time")),
+        (
+            Measured(0.02, 1.1, 1.4),
+            Compute(2, 1, "a run with 2 threads is 1.40 times as fast"),
+        ),
+        (
+            Measured(0.02, 1.1, 1.1),
+            Compute(
+                1,
+                1,
+                "2 runs at once do 1.10 times the rows of one at a time; a run with 2 threads is 1.10 times as fast",
+            ),
+        ),
+        (
+            Measured(0.02, 1.1, 0.0),
+            Compute(
+                1,
+                1,
+                "2 runs at once do 1.10 times the rows of one at a time; there was no time or memory to try 2 threads",
+            ),
+        ),
+    ],
+    ids=["small", "instances", "threads", "neither", "not tried"],
+)
+def test_the_choice_of_a_replica_that_may_have_two_cores(measured: Measured, expected: Compute) -> None:
+    """Instances first: they cost no second copy of the weights."""
+    assert decided(None, None, 2, measured)[0] == expected
+
+
+class Meeting:
+    """A backend whose runs end when as many are under way as there should be at once."""
+
+    signature = ModelSignature((), ())
+    device = "cpu"
+
+    def __init__(self, parties: int) -> None:
+        self.barrier = Barrier(parties)
+        self.runs = 0
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Meet the others."""
+        self.runs += 1
+        if self.runs > self.barrier.parties:
+            raise InferenceFailed("enough")
+        self.barrier.wait(timeout=30.0)
+        return inputs
+
+    run_whole = run
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def test_runs_are_measured_at_once() -> None:
+    """And what one of them raises is raised. The first ones only meet if they run beside each other."""
+    backend = Meeting(3)
+    with pytest.raises(InferenceFailed, match="enough"):
+        together(backend, tensor(1.0), 1.0, 3, 0.0)
+    assert backend.runs > 3
+
+
+def test_without_time_one_pair_is_measured() -> None:
+    """After runs that do not count."""
+    one, other = Meeting(1), Meeting(1)
+    one.run = other.run = lambda inputs: inputs  # type: ignore[method-assign]
+    assert run_s(one, tensor(1.0), 0.0) > 0.0
+    assert threaded(one, other, tensor(1.0), 1.0, 0.0) > 0.0
