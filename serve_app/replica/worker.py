@@ -110,6 +110,7 @@ class Worker:
         self._scheduling = scheduling
         self._processor = processor
         self._lengths = lengths or (() if processor is None else tuple(processor.buckets))
+        self._instances = instances
         self._in_pieces: dict[int, dict[int, list[Staged]]] = {}
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
@@ -309,7 +310,7 @@ class Worker:
         parts = []
         for piece in pieces:
             after_s -= piece.seconds
-            deadline = staged.deadlines[index] - after_s
+            deadline = staged.deadlines[index] - after_s / self._instances
             part = Staged([entry], [deadline], [piece.tensors], [None], sender=staged.sender)
             part.buckets = [piece.bucket]
             part.count_rows(self._joining)

@@ -343,7 +343,7 @@ class LatencyModel:
         return cached[2]
 
     def enough(self, bucket: int, max_rows: int) -> int:
-        """The rows of a batch beyond which twice as many save less than a twentieth of the time per row.
+        """The rows of a batch beyond which twice as many save less than a twentieth of the time per row, by the median.
 
         Args:
             bucket: Cost bucket.
@@ -358,7 +358,7 @@ class LatencyModel:
             if self.known:
                 size = rows = 1
                 while size < max_rows:
-                    if self.predict(2 * size, bucket) < _PAYS * 2 * self.predict(size, bucket):
+                    if self.typical(2 * size, bucket) < _PAYS * 2 * self.typical(size, bucket):
                         rows = 2 * size
                     size *= 2
             if len(self._enough) >= _MAX_BUCKETS:
@@ -367,7 +367,7 @@ class LatencyModel:
         return cached[1]
 
     def pays(self, rows: int, bucket: int, more: int, of: int) -> bool:
-        """Whether rows are cheaper in a batch than in one of their own, padding included.
+        """Whether rows are cheaper in a batch than in one of their own, padding included, by the median.
 
         Args:
             rows: Of the batch.
@@ -375,8 +375,8 @@ class LatencyModel:
             more: The rows that may join it.
             of: Their cost bucket.
         """
-        together = self.predict(rows + more, max(bucket, of)) - self.predict(rows, bucket)
-        return together <= _PAYS * self.predict(more, of)
+        added = self.typical(rows + more, max(bucket, of)) - self.typical(rows, bucket)
+        return added <= _PAYS * self.typical(more, of)
 
     def _shape(self, rows: int, bucket: int) -> float:
         return self._curves[bucket].shape_at(rows)
