@@ -20,6 +20,8 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from serve_app.backends.backend import Backend
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import (
@@ -32,6 +34,7 @@ from serve_app.payloads import (
     StreamLimits,
     Success,
     Tensors,
+    WireEntry,
 )
 from serve_app.processors.processor import Processor
 from serve_app.replica.execution import Executor
@@ -306,7 +309,8 @@ class Worker:
 
     def _parts(self, staged: Staged, index: int, pieces: Sequence[Piece]) -> list[Staged]:
         """Make a bundle of each piece of an entry. Each must have ended so early that those after it are in time."""
-        entry, after_s = staged.entries[index], sum(piece.seconds for piece in pieces)
+        entry = self._on_one_variant(staged.entries[index], pieces, staged.deadlines[index])
+        after_s = sum(piece.seconds for piece in pieces)
         parts = []
         for piece in pieces:
             after_s -= piece.seconds
@@ -320,6 +324,21 @@ class Worker:
             if part.results[0] is not None:
                 break
         return parts
+
+    def _on_one_variant(self, entry: WireEntry, pieces: Sequence[Piece], deadline: float) -> WireEntry:
+        """Choose the build for all pieces of an entry: the first of its fallbacks where the exact model would be late.
+
+        Each piece alone might run on another one, and the answer would be of both.
+        """
+        fallbacks, now = self._scheduling.fallbacks, time.monotonic()
+        if entry.variant or entry.exact or not fallbacks:
+            return entry
+        with self._lock:
+            latencies, ahead_s = self._gate.latencies, self._gate.backlog_s(now)
+            if now + ahead_s + sum(piece.seconds for piece in pieces) / self._instances > deadline:
+                for name in filter(latencies.has, fallbacks):
+                    return msgspec.structs.replace(entry, variant=name)
+        return msgspec.structs.replace(entry, exact=True)
 
     async def _run_part(self, part: Staged, siblings: Sequence[Staged]) -> None:
         """Run a piece of an entry. Once one of them has no outputs, those that still wait are not run."""
