@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 from typing import NamedTuple
 
@@ -33,6 +34,9 @@ _LOWEST_RATE, _HIGHEST_RATE = 1_000, 384_000
 _MOST_CHANNELS = 64
 _GUESSED_BITS_PER_SECOND = 64_000
 """Between speech (32 kbit/s) and music (128 kbit/s and more) in Ogg and MP3."""
+
+_PLAIN = frozenset({1, 3, 6, 7, 0xFFFE})
+"""Kinds of WAV files whose samples take a byte or more each: PCM, float, A-law, mu-law, extensible."""
 
 _STREAMED = 0x7FFFF000
 """Programs that write WAV into a pipe cannot know its length; they announce this (SoX) or a little more, or all ones
@@ -81,8 +85,8 @@ def wav_header(content: bytes) -> WavHeader | None:
             return WavHeader(bytes_per_second, None if streamed else size, len(content) - at - 8)
         if name == b"fmt " and at + 8 + 16 <= len(content):
             tag, _, rate, average, block, _ = struct.unpack_from("<HHIIHH", content, at + 8)
-            # Plain samples: PCM, float, A-law, mu-law, extensible. Their average may be wrong, and is not needed.
-            bytes_per_second = rate * block if tag in {1, 3, 6, 7, 0xFFFE} else average
+            # The average of plain samples may be wrong, and is not needed.
+            bytes_per_second = rate * block if tag in _PLAIN else average
         at += 8 + size + size % 2
     return None
 
@@ -101,6 +105,14 @@ def guess_seconds(content: bytes) -> float:
         if rate and samples:
             return samples / rate
     return len(content) * 8 / _GUESSED_BITS_PER_SECOND
+
+
+def most_samples(content: bytes, rate: int) -> float:
+    """At most so many samples are decoded, or come out at ``rate``; infinite where only the decoder can tell."""
+    if len(content) < 44 or content[:4] != b"RIFF" or content[8:16] != b"WAVEfmt ":
+        return math.inf
+    tag, _, source = struct.unpack_from("<HHI", content, 20)
+    return len(content) * max(1.0, rate / max(source, _LOWEST_RATE)) if tag in _PLAIN else math.inf
 
 
 def check_wav(content: bytes, max_seconds: float, truncate: bool) -> None:

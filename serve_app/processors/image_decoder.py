@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,6 +29,10 @@ FORMATS = (*_USUAL_FORMATS, *sorted(set(Image.OPEN) - _REFUSED_FORMATS - set(_US
 are tried by reading the picture: the usual ones do not wait for them."""
 _MEDIA_TYPES = frozenset(Image.MIME[name] for name in FORMATS if name in Image.MIME) | {"image/jpg"}
 
+
+_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_UNFOLDING = (b"iCCP", b"iTXt", b"zTXt")
+_SHORT = 16 * 1024
 
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom, pixels."""
@@ -103,6 +108,13 @@ def decode_image(payload: Media, channels: int, max_pixels: int, enough: int | N
             raise PayloadTooLarge(f"the {name} has too many pixels: at most {max_pixels} are decoded") from None
         except Exception as error:
             raise _damaged(name, payload, error) from None
+
+
+def png_pixels(content: bytes) -> float:
+    """The pixels of a short PNG picture by its header; infinite for what is none, or holds what may unfold further."""
+    if len(content) > _SHORT or content[:16] != _PNG or any(name in content for name in _UNFOLDING):
+        return math.inf
+    return int.from_bytes(content[16:20]) * int.from_bytes(content[20:24])
 
 
 def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
