@@ -31,7 +31,6 @@ _MEDIA_TYPES = frozenset(Image.MIME[name] for name in FORMATS if name in Image.M
 
 
 _PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-_UNFOLDING = (b"iCCP", b"iTXt", b"zTXt")
 _SHORT = 16 * 1024
 
 Box: TypeAlias = tuple[float, float, float, float]
@@ -112,7 +111,7 @@ def decode_image(payload: Media, channels: int, max_pixels: int, enough: int | N
 
 def png_pixels(content: bytes) -> float:
     """The pixels of a short PNG picture by its header; infinite for what is none, or holds what may unfold further."""
-    if len(content) > _SHORT or content[:16] != _PNG or any(name in content for name in _UNFOLDING):
+    if len(content) > _SHORT or content[:16] != _PNG or b"iCCP" in content or b"iTXt" in content or b"zTXt" in content:
         return math.inf
     return int.from_bytes(content[16:20]) * int.from_bytes(content[20:24])
 
@@ -144,6 +143,8 @@ def _turn_upright(image: Image.Image) -> int:
     before = image.im
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        if orientation == 1:
+            return 1
         ImageOps.exif_transpose(image, in_place=True)
     except Exception:  # the pixels are good, only the camera's notes are not
         orientation = 1 if image.im is before else orientation
