@@ -157,6 +157,8 @@ class ImageProcessor(Processor):
             min(left + (before + wanted_width) * across, right),
             min(top + (above + wanted_height) * down, bottom),
         )
+        if decoded.image.size == (wanted_width, wanted_height) and box == (0.0, 0.0, wanted_width, wanted_height):
+            return decoded.image  # `resize` would copy
         return decoded.image.resize((wanted_width, wanted_height), settings.resample, box)
 
     def _normalize(self, image: Image.Image) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,6 +29,9 @@ FORMATS = (*_USUAL_FORMATS, *sorted(set(Image.OPEN) - _REFUSED_FORMATS - set(_US
 are tried by reading the picture: the usual ones do not wait for them."""
 _MEDIA_TYPES = frozenset(Image.MIME[name] for name in FORMATS if name in Image.MIME) | {"image/jpg"}
 
+
+_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_SHORT = 16 * 1024
 
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom, pixels."""
@@ -105,6 +109,13 @@ def decode_image(payload: Media, channels: int, max_pixels: int, enough: int | N
             raise _damaged(name, payload, error) from None
 
 
+def png_pixels(content: bytes) -> float:
+    """The pixels of a short PNG picture by its header; infinite for what is none, or holds what may unfold further."""
+    if len(content) > _SHORT or content[:16] != _PNG or b"iCCP" in content or b"iTXt" in content or b"zTXt" in content:
+        return math.inf
+    return int.from_bytes(content[16:20]) * int.from_bytes(content[20:24])
+
+
 def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
     width, height = image.size
     if width * height > max_pixels:
@@ -132,6 +143,8 @@ def _turn_upright(image: Image.Image) -> int:
     before = image.im
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        if orientation == 1:
+            return 1
         ImageOps.exif_transpose(image, in_place=True)
     except Exception:  # the pixels are good, only the camera's notes are not
         orientation = 1 if image.im is before else orientation

@@ -76,10 +76,10 @@ class Ranking:
             raise InferenceFailed(f"the model gave {logits.shape[1]} scores for {len(self.labels)} labels")
         scores = activate(logits, parameters.function_to_apply or self.activation)
         wanted = self.top_k if parameters.top_k is None else parameters.top_k
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :wanted]
+        best = (-scores).argsort(axis=1, kind="stable")[:, :wanted]
         return [
-            [{"label": self._label(index), "score": float(row[index])} for index in order.tolist()]
-            for row, order in zip(scores, best, strict=True)
+            [{"label": self._label(index), "score": float(row[index])} for index in order]
+            for row, order in zip(scores, best.tolist(), strict=True)
         ]
 
     def _label(self, index: int) -> str:
@@ -89,8 +89,8 @@ class Ranking:
 def activate(logits: npt.NDArray[np.float64], activation: Activation) -> npt.NDArray[np.float64]:
     """Scores of logits, (rows, classes). Neither function overflows, whatever the logits."""
     if activation == "softmax":
-        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+        shifted = np.exp(logits - np.maximum.reduce(logits, axis=1, keepdims=True))
+        return np.asarray(shifted / np.add.reduce(shifted, axis=1, keepdims=True))
     if activation == "sigmoid":
         return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)))
     return logits

@@ -1,7 +1,8 @@
-"""The threads in which a replica's processor works: media become tensors, and tensors become answers.
+"""Where a replica's processor works: media become tensors, and tensors become answers.
 
-A processor is foreign code, and a call of it may hang. Nobody waits for it then: an entry ends with its deadline
-whatever its call does, and before that the entries that it shares a bundle with go on without it.
+Small media for the server's own processors are done in the event loop, all others in threads: a processor is foreign
+code, and a call of it may hang. Nobody waits for it then: an entry ends with its deadline whatever its call does, and
+before that the entries that it shares a bundle with go on without it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 from math import inf
 from threading import Lock
-from typing import Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
 from serve_app.payloads import (
@@ -31,6 +32,7 @@ from serve_app.payloads import (
     Texts,
 )
 from serve_app.processors.processor import Processor
+from serve_app.processors.quick import quick_of
 from serve_app.replica.call_threads import CallThreads
 from serve_app.replica.staged import Staged
 from serve_app.timers import call_at
@@ -41,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = 0.75
 """Part of its time for which an entry waits for the calls of others in its bundle, to have the rest for itself."""
+
+_AT_ONCE_S: Final = 0.001
+"""For so long the event loop makes tensors or answers before others get their turn, seconds."""
 
 
 class ProcessorPool:
@@ -55,6 +60,7 @@ class ProcessorPool:
     def __init__(self, name: str, processor: Processor | None, threads: int) -> None:
         self._name = name
         self._processor = processor
+        self._is_quick = quick_of(processor)
         self._most = threads
         self._threads = CallThreads(name, threads)
         self._lock = Lock()
@@ -78,14 +84,34 @@ class ProcessorPool:
 
     async def preprocess(self, staged: Staged, media: Sequence[int]) -> None:
         """Fill in the tensors of the entries at these positions, which hold media or texts, or why there are none."""
+        media = await self._at_once(staged, media, self._preprocess_entry, staged.tensors)
+        if not media:
+            return
         calls = _Calls(media, "preprocess", partial(self._preprocess_entry, staged), self._threads)
-        pending = set(media)
-        ready = [index for index in range(len(staged.entries)) if index not in pending]
+        ready = [index for index, tensors in enumerate(staged.tensors) if not isinstance(tensors, Failure)]
         left = await self._wait(staged, calls, ready)
         for index, tensors in calls.ended.items():
             staged.tensors[index] = tensors
         for index in left:
             staged.tensors[index] = self._given_up(staged, index, calls)
+
+    async def _at_once(
+        self, staged: Staged, media: Sequence[int], call: Callable[[Staged, int], _T], made: list[Any]
+    ) -> Sequence[int]:
+        """Do here what takes less time than to wake a thread. Returns the positions that are left for the threads."""
+        if self._is_quick is None:
+            return media
+        left: list[int] = []
+        until = time.monotonic() + _AT_ONCE_S
+        for index in media:
+            if not self._is_quick(cast("Media | Texts", staged.entries[index].payload)):
+                left.append(index)
+                continue
+            if time.monotonic() > until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + _AT_ONCE_S
+            made[index] = call(staged, index)
+        return left
 
     def _preprocess_entry(self, staged: Staged, index: int) -> Tensors | Failure:
         payload = staged.entries[index].payload
@@ -112,9 +138,11 @@ class ProcessorPool:
                 staged.results[index] = tensors if isinstance(tensors, Failure) else EXPIRED
             elif isinstance(result, Success):
                 (ready if isinstance(entry.payload, dict) else media).append(index)
-        if not media:
+        left = await self._at_once(staged, media, self._postprocess_entry, staged.results)
+        if not left:
             return
-        calls = _Calls(media, "postprocess", partial(self._postprocess_entry, staged), self._threads)
+        ready += [index for index in media if index not in left]
+        calls = _Calls(left, "postprocess", partial(self._postprocess_entry, staged), self._threads)
         left = await self._wait(staged, calls, ready)
         for index, answer in calls.ended.items():
             staged.results[index] = answer

@@ -3,7 +3,7 @@
     bundle -> preprocess and assemble (while the previous batch runs)
            -> gate (its entries wait for the session)
            -> a batch of entries of one or more bundles, composed when the session is free -> backend (in its thread)
-           -> postprocess (thread pool) -> one result per entry
+           -> postprocess (thread pool, or here where it is quick) -> one result per entry
 
 Nothing here knows Ray. The model deployment passes in ``batch``, a function that turns "run these bundles" into "run
 this bundle, together with the others that ask in the same turn of the event loop".
