@@ -99,8 +99,8 @@ def warm_up(
     A shape is run once cold and then ``repeats`` times; its duration is the median of the repeats. The smallest shape
     is always measured. Another is skipped when running it twice is not expected to fit into what is left of the budget;
     its duration is expected to be in proportion to rows times bucket, and no more than that of a larger one. Once
-    neither of two doublings of a bucket's rows has saved, on a CPU, a twentieth of the time per row, no batch needs more of them
-    (`serve_app.scheduling.batching.latency.LatencyModel.enough`): its larger shapes are skipped.
+    neither of two doublings of a bucket's rows has saved, on a CPU, a twentieth of the time per row, no batch needs
+    more of them (`serve_app.scheduling.batching.latency.LatencyModel.enough`): its larger shapes are skipped.
 
     Args:
         backend: Loaded.
