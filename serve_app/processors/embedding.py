@@ -127,7 +127,7 @@ class EmbeddingProcessor:
         return self.tokenizer.masks
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row per text, per candidate label and for the source sentence; the bucket from the longest of them."""
+        """One row per text, per candidate label and for the source sentence; the bucket of their mean."""
         request = self._read(payload)
         return Cost(len(request.texts), self.tokenizer.estimate(request.texts))
 

@@ -49,7 +49,7 @@ class TextClassificationProcessor:
         return self.tokenizer.masks
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row per text; the bucket from the longest."""
+        """One row per text; the bucket of their mean."""
         texts = self._read(payload)
         return Cost(len(texts.texts), self.tokenizer.estimate(texts.texts))
 

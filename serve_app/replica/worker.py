@@ -45,7 +45,7 @@ from serve_app.replica.processor_pool import ProcessorPool
 from serve_app.replica.proof import ProofContext
 from serve_app.replica.runner import CLOSE_S, BatchTogether, RunBatch, Runner, RunOne
 from serve_app.replica.self_test import SelfTest
-from serve_app.replica.staged import SMALL_BYTES, Staged
+from serve_app.replica.staged import SMALL_BYTES, Stage, Staged
 from serve_app.replica.turn import Turn
 from serve_app.replica.verification import Verification
 from serve_app.scheduling.entry import Priority
@@ -231,8 +231,7 @@ class Worker:
         self._runner.recall(bundle.entries, bundle.recalled)
         if (cut := self._in_pieces.get(id(bundle.entries))) is not None:
             for index in bundle.recalled:
-                for part in cut.get(index, ()):
-                    self._runner.recall(part.entries, (0,))
+                self._recall_parts(cut.get(index, ()))
 
     def stalled_s(self) -> float:
         """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""
@@ -311,6 +310,7 @@ class Worker:
         """Make a bundle of each piece of an entry. Each must have ended so early that those after it are in time."""
         entry = self._on_one_variant(staged.entries[index], pieces, staged.deadlines[index])
         after_s = sum(piece.seconds for piece in pieces)
+        ours = staged.ties is None or not entry.place or staged.ties.take(entry.place)
         parts = []
         for piece in pieces:
             after_s -= piece.seconds
@@ -318,7 +318,7 @@ class Worker:
             part = Staged([entry], [deadline], [piece.tensors], [None], sender=staged.sender)
             part.buckets = [piece.bucket]
             part.count_rows(self._joining)
-            if staged.ties is not None and entry.place and not staged.ties.take(entry.place):
+            if not ours:
                 part.results[0] = RETURNED
             parts.append(part)
             if part.results[0] is not None:
@@ -346,9 +346,16 @@ class Worker:
             self._assemble(part)
             await self._runner.run(part)
         if not isinstance(part.results[0], Success):
-            for other in siblings:
-                if other.results[0] is None:
-                    self._runner.recall(other.entries, (0,))
+            self._recall_parts(siblings)
+
+    def _recall_parts(self, parts: Sequence[Staged]) -> None:
+        """Those pieces of an entry that wait at the gate, or have yet to come there, will not run."""
+        for part in parts:
+            if part.results[0] is None:
+                if part.stage is Stage.PREPARED:
+                    part.results[0] = RETURNED
+                else:
+                    self._runner.recall(part.entries, (0,))
 
     def _assemble(self, staged: Staged) -> None:
         """Put the bundle's rows together before its turn comes, where the time for it is to be had."""

@@ -9,14 +9,25 @@ from pathlib import Path
 import numpy as np
 import onnx_models
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simulated_backend import SimulatedBackend
 
 from serve_app.backends.backend import SessionLost
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.warm_up import Progress, shapes, spaced_rows, tensor_inputs, try_warm_up, warm_up
+from serve_app.backends.warm_up import (
+    Progress,
+    shapes,
+    spaced_buckets,
+    spaced_rows,
+    tensor_inputs,
+    try_warm_up,
+    warm_up,
+)
 from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Execution, ModelSignature, Tensors, TensorSpec
+from serve_app.processors.buckets import size_classes
 
 MakeModel = Callable[[onnx_models.Kind], Path]
 
@@ -42,15 +53,37 @@ def test_row_sizes_are_few_and_warmed_up(max_rows: int) -> None:
     assert all(low < high <= 4 * low for low, high in pairwise(sizes))
 
 
-def test_the_corners_come_first() -> None:
-    """The smallest shape, then the largest ones, then what can be interpolated."""
-    assert shapes(4, [64, 16, 32]) == [(1, 16), (4, 16), (1, 64), (4, 64), (2, 16), (1, 32), (2, 32), (4, 32), (2, 64)]
+def test_single_rows_come_first() -> None:
+    """Those of the ends, then those between them, then twice as many rows of every bucket, and so on."""
+    assert shapes(4, [64, 16, 32]) == [
+        (1, 16),
+        (1, 64),
+        (1, 32),
+        *((rows, at) for rows in (2, 4) for at in (16, 32, 64)),
+    ]
+
+
+def test_of_many_buckets_few_are_measured() -> None:
+    """Each at least twice the one before, and the last; all where they are few."""
+    assert spaced_buckets(size_classes(8, 500)) == (8, 16, 32, 64, 128, 256, 500)
+    assert spaced_buckets([48, 16, 24, 16]) == (16, 24, 48)
+    assert spaced_buckets(range(1, 10)) == (1, 2, 4, 8, 9)
+
+
+@given(st.sets(st.integers(0, 10_000)))
+def test_measured_buckets_reach_from_end_to_end(buckets: set[int]) -> None:
+    """They ascend, are among those given, and start and end as these do."""
+    spaced = spaced_buckets(list(buckets))
+    ordered = sorted(buckets) or [0]
+    assert (spaced[0], spaced[-1]) == (ordered[0], ordered[-1])
+    assert sorted(set(spaced) & set(ordered)) == list(spaced)
+    assert len(spaced) <= 16
 
 
 @pytest.mark.parametrize("buckets", [(), (0,)])
 def test_without_buckets_there_are_only_rows(buckets: tuple[int, ...]) -> None:
     """A model without cost buckets has the bucket 0."""
-    assert shapes(4, buckets) == [(1, 0), (4, 0), (2, 0)]
+    assert shapes(4, buckets) == [(1, 0), (2, 0), (4, 0)]
 
 
 def test_every_shape_is_measured_warm() -> None:
@@ -68,7 +101,7 @@ def test_every_shape_is_measured_warm() -> None:
         on_progress=progress.append,
     )
 
-    assert [(execution.rows, execution.bucket) for execution in executions] == [(1, 8), (2, 8), (1, 16), (2, 16)]
+    assert [(execution.rows, execution.bucket) for execution in executions] == [(1, 8), (1, 16), (2, 8), (2, 16)]
     assert pytest.approx([0.008, 0.016, 0.016, 0.032]) == [execution.seconds for execution in executions]
     assert len(backend.runs) == 12
     assert [(step.done, step.total) for step in progress] == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -89,6 +122,7 @@ def test_the_duration_is_the_median_of_the_repeats() -> None:
 def test_what_does_not_fit_into_the_budget_is_skipped() -> None:
     """Shapes that are expected to take too long are not begun; smaller ones still are."""
     backend = SimulatedBackend(lambda rows, bucket, now: rows * 1.0, FIRST, 100.0)
+    backend.device = "cuda"  # where no shape is left out for what it saves
     progress: list[Progress] = []
 
     executions = warm_up(
@@ -104,10 +138,10 @@ def test_what_does_not_fit_into_the_budget_is_skipped() -> None:
     # 1 row takes 3 s, cold and warm; 2 rows 6 s; 4 rows are expected to take 8 of the remaining 11 s, and take 12.
     assert [execution.rows for execution in executions] == [1, 2, 4]
     assert [(step.rows, step.seconds) for step in progress if step.seconds is None] == [
-        (64, None),
         (8, None),
         (16, None),
         (32, None),
+        (64, None),
     ]
     assert backend.now - 100.0 == 21.0
 
@@ -123,14 +157,45 @@ def test_the_smallest_shape_is_measured_on_any_budget() -> None:
 
 
 def test_a_larger_shape_bounds_what_a_smaller_one_may_take() -> None:
-    """Where rows cost next to nothing, a short budget still covers them all."""
+    """Where length costs next to nothing, a short budget still covers all: in proportion, 48 would take 6 of 5 s."""
     backend = SimulatedBackend(lambda rows, bucket, now: 1.0, FIRST, 100.0)
 
     executions = warm_up(
-        backend, tensor_inputs(backend.signature), max_rows=4, repeats=1, budget_s=11, clock=backend.clock
+        backend,
+        tensor_inputs(backend.signature),
+        max_rows=1,
+        buckets=(16, 48, 64),
+        repeats=1,
+        budget_s=11,
+        clock=backend.clock,
     )
 
-    assert [execution.rows for execution in executions] == [1, 4, 2]
+    assert [execution.bucket for execution in executions] == [16, 64, 48]
+
+
+@pytest.mark.parametrize(
+    ("device", "cost", "measured"),
+    [
+        ("cpu", lambda rows: 0.1 * rows, [1, 2, 4]),
+        ("cpu", lambda rows: 0.1 + 0.1 * rows, [1, 2, 4, 8, 16, 32, 64]),
+        ("cpu", lambda rows: 0.1 + rows, [1, 2, 4, 8]),
+        ("cpu", lambda rows: 0.1 * -(-rows // 4), [1, 2, 4, 8, 16]),
+        ("cuda", lambda rows: 0.1 * rows, [1, 2, 4, 8, 16, 32, 64]),
+    ],
+    ids=["proportional", "affine", "little is fixed", "in steps of four", "GPU"],
+)
+def test_more_rows_than_save_time_are_not_measured(
+    device: str, cost: Callable[[int], float], measured: list[int]
+) -> None:
+    """On a CPU, once neither of two doublings has saved a twentieth per row: no batch has so many."""
+    backend = SimulatedBackend(lambda rows, bucket, now: cost(rows), FIRST, 100.0)
+    backend.device = device
+
+    executions = warm_up(
+        backend, tensor_inputs(backend.signature), max_rows=64, repeats=1, budget_s=1e6, clock=backend.clock
+    )
+
+    assert [execution.rows for execution in executions] == measured
 
 
 @pytest.mark.parametrize("kind", onnx_models.KINDS)
@@ -164,12 +229,12 @@ def test_a_model_that_fails_is_reported_with_the_shape() -> None:
     with pytest.raises(InferenceFailed) as caught:
         warm_up(backend, tensor_inputs(backend.signature), max_rows=8, buckets=(16,), clock=backend.clock)
 
-    assert str(caught.value) == "warm-up with 8 rows of size 16: out of memory"
+    assert str(caught.value) == "warm-up with 4 rows of size 16: out of memory"
 
 
 @pytest.mark.parametrize(
     ("last", "said"),
-    [(0, "killed"), (1, "warm-up with 1 rows: killed"), (6, "warm-up with 4 rows: killed")],
+    [(0, "killed"), (1, "warm-up with 1 rows: killed"), (10, "warm-up with 4 rows: killed")],
     ids=["at the first input", "at the first shape", "at a larger shape"],
 )
 def test_a_session_that_ends_is_no_model_that_fails(last: int, said: str) -> None:

@@ -53,7 +53,7 @@ def test_a_sound_becomes_one_row_and_is_padded_to_its_bucket(tmp_path: Path) -> 
 
     assert tensors["waveform"].shape == (1, 11_200)
     assert tensors["waveform"].dtype == np.float32
-    assert (bucket, padded.shape) == (RATE, (1, RATE))
+    assert (bucket, padded.shape) == (12_000, (1, 12_000))
     np.testing.assert_array_equal(padded[:, :11_200], tensors["waveform"])
     assert not padded[:, 11_200:].any()
 
@@ -89,12 +89,13 @@ def test_a_model_said_to_ignore_silence_may_mix_buckets(tmp_path: Path) -> None:
     assert processor(tmp_path, {"ignores_silence": True}).bucket_invariant
 
 
-def test_the_default_buckets_grow_by_half_at_most(tmp_path: Path) -> None:
-    """Few shapes, little waste, and the last one is the longest sound."""
+def test_the_default_buckets_grow_by_an_eighth_at_most(tmp_path: Path) -> None:
+    """From half a second on, in eighths of a doubling; the last one is the longest sound."""
     made = processor(tmp_path)
 
     seconds = [bucket / RATE for bucket in made.buckets]
-    assert seconds == [0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60]
+    eighths = [(8 + step) / 8 * 2**power for power in range(-1, 6) for step in range(8)]
+    assert seconds == [*(each for each in eighths if each < 60), 60]
     assert processor(tmp_path, {"max_seconds": 0.2}).buckets == (3_200,)
     assert processor(tmp_path, {"max_seconds": 2, "buckets": [1.0, 0.25, 9]}).buckets == (4_000, 16_000, 32_000)
 
@@ -103,8 +104,8 @@ def test_estimates_read_headers_only(tmp_path: Path) -> None:
     """Exact for WAV and FLAC, from the size otherwise; garbage costs little and is refused by who decodes it."""
     made = processor(tmp_path)
 
-    assert made.estimate(wav(0.7)) == Cost(1, RATE)
-    assert made.estimate(wav(1.7, 44_100, "FLAC")) == Cost(1, 2 * RATE)
+    assert made.estimate(wav(0.7)) == Cost(1, 12_000)
+    assert made.estimate(wav(1.7, 44_100, "FLAC")) == Cost(1, 28_000)
     assert made.estimate(wav(3.0, kind="MP3")).bucket in made.buckets
     assert made.estimate(Media(b"no sound", "", {})) == Cost(1, 8_000)
 
@@ -140,8 +141,8 @@ def test_a_clients_own_tensors_have_a_bucket_and_a_limit(tmp_path: Path) -> None
     def tensors(samples: int, mask: int) -> Tensors:
         return {"x": np.zeros((1, samples), np.float32), "mask": np.ones((1, mask), np.int64)}
 
-    assert [made.bucket(tensors(length, length)) for length in (1, 8_001, 32_000)] == [8_000, 16_000, 32_000]
-    assert made.bucket(tensors(1, 8_001)) == 16_000
+    assert [made.bucket(tensors(length, length)) for length in (1, 8_001, 32_000)] == [8_000, 9_000, 32_000]
+    assert made.bucket(tensors(1, 8_001)) == 9_000
     with pytest.raises(InvalidRequest, match="input 'x' has 32001 samples; this model takes at most 32000"):
         made.bucket(tensors(32_001, 1))
     with pytest.raises(InvalidRequest, match="input 'mask' has 32001 samples"):

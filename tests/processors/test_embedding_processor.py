@@ -126,7 +126,7 @@ def test_candidate_labels_make_rows_behind_the_texts(text_folder: Path) -> None:
     made = processor(text_folder, {"hypothesis_template": "hello {}"})
     payload = Texts(["playing"], {"candidate_labels": ["world", "text"]})
 
-    assert made.estimate(payload) == Cost(3, 16)
+    assert made.estimate(payload) == Cost(3, 8)
     assert made.preprocess(payload)["input_ids"].tolist() == [[2, 6, 7, 3], [2, 4, 5, 3], [2, 4, 10, 3]]
     changed = Texts(["hello"], {"candidate_labels": "world, text", "hypothesis_template": "{}"})
     assert made.preprocess(changed)["input_ids"].tolist() == [[2, 4, 3], [2, 5, 3], [2, 10, 3]]
@@ -168,7 +168,7 @@ def test_a_source_sentence_asks_for_similarities(text_folder: Path) -> None:
     made = processor(text_folder)
     payload = Texts(["hello", "hello world", "world"], {"source_sentence": "this text"})
 
-    assert made.estimate(payload) == Cost(4, 16)
+    assert made.estimate(payload) == Cost(4, 8)
     assert made.preprocess(payload)["input_ids"][3].tolist() == [2, 9, 10, 3]
     value = answer(made, payload, {"embedding": floats([5, 0], [3, 3], [0, -1], [0, 7])})
     assert value == [0.0, pytest.approx(np.sqrt(0.5)), -1.0]

@@ -125,18 +125,18 @@ def test_what_is_no_text_is_refused(text_folder: Path, texts: Any, message: str)
 
 
 def test_texts_are_padded_to_buckets(text_folder: Path) -> None:
-    """Powers of two from 16, and the maximum; padding goes to the right."""
+    """Eighths of a doubling from 8, and the maximum; padding goes to the right."""
     made = tokenizer(text_folder, max_length=100)
 
     tensors = made.tokenize(["hello " * 20])
     padded = made.pad(tensors, made.bucket(tensors))
 
-    assert made.settings.buckets == (16, 32, 64, 100)
-    assert made.bucket(tensors) == 32
+    assert made.settings.buckets == (*range(8, 64, 8), *range(64, 100, 8), 100)
+    assert made.bucket(tensors) == 24
     assert {name: tensor.shape for name, tensor in padded.items()} == {
-        "input_ids": (1, 32),
-        "attention_mask": (1, 32),
-        "token_type_ids": (1, 32),
+        "input_ids": (1, 24),
+        "attention_mask": (1, 24),
+        "token_type_ids": (1, 24),
     }
     assert padded["attention_mask"].sum() == 22
     assert (padded["input_ids"][:, 22:] == PAD).all()
@@ -144,11 +144,28 @@ def test_texts_are_padded_to_buckets(text_folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("texts", "bucket"),
-    [(["hi"], 16), (["x" * 100, "hi"], 32), (["é" * 100], 64), ([[1] * 40], 64), (["x" * 100_000], 256)],
+    [
+        (["hi"], 8),
+        (["x" * 100], 32),
+        (["x" * 100, "hi"], 16),
+        (["é" * 100], 56),
+        ([[1] * 40], 40),
+        ([[1] * 41, [1] * 40], 48),
+        (["x" * 100_000], 256),
+        (["x" * 100_000, "hi", "hi"], 88),
+    ],
 )
 def test_estimates_need_no_tokens(text_folder: Path, texts: Any, bucket: int) -> None:
-    """About four characters make a token, half of that outside ASCII."""
+    """About four characters make a token, half of that outside ASCII; of several texts it is the mean."""
     assert tokenizer(text_folder, max_length=256).estimate(texts) == bucket
+
+
+def test_without_a_mask_the_longest_text_is_estimated(text_folder: Path) -> None:
+    """Nothing tells where the others end, so all run at its length."""
+    made = tokenizer(text_folder, text_inputs("input_ids"), max_length=256)
+
+    assert made.estimate(["x" * 100, "hi"]) == 32
+    assert made.lengths(made.tokenize(["hello", "hello world"])) == ()
 
 
 def test_the_maximum_comes_from_the_files(text_folder: Path) -> None:

@@ -154,11 +154,11 @@ def test_a_bundle_says_what_it_is() -> None:
     """Its rows, its largest bucket, its variant, whether a fallback may stand in, and when it may be done."""
     scheduler = make_scheduler(profile=AFFINE)
     used_to_rows(scheduler, 8)
-    entries = accept(scheduler, make_entry(rows=3, bucket=0), make_entry(rows=2, bucket=64))
+    entries = accept(scheduler, make_entry(rows=3, bucket=0), make_entry(rows=1, bucket=64))
     bundle = _only(scheduler)
 
-    assert bundle == Dispatch(2, "m", "a", entries, 5, 64, bundle.predicted_s, "", exact=False, overhead_s=0.002)
-    assert bundle.predicted_s == pytest.approx(scheduler.latency("m").predict(5, 64))
+    assert bundle == Dispatch(2, "m", "a", entries, 4, 64, bundle.predicted_s, "", exact=False, overhead_s=0.002)
+    assert bundle.predicted_s == pytest.approx(scheduler.latency("m").predict(4, 64))
     for now, entry in ((1.0, make_entry(exact=True)), (2.0, make_entry(variant="light"))):
         accept(scheduler, entry, now=now)
         again = _only(scheduler, now)

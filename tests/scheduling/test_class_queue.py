@@ -107,19 +107,24 @@ def test_take_stops_at_the_first_that_does_not_fit() -> None:
     queue = _queue_of(small, big, tiny)
     taken: list[Entry] = []
 
-    assert queue.take(taken, 5, 0) == 2
+    assert queue.take(taken, 5) == 2
     assert [small] == taken
     assert big is queue.head()
 
 
-def test_take_stops_at_a_larger_bucket() -> None:
-    """A larger cost bucket is left for the caller to decide."""
-    short, long = make_entry(deadline=1.0, bucket=32), make_entry(deadline=2.0, bucket=128)
-    queue = _queue_of(short, long)
+def test_take_stops_at_what_is_cut() -> None:
+    """Any cost bucket is taken, and order is kept: what travels alone is not passed over."""
+    short, long, cut, last = (
+        make_entry(deadline=at, rows=rows, bucket=bucket)
+        for at, rows, bucket in ((1.0, 1, 32), (2.0, 1, 128), (3.0, 2, 32), (4.0, 1, 32))
+    )
+    queue = _queue_of(short, long, cut, last)
     taken: list[Entry] = []
 
-    assert queue.take(taken, 10, 64) == 1
-    assert [short] == taken
+    assert queue.take(taken, 10) == 2
+    assert queue.take(taken, 10) == 0
+    assert [short, long] == taken
+    assert [cut, last] == [queue.pop(), queue.pop()]
 
 
 def test_expire_takes_exactly_what_is_due() -> None:
@@ -185,7 +190,7 @@ def test_take_passes_over_other_variants() -> None:
     queue = _queue_of(light_2, exact_2, light_1, exact_1)
     taken: list[Entry] = []
 
-    assert queue.take(taken, 10, 0, "int8") == 2
+    assert queue.take(taken, 10, "int8") == 2
     assert [light_1, light_2] == taken
     assert queue.head("int8") is None
     assert [exact_1, exact_2] == [queue.pop(), queue.pop()]
@@ -210,9 +215,10 @@ def test_behaves_like_a_sorted_list(operations: list[tuple[str, int]]) -> None:
             variant = model[number % len(model)].variant
             expected = next(e for e in model if e.variant == variant)
             taken: list[Entry] = []
-            assert expected.rows == queue.take(taken, expected.rows, 2, variant)
-            assert [expected] == taken
-            model.remove(expected)
+            first = [] if expected.is_cut else [expected]
+            assert sum(entry.rows for entry in first) == queue.take(taken, expected.rows, variant)
+            assert first == taken
+            model = [entry for entry in model if entry not in taken]
         elif model:
             queue.remove(model.pop(number % len(model)))
         assert (model[0] if model else None) is queue.head()

@@ -58,10 +58,12 @@ def test_without_overload_it_changes_nothing() -> None:
     assert _attainment(0.5, 3, 1) == (1.0, 1.0)
 
 
-def test_sizes_are_cost_buckets_and_powers_of_two_of_rows() -> None:
-    """Rows are rounded up."""
+def test_sizes_are_powers_of_two_of_cost_buckets_and_of_rows() -> None:
+    """Both are rounded up."""
     sizes = [size_of(make_entry(rows=rows, bucket=64)) for rows in (1, 2, 3, 4, 5, 8, 9)]
-    assert [(64, power) for power in (0, 1, 2, 2, 3, 3, 4)] == sizes
+    assert [(6, power) for power in (0, 1, 2, 2, 3, 3, 4)] == sizes
+    sizes = [size_of(make_entry(bucket=bucket)) for bucket in (0, 1, 2, 40, 64, 72, 128)]
+    assert [(power, 0) for power in (0, 0, 1, 6, 6, 7, 7)] == sizes
 
 
 def test_a_size_is_short_when_it_lacks_an_answer() -> None:
@@ -90,6 +92,6 @@ def test_what_is_remembered_is_bounded() -> None:
     short = make_entry(NORMAL, bucket=10**6)
     for _ in range(4):
         sizes.ended(short, ran=False)
-    for bucket in range(200):
-        sizes.ended(make_entry(bucket=bucket), ran=True)
+    for power in range(200):
+        sizes.ended(make_entry(bucket=1 << power % 20, rows=1 << power // 20), ran=True)
     assert sizes.short() == [size_of(short)]

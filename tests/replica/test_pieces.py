@@ -1,0 +1,189 @@
+"""Requests of rows of different lengths are cut into pieces of one length each, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from serve_app.backends.warm_up import spaced_buckets
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import Execution, Tensors
+from serve_app.processors.buckets import bucket_for, size_classes
+from serve_app.processors.embedding import EmbeddingProcessor, EmbeddingSettings
+from serve_app.processors.tokenization import TextSettings, TextTokenizer
+from serve_app.replica.pieces import Piece, cut, padded_lengths, put_together
+from serve_app.scheduling.batching.latency import LatencyModel
+
+LONGEST = 64
+
+
+def processor(grid: Sequence[int], inputs: Sequence[str] = ("input_ids", "attention_mask")) -> EmbeddingProcessor:
+    """One that pads with 0 to these lengths."""
+    text = TextSettings({name: np.dtype(np.int64) for name in inputs}, LONGEST, tuple(grid), 10_000, 0)
+    embedding = EmbeddingSettings("y", 8, "none", False, {}, "{}", 20.0, 0.5)
+    return EmbeddingProcessor("feature-extraction", TextTokenizer(Tokenizer(WordLevel()), text), embedding)
+
+
+def request(made: EmbeddingProcessor, lengths: Sequence[int]) -> Tensors:
+    """Texts of these lengths, no token like another."""
+    return made.tokenizer.tokenize([[100 * row + at + 1 for at in range(tokens)] for row, tokens in enumerate(lengths)])
+
+
+def latency_of(seconds: Callable[[int, int], float] | None) -> LatencyModel:
+    """What was profiled at 8 and 64 tokens; ``None``: nothing."""
+    latency = LatencyModel()
+    if seconds is not None:
+        latency.seed((rows, bucket, seconds(rows, bucket)) for rows in (1, 2, 4, 8, 16) for bucket in (8, 64))
+    return latency
+
+
+LATENCIES = {
+    "unknown": latency_of(None),
+    "in proportion": latency_of(lambda rows, bucket: 1e-4 * rows * bucket),
+    "affine": latency_of(lambda rows, bucket: 0.01 + 1e-4 * rows * bucket),
+    "little fixed": latency_of(lambda rows, bucket: 1e-3 + 1e-4 * rows * bucket),
+}
+
+
+@given(
+    lengths=st.lists(st.integers(1, LONGEST), min_size=1, max_size=40),
+    grid=st.sets(st.integers(1, LONGEST - 1), max_size=8),
+    max_rows=st.integers(1, 16),
+    latency=st.sampled_from(sorted(LATENCIES)).map(LATENCIES.__getitem__),
+    pads=st.booleans(),
+)
+def test_pieces_put_together_are_the_request(
+    lengths: list[int], grid: set[int], max_rows: int, latency: LatencyModel, pads: bool
+) -> None:
+    """Each has rows of one length, as many as save time together; the longest come first, and every row is in one."""
+    buckets = (*sorted(grid), LONGEST)
+    made = processor(buckets)
+    tensors = request(made, lengths)
+    sizes = [bucket_for(tokens, buckets) if pads else tokens for tokens in lengths]
+
+    pieces = cut(made, tensors, buckets, latency, max_rows, pads=pads)
+
+    if not pieces:
+        assert {max(sizes)} == set(sizes)
+        assert len(lengths) <= latency.enough(bucket_for(sizes[0], buckets), max_rows)
+        return
+    assert list(range(len(lengths))) == sorted(row for piece in pieces for row in piece.rows)
+    widths = [piece.tensors["input_ids"].shape[1] for piece in pieces]
+    assert sorted(widths, reverse=True) == widths
+    for piece, width in zip(pieces, widths, strict=True):
+        rows = len(piece.rows)
+        assert {width} == {sizes[row] for row in piece.rows}
+        assert (rows, width) == piece.tensors["attention_mask"].shape
+        assert bucket_for(width, buckets) == piece.bucket
+        assert 1 <= rows <= latency.enough(piece.bucket, max_rows)
+        assert latency.typical(rows, piece.bucket) == piece.seconds
+    whole = put_together(pieces, [piece.tensors for piece in pieces])
+    padded = made.pad(tensors, max(widths))
+    assert {name: array.tolist() for name, array in padded.items()} == {
+        name: array.tolist() for name, array in whole.items()
+    }
+
+
+def test_what_has_one_length_is_not_cut() -> None:
+    """One row, rows as long as each other, rows that are padded alike, and those of which nobody knows their length."""
+    made, unmasked = processor((8, LONGEST)), processor((8, LONGEST), ["input_ids"])
+    for each, lengths in ((made, [9]), (made, [5, 5, 5]), (made, [1, 8, 3]), (unmasked, [1, 60])):
+        assert cut(each, request(each, lengths), (8, LONGEST), LatencyModel(), 16, pads=True) == []
+
+
+def test_rows_of_one_length_are_cut_where_more_save_nothing() -> None:
+    """In proportion to rows each goes by itself, so that what is more urgent has its turn between any two."""
+    made = processor((8, LONGEST))
+    pieces = cut(made, request(made, [5] * 4), (8, LONGEST), LATENCIES["in proportion"], 16, pads=True)
+    assert [[0], [1], [2], [3]] == [piece.rows for piece in pieces]
+
+
+def outputs(*rows: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> tuple[list[Piece], list[Tensors]]:
+    """Pieces of these rows, and an output of each filled with the number of its piece, from 1."""
+    pieces = [Piece(each, {}, 8, 0.0) for each in rows]
+    return pieces, [{"y": np.full(shape, number, np.float32)} for number, shape in enumerate(shapes, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "whole"),
+    [
+        ([(1,), (2,)], [2, 1, 2]),
+        ([(1, 1), (2, 1)], [[2], [1], [2]]),
+        ([(1, 3), (2, 2)], [[2, 2, 0], [1, 1, 1], [2, 2, 0]]),
+        ([(1, 1, 2), (2, 2, 1)], [[[2, 0], [2, 0]], [[1, 1], [0, 0]], [[2, 0], [2, 0]]]),
+        ([(1, 0), (2, 0)], [[], [], []]),
+    ],
+    ids=["numbers", "vectors", "a vector per token", "two axes of tokens", "nothing"],
+)
+def test_outputs_are_put_together_in_the_order_of_rows(shapes: Sequence[tuple[int, ...]], whole: Any) -> None:
+    """What is shorter is filled up with zeros behind."""
+    pieces, parts = outputs([1], [2, 0], shapes=shapes)
+    joined = put_together(pieces, parts)["y"]
+    assert (whole, np.float32) == (joined.tolist(), joined.dtype)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(1, 2), (2,)], "output 'y' has different numbers of dimensions for different rows"),
+        ([(1, 2), (1, 2)], "output 'y' has shape [1, 2] for 2 rows of input"),
+        ([(1, 2), (3, 2)], "output 'y' has shape [3, 2] for 2 rows of input"),
+        ([(), ()], "output 'y' has shape [] for 1 rows of input"),
+    ],
+    ids=["dimensions", "too few rows", "too many rows", "no rows"],
+)
+def test_outputs_that_are_not_of_the_rows_are_no_answer(shapes: Sequence[tuple[int, ...]], message: str) -> None:
+    """Nobody gets another row's."""
+    pieces, parts = outputs([1], [2, 0], shapes=shapes)
+    with pytest.raises(InferenceFailed) as raised:
+        put_together(pieces, parts)
+    assert message == raised.value.message
+
+
+BUCKETS = size_classes(8, 512)
+
+
+def profile(seconds: Callable[[int], float], rows: Sequence[int] = (1, 8), variant: str = "") -> list[Execution]:
+    """A warm-up of some rows at few of the buckets."""
+    return [
+        Execution(each, bucket, each * seconds(bucket), variant) for each in rows for bucket in spaced_buckets(BUCKETS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("executions", "device", "lengths"),
+    [
+        (profile(lambda bucket: 0.01), "cpu", spaced_buckets(BUCKETS)),
+        (profile(lambda bucket: 0.01 * bucket), "cpu", BUCKETS),
+        (profile(lambda bucket: 0.01 * max(bucket, 128)), "cpu", (8, 16, 32, 64, *(b for b in BUCKETS if b >= 128))),
+        (profile(lambda bucket: 0.01, [1]) + profile(lambda bucket: 0.01 * bucket, [8]), "cpu", BUCKETS),
+        (profile(lambda bucket: 0.01, variant="small"), "cpu", BUCKETS),
+        ([], "cpu", BUCKETS),
+        (profile(lambda bucket: 0.01 * bucket), "cuda", spaced_buckets(BUCKETS)),
+    ],
+    ids=["flat", "in proportion", "flat up to 128", "flat for one row", "a variant's", "not measured", "GPU"],
+)
+def test_rows_are_padded_to_lengths_that_differ_in_cost(
+    executions: list[Execution], device: str, lengths: tuple[int, ...]
+) -> None:
+    """On a CPU all but those between two that cost the same; on a GPU those that the warm-up runs."""
+    assert lengths == padded_lengths(BUCKETS, executions, device)
+
+
+@given(
+    st.dictionaries(st.sampled_from(spaced_buckets(BUCKETS)), st.floats(1e-4, 1.0)), st.sampled_from(["cpu", "cuda"])
+)
+def test_every_row_fits_into_a_padded_length(measured: dict[int, float], device: str) -> None:
+    """Whatever was measured they ascend to the longest bucket, and are among the buckets."""
+    lengths = padded_lengths(BUCKETS, [Execution(1, *each) for each in measured.items()], device)
+    assert BUCKETS[-1] == lengths[-1]
+    assert all(short < long for short, long in pairwise(lengths))
+    assert set(spaced_buckets(BUCKETS)) <= set(lengths) <= set(BUCKETS)
