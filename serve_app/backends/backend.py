@@ -14,8 +14,9 @@ class SessionLost(InferenceFailed):
 
 
 class Backend(Protocol):
-    """Runs batches of tensors on one device. One thread at a time, which need not be the one that loaded it; several at
-    once where its `BackendKind` is ``concurrent``.
+    """Runs batches of tensors on one device. One thread at a time, which need not be the one that loaded it.
+
+    Where its `BackendKind` is ``concurrent`` and its device the CPU, several threads may run it at once.
 
     Inputs may be read-only and need not be contiguous; they are left as they are. What is returned is the caller's: no
     later run changes it. A failed run leaves the backend as it was before.

@@ -48,8 +48,8 @@ IDENTITIES = "identities"
 REVISION = "revision"
 BASE = "base"
 """Keys of what a replica tells routers of itself when it becomes ready: what its warm-up measured, and why that is not
-all; which requests may share runs; what it computes with; its node and where its links begin; what tells the models that it runs from others;
-the revision that this is of, and the one that the model was deployed with."""
+all; which requests may share runs; what it computes with; its node and where its links begin; what tells the models
+that it runs from others; the revision that this is of, and the one that the model was deployed with."""
 
 
 class ModelDeployment:

@@ -1,8 +1,8 @@
 """What a replica computes with: how many threads for each run, and how many runs at once.
 
-Measured on the loaded model, since nothing else tells: a small model leaves the cores to the router; most others do more
-rows in runs beside each other than in one run of several threads, which wait for each other in every layer; and where
-memory is what limits, more cores do not help at all.
+Measured on the loaded model, since nothing else tells: a small model leaves the cores to the router; most others do
+more rows in runs beside each other than in one run of several threads, which wait for each other in every layer; and
+where memory is what limits, more cores do not help at all.
 """
 
 from __future__ import annotations
