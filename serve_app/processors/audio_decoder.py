@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import struct
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +38,6 @@ _GUESSED_BITS_PER_SECOND = 64_000
 _PLAIN = frozenset({1, 3, 6, 7, 0xFFFE})
 """Kinds of WAV files whose samples take a byte or more each: PCM, float, A-law, mu-law, extensible."""
 
-_PLAIN_HEADER = struct.Struct("<4sI8sIHHIIHH4sI")
-
 _STREAMED = 0x7FFFF000
 """Programs that write WAV into a pipe cannot know its length; they announce this (SoX) or a little more, or all ones
 (FFmpeg)."""
@@ -57,45 +54,6 @@ class _Content(io.BytesIO):
             return super().seek(offset, whence)
         except (ValueError, OverflowError):
             return self.tell()
-
-
-class PlainWav:
-    """A WAV file that is nothing but a header of 44 bytes and 16-bit samples, read as the decoder reads it.
-
-    The decoder would call back for every few bytes, which costs several times what there is to do.
-
-    Args:
-        content: The file.
-        channels: As its header says.
-        rate: Likewise.
-    """
-
-    format = "WAV"
-
-    def __init__(self, content: bytes, channels: int, rate: int) -> None:
-        self.channels, self.samplerate = channels, rate
-        self._samples = np.frombuffer(content, "<i2", offset=_PLAIN_HEADER.size).reshape(-1, channels)
-        self.frames = len(self._samples)
-        self._at = 0
-
-    @classmethod
-    def of(cls, content: bytes) -> PlainWav | None:
-        """The file, if it is one and its header is true to the byte."""
-        if len(content) <= _PLAIN_HEADER.size or content[44:48] in {b"OggS", b"wvpk"}:  # these are refused
-            return None
-        riff, _, wave, size, tag, channels, rate, _, block, bits, data, nbytes = _PLAIN_HEADER.unpack_from(content)
-        if (riff, wave, size, tag, bits, data) != (b"RIFF", b"WAVEfmt ", 16, 1, 16, b"data"):
-            return None
-        if nbytes != len(content) - _PLAIN_HEADER.size or block != 2 * channels or not block or nbytes % block:
-            return None
-        return cls(content, channels, rate) if channels <= _MOST_CHANNELS and 0 < rate <= _HIGHEST_RATE else None
-
-    def read(self, frames: int, dtype: str, always_2d: bool) -> npt.NDArray[np.float32]:  # noqa: ARG002 - as soundfile
-        """The next frames, (frames, channels), from -1 to 1."""
-        part = self._samples[self._at : self._at + frames].astype(np.float32)
-        self._at += len(part)
-        part *= np.float32(2.0**-15)
-        return part
 
 
 class WavHeader(NamedTuple):
@@ -205,8 +163,7 @@ def decode_audio(payload: Media, rate: int, max_seconds: float, truncate: bool) 
         raise unreadable(payload, "audio", MEDIA_TYPES, EXAMPLES)
     check_wav(content, max_seconds, truncate)
     try:
-        plain = PlainWav.of(content)
-        with soundfile.SoundFile(_Content(content)) if plain is None else nullcontext(plain) as sound:
+        with soundfile.SoundFile(_Content(content)) as sound:
             if sound.format not in _FORMATS:
                 raise UnsupportedMedia(f"{sound.format} sounds are not decoded here: send {EXAMPLES}")
             name = f"audio/{_FORMATS[sound.format]}"
@@ -236,7 +193,7 @@ def _recognized(content: bytes) -> bool:
 
 
 def _read(
-    sound: soundfile.SoundFile | PlainWav, name: str, rate: int, max_seconds: float, truncate: bool
+    sound: soundfile.SoundFile, name: str, rate: int, max_seconds: float, truncate: bool
 ) -> npt.NDArray[np.float32]:
     if not 1 <= sound.channels <= _MOST_CHANNELS:
         raise InvalidRequest(f"the {name} has {sound.channels} channels, at most {_MOST_CHANNELS}")

@@ -18,7 +18,7 @@ from hypothesis_profiles import examples
 
 from serve_app.errors import InvalidRequest, UnsupportedMedia
 from serve_app.payloads import Media
-from serve_app.processors.audio_decoder import PlainWav, decode_audio, guess_seconds, wav_header
+from serve_app.processors.audio_decoder import decode_audio, guess_seconds, wav_header
 
 RATE = 16_000
 
@@ -66,37 +66,6 @@ def test_lossless_formats_give_the_samples_back(kind: str, subtype: str) -> None
 
     assert samples.dtype == np.float32
     np.testing.assert_allclose(samples, tone(), atol=1 / 32_000)
-
-
-@settings(max_examples=examples(100))
-@given(
-    data=st.binary(min_size=2, max_size=64),
-    channels=st.integers(1, 4),
-    rate=st.sampled_from([1, 8_000, 44_100, 384_000]),
-    changes=st.dictionaries(st.integers(0, 43), st.integers(0, 255), max_size=2),
-)
-def test_a_plain_wav_is_read_as_the_decoder_reads_it(
-    data: bytes, channels: int, rate: int, changes: dict[int, int]
-) -> None:
-    """What is taken for one gives the decoder's samples bit for bit, whatever else its header says."""
-    data *= channels
-    made = io.BytesIO()
-    soundfile.write(made, np.frombuffer(data[: len(data) // 2 * 2], "<i2").reshape(-1, 1), rate, format="WAV")
-    content = bytearray(made.getvalue())
-    block = struct.pack("<HIIH", channels, rate, rate * 2 * channels, 2 * channels)
-    content[22:34] = block
-    for place, value in changes.items():
-        content[place] = value
-
-    plain = PlainWav.of(bytes(content))
-
-    if not changes:
-        whole = (len(content) - 44) % (2 * channels) == 0
-        assert (plain is not None) == (whole and not data.startswith((b"OggS", b"wvpk")))
-    if plain is not None:
-        expected, expected_rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
-        assert expected_rate == plain.samplerate
-        np.testing.assert_array_equal(expected, plain.read(1_000, "float32", True), strict=True)
 
 
 @pytest.mark.parametrize(("kind", "subtype"), LOSSY)
