@@ -26,16 +26,19 @@ _KINDS = (CLOSED, PACED, OVERLOAD)
 def choose(text: str, known: Sequence[str], what: str) -> list[str]:
     """Names out of a text with commas between them, in the order of ``known``; all where it is empty.
 
-    A name stands for all that begin with it, whatever the case of its letters.
+    A word that is no name itself stands for all names that begin with it, whatever the case of the letters.
 
     Raises:
         BenchmarkError: There is no such name.
     """
-    wanted = [each.strip().lower() for each in text.split(",") if each.strip()]
-    for each in wanted:
-        if not any(name.lower().startswith(each) for name in known):
-            raise BenchmarkError(f"there is no {what} {each!r}; there are: {'; '.join(known)}")
-    return [name for name in known if not wanted or any(name.lower().startswith(each) for each in wanted)]
+    found = set()
+    for wanted in filter(None, (each.strip().lower() for each in text.split(","))):
+        meant = [name for name in known if name.lower() == wanted]
+        meant = meant or [name for name in known if name.lower().startswith(wanted)]
+        if not meant:
+            raise BenchmarkError(f"there is no {what} {wanted!r}; there are: {'; '.join(known)}")
+        found |= set(meant)
+    return [name for name in known if name in found or not found]
 
 
 def main(

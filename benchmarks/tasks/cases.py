@@ -107,7 +107,7 @@ def model_folders() -> dict[str, Path]:
 
 def make_samples(task: Task, folder: Path) -> list[Sample]:
     """Requests of a task, always the same ones, and what the model alone answers to each, row by row."""
-    work = make_work(folder, threads=1, rows=1)
+    work = make_work(str(folder), threads=1, rows=1)
     requests = _MAKERS[task.name](np.random.default_rng(_SEED))
     return [Sample(each, work.answer(work.run(work.prepare(each.body)))) for each in requests]
 

@@ -187,6 +187,10 @@ SYSTEMS = {
         System(f"{OURS}, demo file", (Setting(),), _demo),
         System(f"{OURS}, five lines", (Setting(),), _minimal),
         System("FastAPI", _COMMON, partial(_rival, "FastAPI", "fastapi_app", "fastapi", False), "fastapi", "fastapi"),
+        System(
+            "LitServe", _COMMON, partial(_rival, "LitServe", "litserve_app", "litserve", True), "litserve", "litserve"
+        ),
+        System("BentoML", _COMMON, partial(_rival, "BentoML", "bentoml_app", "bentoml", True), "bentoml", "bentoml"),
         System("stock Ray Serve", _RAY, _stock),
     )
 }

@@ -40,7 +40,6 @@ class Settings:
         batches: Whether requests of different clients may share a run.
         rows: Rows of one run at most. The rows of a request or batch are sorted by length first; with 1, nothing is
             padded.
-        model: The only one that is served; empty for all.
     """
 
     models: Mapping[str, str]
@@ -49,7 +48,6 @@ class Settings:
     threads: int
     batches: bool
     rows: int
-    model: str = ""
 
     @classmethod
     def from_text(cls, text: str) -> Settings:
@@ -64,7 +62,7 @@ class Settings:
 
     def work(self) -> dict[str, Work]:
         """Every model, loaded."""
-        return {name: make_work(Path(folder), self.threads, self.rows) for name, folder in self.models.items()}
+        return {name: make_work(folder, self.threads, self.rows) for name, folder in self.models.items()}
 
 
 class Work:
@@ -209,8 +207,9 @@ class Sounds(Labelled):
         return [mono if rate == wanted else soxr.resample(mono, rate, wanted).astype(np.float32)]
 
 
-def make_work(folder: Path, threads: int, rows: int) -> Work:
+def make_work(path: str, threads: int, rows: int) -> Work:
     """The work of the model in a folder, as the files beside it say."""
+    folder = Path(path)
     if (folder / "tokenizer.json").exists():
         return Texts(folder, threads, rows)
     sounds = "sampling_rate" in _read(folder, "preprocessor_config.json")
