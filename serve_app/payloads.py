@@ -159,6 +159,12 @@ class Compute(NamedTuple):
     instances: int
     reason: str
 
+    @property
+    def told(self) -> str:
+        """In words, for logs."""
+        threads, instances = "s" * (self.threads != 1), "s" * (self.instances != 1)
+        return f"{self.threads} thread{threads}, {self.instances} instance{instances}: {self.reason}"
+
 
 TENSORS = "tensors"
 """The task of a model that takes and gives plain tensors: it has no processor."""

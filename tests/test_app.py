@@ -191,7 +191,11 @@ def test_the_profile_of_another_model_stops_the_build(tmp_path: Path) -> None:
 
 def test_a_profile_of_other_threads_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is better than nothing, and not what replicas will do."""
-    build(profiled(tmp_path, threads=8))
+    args = profiled(tmp_path, threads=8)
+    build(args)
+    assert caplog.messages == []  # replicas decide themselves
+    args["models"][0]["resources"] = {"threads": 1}
+    build(args)
     note = f"model 'm': profile: {tmp_path}/m.json was measured with threads: 8, replicas have 1"
     assert caplog.messages == [note]
 

@@ -1,4 +1,4 @@
-"""What a server that has just started says of its models: which requests share runs, and why others do not."""
+"""What a server that has just started says of its models: which share runs, and why others do not; on which cores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from serve_app.payloads import PROVEN
+from serve_app.payloads import PROVEN, Compute
 
 _MOST_BYTES = 16 * 2**20
 _LISTED = 10
@@ -25,7 +25,11 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
     """
     models = _models(host, port, f"{prefix}/status")
     joined, untried, apart = [], [], []
+    cores: list[str] = []
     for name, model in models.items():
+        compute = Compute(**model["compute"]) if "compute" in model else None
+        if compute is not None and compute.threads * compute.instances > 1:
+            cores.append(escape(f"{name} ({compute.told})"))
         for variant, verdict in model.get("joinable", {}).items():
             build = escape(f"{name}/{variant}" if variant else name)
             known = f"{verdict['verdict']}, {verdict['deviation']:.1g}" if verdict["deviation"] else verdict["verdict"]
@@ -40,6 +44,8 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
     if untried:
         yield f"batched if that changes no answer, which is tried when they are loaded: {_listed(untried)}"
     yield from apart
+    if cores:
+        yield f"[green]several cores:[/] {_listed(cores)}"
 
 
 def _listed(builds: Sequence[str]) -> str:

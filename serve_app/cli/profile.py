@@ -8,6 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Literal
@@ -27,7 +28,8 @@ from serve_app.backends.warm_up import MakeInputs, first_that_runs, spaced_bucke
 from serve_app.cli.limits import has_gpu
 from serve_app.cli.profile_report import draw, summary, table
 from serve_app.composition import expand_pools, read_args
-from serve_app.composition.backend import make_backend
+from serve_app.composition.backend import load_builds, make_backend
+from serve_app.composition.compute import choose_compute, with_threads
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, read_builds
 from serve_app.composition.profile import sha256
@@ -40,6 +42,7 @@ from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.payloads import Joinable
 from serve_app.processors.processor import Processor
 from serve_app.replica.proof import ProofContext, prove_replica
+from serve_app.replica.warm_up import middle_inputs
 
 PlotFormat = Literal["svg", "png"]
 
@@ -128,22 +131,33 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
     with_gpu = resolve_device(model.resources.device, gpu_available, model.name) == "cuda"
     before, gpu_before = resident_bytes(), gpu_bytes() if with_gpu else None
     backends: dict[str, Backend] = {}
+    start = monotonic()
     try:
         builds = read_builds(model, locations)
-        for variant, location in locations.items():
-            backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
-            note = backend.load()
-            backends[variant] = backend
-            if note is not None:
-                out.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
+        tell = partial(_tell, out)
+        load_builds(model, locations, builds, backends, tell, gpu_available=gpu_available)
         memory = Memory(
             before_load_bytes=before,
             after_load_bytes=resident_bytes(),
             gpu_before_load_bytes=gpu_before,
             gpu_after_load_bytes=gpu_bytes() if with_gpu else None,
         )
+        rows = builds[""].joinable.rows
+        processor = makes_examples(make_processor(model, backends[""].signature, locations[""]))
+        make_inputs = _inputs(model, backends, processor, rows=rows)
+        buckets = (0,) if processor is None else spaced_buckets(processor.buckets)
+        compute = None
+        if options.threads is None:
+            make = partial(make_backend, location=locations[""], build=builds[""], gpu_available=gpu_available)
+            middle = middle_inputs(make_inputs, model.batching.max_rows if rows else 1, buckets)
+            compute, _ = choose_compute(model, locations, backends[""], middle, make, monotonic() - start)
+            if compute.threads != model.resources.session_threads:
+                model = with_threads(model, compute.threads)
+                load_builds(model, locations, builds, backends, tell, gpu_available=gpu_available)
         began, waited = monotonic(), waited_s()
-        measurements = _sweep(model, backends, locations, options, out, rows=builds[""].joinable.rows)
+        measurements = _sweep(model, backends, make_inputs, buckets, options, out, rows=rows)
+        if compute is not None:
+            out.print(f"{model.name}: a replica here computes with {compute.told}", highlight=False, soft_wrap=True)
         elapsed, waited_in_all = monotonic() - began, waited_s()
         device = backends[""].device
         verdicts = _verdicts(model, backends, builds, locations)
@@ -195,15 +209,13 @@ def _verdicts(
 def _sweep(
     model: ModelConfig,
     backends: Mapping[str, Backend],
-    locations: Mapping[str, ModelLocation],
+    make_inputs: MakeInputs,
+    buckets: Sequence[int],
     options: ProfileOptions,
     out: Console,
     *,
     rows: bool,
 ) -> list[Measurement]:
-    exact = backends[""]
-    processor = makes_examples(make_processor(model, exact.signature, locations[""]))
-    make_inputs = _inputs(model, backends, processor, rows=rows)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with ProgressBar(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(model.name, total=None)
@@ -220,10 +232,14 @@ def _sweep(
             backends,
             make_inputs,
             rows=(options.rows or sweep_rows(model.batching.max_rows)) if rows else (1,),
-            buckets=(0,) if processor is None else spaced_buckets(processor.buckets),
+            buckets=buckets,
             seconds=options.seconds,
             on_progress=show,
         )
+
+
+def _tell(out: Console, note: str) -> None:
+    out.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
 
 
 def _inputs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,37 @@ def make_backend(model: ModelConfig, location: ModelLocation, build: Description
     if model.processor is not None:
         settings = replace(settings, processor_threads=model.resources.preprocess_threads)
     return location.kind.create(settings, read_options(model, location.kind))
+
+
+def load_builds(
+    model: ModelConfig,
+    locations: Mapping[str, ModelLocation],
+    builds: Mapping[str, Description],
+    backends: dict[str, Backend],
+    tell: Callable[[str], None],
+    *,
+    gpu_available: bool,
+) -> None:
+    """Load every build of a model.
+
+    Args:
+        model: The model.
+        locations: Its files, by variant.
+        builds: By variant, what they say.
+        backends: Receives the backends; those that are there are closed. What failed to load is there, too.
+        tell: Is told what an operator should know.
+        gpu_available: As of `make_backend`.
+
+    Raises:
+        ConfigError: One cannot be loaded.
+    """
+    for variant, location in locations.items():
+        backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
+        if variant in backends:
+            backends[variant].close()
+        backends[variant] = backend
+        if (note := backend.load()) is not None:
+            tell(note)
 
 
 def build_settings(

@@ -12,12 +12,12 @@ from serve_app.composition.model import memory_of
 from serve_app.config import ModelConfig
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Compute, Tensors
-from serve_app.replica.compute import MOST_INSTANCES, Measured, Need, decide, run_s, threaded, together
+from serve_app.replica.compute import MOST_INSTANCES, Measured, decide, run_s, threaded, together
 from serve_app.replica.cores import available_cores
 from serve_app.replica.process_memory import own_memory
 
-_PART = 0.1
-"""The measurements may take this part of the time for the warm-up, besides one pair of runs each."""
+_PART = 0.03
+"""Each of three measurements may take this part of the time for the warm-up, or two runs."""
 
 
 def of_one(model: ModelConfig, why: str) -> Compute:
@@ -54,41 +54,39 @@ def choose_compute(
     Raises:
         SessionLost: The session has ended.
     """
-    if not all(location.kind.concurrent for location in locations.values()):
-        return of_one(model, "so its backend wants it"), 1.0
-    if backend.device != "cpu":
-        return of_one(model, "it runs on a GPU"), 1.0
+    if not all(location.kind.concurrent for location in locations.values()) or backend.device != "cpu":
+        return of_one(model, "so its backend or device wants it"), 1.0
     resources, cores, found = model.resources, min(available_cores(), MOST_INSTANCES), Measured()
     threads = None if resources.threads == "auto" else resources.threads
     instances = None if resources.instances == "auto" else resources.instances
-    budget_s = _PART * model.health.warm_up_s / len(Need)
+    budget_s = _PART * model.health.warm_up_s
     try:
-        while isinstance(step := decide(threads, instances, cores, found), Need):
+        while isinstance(step := decide(threads, instances, cores, found), str):
             if inputs is None:
                 return of_one(model, "it runs on no known input that could be measured"), 1.0
-            if step is Need.RUN:
-                found = found._replace(run_s=run_s(backend, inputs, budget_s))
-            elif step is Need.TOGETHER:
-                found = found._replace(together=together(backend, inputs, found.run_s or 0.0, cores, budget_s))
+            if step == "run_s":
+                value = run_s(backend, inputs, budget_s)
+            elif step == "together":
+                value = together(backend, inputs, found.run_s or 0.0, cores, budget_s)
+            elif 2 * loaded_s > model.health.warm_up_s or not _has_memory(model, locations):
+                value = 0.0
             else:
-                faster = 0.0
-                if 2 * loaded_s <= model.health.warm_up_s and _has_memory(model, locations):
-                    other = make(with_threads(model, cores))
-                    try:
-                        other.load()
-                        faster = threaded(backend, other, inputs, found.run_s or 0.0, budget_s)
-                    finally:
-                        other.close()
-                found = found._replace(threaded=faster)
-        gain = float(step.instances)
+                other = make(with_threads(model, cores))
+                try:
+                    other.load()
+                    value = threaded(backend, other, inputs, budget_s)
+                finally:
+                    other.close()
+            found = found._replace(**{step: value})
+        slowdown = 1.0
         if step.instances > 1 and inputs is not None:
             alone_s = found.run_s or run_s(backend, inputs, budget_s)
-            gain = found.together or together(backend, inputs, alone_s, step.instances, budget_s)
+            slowdown = step.instances / (found.together or together(backend, inputs, alone_s, step.instances, budget_s))
     except SessionLost:
         raise
     except ServeAppError as error:
         return of_one(model, f"it failed while that was measured: {error.message}"), 1.0
-    return step, max(1.0, step.instances / gain)
+    return step, max(1.0, slowdown)
 
 
 def _has_memory(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> bool:

@@ -14,7 +14,7 @@ from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
-from serve_app.composition.backend import make_backend
+from serve_app.composition.backend import load_builds, make_backend
 from serve_app.composition.compute import choose_compute, of_one, with_threads
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, memory_of
@@ -129,13 +129,9 @@ def make_replica(
             compute, slowdown = choose_compute(model, locations, backends[""], warm_up.middle, load, loaded_s)
         if compute.threads != model.resources.session_threads:
             model = with_threads(model, compute.threads)
-            _load(model, builds, locations, backends, gpu_available=gpu_available)
+            load_builds(model, locations, builds, backends, _log.warning, gpu_available=gpu_available)
             warm_up = warm(budget_s=budget_s)
-        told = "thread" if compute.threads == 1 else "threads"
-        instances = "instance" if compute.instances == 1 else "instances"
-        _log.info(
-            "%s: %d %s, %d %s: %s", model.name, compute.threads, told, compute.instances, instances, compute.reason
-        )
+        _log.info("%s computes with %s", model.name, compute.told)
         if member is None:
             keys = {
                 variant: _key(model, locations[variant], builds[variant], backends[variant]) for variant in locations
@@ -223,7 +219,7 @@ def _loaded(
     with ExitStack() as unless_kept:
         backends: dict[str, Backend] = {}
         unless_kept.callback(_close, backends)
-        _load(model, builds, locations, backends, gpu_available=gpu_available)
+        load_builds(model, locations, builds, backends, _log.warning, gpu_available=gpu_available)
         try:
             yield backends
         except SessionLost as error:
@@ -233,24 +229,6 @@ def _loaded(
             )
             raise ConfigError((problem,)) from None
         unless_kept.pop_all()
-
-
-def _load(
-    model: ModelConfig,
-    builds: Mapping[str, Description],
-    locations: Mapping[str, ModelLocation],
-    backends: dict[str, Backend],
-    *,
-    gpu_available: bool,
-) -> None:
-    """Put every build of a model, loaded, among the backends, in the place of what is closed for it."""
-    for variant, location in locations.items():
-        backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
-        if variant in backends:
-            backends[variant].close()
-        backends[variant] = backend
-        if (note := backend.load()) is not None:
-            _log.warning(note)
 
 
 def _close(backends: Mapping[str, Backend]) -> None:

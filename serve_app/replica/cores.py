@@ -7,24 +7,17 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
-
 
 def available_cores() -> int:
-    """Those that it may run on, and no more than the quotas of its control groups (v1 or v2) pay for; at least 1."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        cores = os.cpu_count() or 1
-    membership = ""
+    """Those that it may run on, and no more than its control groups pay for; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError):
-        membership = _MEMBERSHIP.read_text()
-    return max(1, min(cores, int(min(cores, cpu_quota(_CGROUPS, membership)))))
+        cores = int(min(cores, cpu_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text())))
+    return max(1, cores)
 
 
 def cpu_quota(root: Path, membership: str) -> float:
-    """CPUs that control groups allow, the least of each group and those above it; ``inf``: any number.
+    """CPUs that control groups (v1, v2) mounted there allow: the least of each group and those above it.
 
     Args:
         root: Where their file system is mounted.
@@ -33,23 +26,18 @@ def cpu_quota(root: Path, membership: str) -> float:
     least = inf
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mounted = root / "cpu" if controllers else root
-        # In a container the path may be the host's: then the mounted root is this group.
-        folder = mounted / path.lstrip("/")
-        for group in (folder, *folder.parents):
-            least = min(least, _quota(group))
-            if group == mounted:
-                break
+        if not controllers or "cpu" in controllers.split(","):
+            mounted = root / "cpu" if controllers else root
+            group = mounted / path.lstrip("/")  # may be the host's, in a container: what is mounted is its own then
+            least = min(least, *(_quota(each) for each in (group, *group.parents) if each.is_relative_to(mounted)))
     return least
 
 
 def _quota(group: Path) -> float:
     with suppress(OSError, ValueError):
-        quota, _, period = (group / "cpu.max").read_text().partition(" ")
+        quota, period = (group / "cpu.max").read_text().split()
         return int(quota) / int(period)
     with suppress(OSError, ValueError):
-        allowed = int((group / "cpu.cfs_quota_us").read_text())
-        return allowed / int((group / "cpu.cfs_period_us").read_text()) if allowed > 0 else inf
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else inf
     return inf

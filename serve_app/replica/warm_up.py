@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.samples import Samples
-from serve_app.backends.warm_up import try_warm_up
+from serve_app.backends.warm_up import MakeInputs, try_warm_up
 from serve_app.payloads import Execution, Tensors
 from serve_app.processors.processor import Processor
 
@@ -31,6 +31,11 @@ class ReplicaWarmUp(NamedTuple):
     examples: dict[str, Tensors]
     reason: str | None
     middle: Tensors | None = None
+
+
+def middle_inputs(make_inputs: MakeInputs, max_rows: int, buckets: Sequence[int]) -> Tensors:
+    """An input of middle size: a few rows, of the middle cost bucket."""
+    return make_inputs(min(_MIDDLE_ROWS, max_rows), sorted(buckets)[len(buckets) // 2] if buckets else 0)
 
 
 def warm_up_replica(
@@ -74,7 +79,7 @@ def warm_up_replica(
         if warm.make_inputs is not None:
             examples[variant] = warm.make_inputs(1, min(buckets, default=0))
             if not variant:
-                middle = warm.make_inputs(min(_MIDDLE_ROWS, max_rows), sorted(buckets or (0,))[len(buckets) // 2])
+                middle = middle_inputs(warm.make_inputs, max_rows, buckets)
             if warm.reason is not None:
                 reasons.append(f"{build}: {warm.reason}")
         else:

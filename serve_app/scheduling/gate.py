@@ -25,7 +25,7 @@ from serve_app.scheduling.batching.overhead import Overhead
 from serve_app.scheduling.batching.policy import PendingBatch, dispatch_at, target_s
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.instances import Instances
+from serve_app.scheduling.instances import Instance, Instances
 from serve_app.scheduling.queueing.queue import ClassQueue, ModelQueue
 from serve_app.scheduling.queueing.shares import Shares, fill_parts_of
 from serve_app.scheduling.queueing.tenant_queue import Totals
@@ -110,7 +110,7 @@ class Gate:
         # The longest batch that each entry of class `high` tolerated when it arrived.
         self._tolerable_s: dict[Entry, float] = {}
         self._pause = Overhead(0.0, 0.5)
-        self._instances = Instances(instances)
+        self._instances = Instances([Instance() for _ in range(instances)])
         self._idle_since: float | None = None
         self.latencies = VariantLatency()
         self.shares = Shares(min_share)

@@ -241,8 +241,8 @@ def test_what_is_followed(tmp_path: Path, text: str, keys: dict[str, Any]) -> No
         (
             'parameters { key: "intra_op_thread_count" value { string_value: "0" } }',
             (
-                '11:1: parameters["intra_op_thread_count"]: means all cores there; here resources.threads is 1 unless'
-                " it is set"
+                '11:1: parameters["intra_op_thread_count"]: means all cores there; here replicas measure how many pay,'
+                " unless resources.threads is set"
             ),
         ),
         (

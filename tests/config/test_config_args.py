@@ -296,7 +296,7 @@ def test_faults_are_reported_together() -> None:
     assert found == (
         "args.router.replicas: must be at least 1, got 0",
         "args.models[0].batchng: unknown key; did you mean batching?",
-        "args.models[1].resources.threads: must be a whole number, got 'many'",
+        "args.models[1].resources.threads: must be 'auto', got 'many'; or must be a whole number, got 'many'",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Barrier
+from threading import Barrier, Semaphore
 
 import pytest
 from hypothesis import given
@@ -11,19 +11,18 @@ from runtime_harness import tensor
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Compute, ModelSignature, Tensors
-from serve_app.replica.compute import Measured, Need, decide, run_s, threaded, together
+from serve_app.replica.compute import Measured, decide, run_s, threaded, together
 
 CONFIGURED = st.none() | st.integers(1, 9)
 MEASURED = st.builds(Measured, st.floats(1e-6, 10.0), st.floats(0.1, 9.0), st.floats(0.0, 9.0))
 
 
-def decided(threads: int | None, instances: int | None, cores: int, measured: Measured) -> tuple[Compute, list[Need]]:
+def decided(threads: int | None, instances: int | None, cores: int, measured: Measured) -> tuple[Compute, list[str]]:
     """The decision where everything that it asks for is measured, and what it asked for."""
     known, asked = Measured(), []
-    while isinstance(step := decide(threads, instances, cores, known), Need):
+    while isinstance(step := decide(threads, instances, cores, known), str):
         asked.append(step)
-        name = "run_s" if step is Need.RUN else step.value
-        known = known._replace(**{name: getattr(measured, name)})
+        known = known._replace(**{step: getattr(measured, step)})
     return step, asked
 
 
@@ -43,9 +42,9 @@ def test_nothing_is_measured_in_vain(
     """Nothing twice, nothing on one core, and nothing but a run of a small model."""
     found, asked = decided(threads, instances, cores, measured)
     assert len(set(asked)) == len(asked)
-    assert not asked or (cores > 1 and asked[0] is Need.RUN)
+    assert not asked or (cores > 1 and asked[0] == "run_s")
     assert asked[1:] == [] or (measured.run_s or 0.0) >= 0.002
-    assert found[:2] == (1, 1) or not asked or asked[-1] is (Need.TOGETHER if found.instances > 1 else Need.THREADED)
+    assert found[:2] == (1, 1) or not asked or asked[-1] == ("together" if found.instances > 1 else "threaded")
 
 
 @pytest.mark.parametrize(
@@ -55,23 +54,19 @@ def test_nothing_is_measured_in_vain(
         (Measured(0.02, 1.9, 1.9), Compute(1, 2, "2 runs at once do 1.90 times the rows of one at a time")),
         (
             Measured(0.02, 1.1, 1.4),
-            Compute(2, 1, "a run with 2 threads is 1.40 times as fast"),
+            Compute(2, 1, "a run of 2 threads is 1.40 times as fast"),
         ),
         (
             Measured(0.02, 1.1, 1.1),
             Compute(
                 1,
                 1,
-                "2 runs at once do 1.10 times the rows of one at a time; a run with 2 threads is 1.10 times as fast",
+                "2 runs at once do 1.10 times the rows of one at a time; a run of 2 threads is 1.10 times as fast",
             ),
         ),
         (
             Measured(0.02, 1.1, 0.0),
-            Compute(
-                1,
-                1,
-                "2 runs at once do 1.10 times the rows of one at a time; there was no time or memory to try 2 threads",
-            ),
+            Compute(1, 1, "2 runs at once do 1.10 times the rows of one at a time"),
         ),
     ],
     ids=["small", "instances", "threads", "neither", "not tried"],
@@ -82,24 +77,23 @@ def test_the_choice_of_a_replica_that_may_have_two_cores(measured: Measured, exp
 
 
 class Meeting:
-    """A backend whose runs end when as many are under way as there should be at once."""
+    """A backend whose first runs end when so many are under way at once; more than a few fail."""
 
     signature = ModelSignature((), ())
     device = "cpu"
 
-    def __init__(self, parties: int) -> None:
-        self.barrier = Barrier(parties)
-        self.runs = 0
+    def __init__(self, parties: int, most: int) -> None:
+        self._barrier = Barrier(parties)
+        self._left = Semaphore(most)
 
     def load(self) -> None:
         """Nothing to load."""
 
     def run(self, inputs: Tensors) -> Tensors:
         """Meet the others."""
-        self.runs += 1
-        if self.runs > self.barrier.parties:
+        if not self._left.acquire(blocking=False):
             raise InferenceFailed("enough")
-        self.barrier.wait(timeout=30.0)
+        self._barrier.wait(timeout=30.0)
         return inputs
 
     run_whole = run
@@ -109,16 +103,17 @@ class Meeting:
 
 
 def test_runs_are_measured_at_once() -> None:
-    """And what one of them raises is raised. The first ones only meet if they run beside each other."""
-    backend = Meeting(3)
+    """None of them would end by itself. Without time, each thread has one that counts after one that does not."""
+    assert together(Meeting(3, 6), tensor(1.0), 1.0, 3, 0.0) > 0.0
+
+
+def test_what_a_run_raises_is_raised() -> None:
+    """Whichever thread it is in."""
     with pytest.raises(InferenceFailed, match="enough"):
-        together(backend, tensor(1.0), 1.0, 3, 0.0)
-    assert backend.runs > 3
+        together(Meeting(3, 3), tensor(1.0), 1.0, 3, 0.0)
 
 
-def test_without_time_one_pair_is_measured() -> None:
-    """After runs that do not count."""
-    one, other = Meeting(1), Meeting(1)
-    one.run = other.run = lambda inputs: inputs  # type: ignore[method-assign]
-    assert run_s(one, tensor(1.0), 0.0) > 0.0
-    assert threaded(one, other, tensor(1.0), 1.0, 0.0) > 0.0
+def test_without_time_a_run_of_each_is_measured() -> None:
+    """After one that does not count."""
+    assert run_s(Meeting(1, 2), tensor(1.0), 0.0) > 0.0
+    assert threaded(Meeting(1, 2), Meeting(1, 2), tensor(1.0), 0.0) > 0.0

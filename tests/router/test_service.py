@@ -15,7 +15,7 @@ from runtime_harness import MODEL, Transport, classes, make_dispatcher, serve, t
 from serve_app.domain.agreed import Told
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppError
-from serve_app.payloads import Media, ModelSignature, TensorSpec
+from serve_app.payloads import Compute, Media, ModelSignature, TensorSpec
 from serve_app.processors import create_processor
 from serve_app.processors.processor import Cost, Processor
 from serve_app.router.served import cost_of
@@ -225,3 +225,14 @@ async def test_the_status_tells_of_any_replica_that_is_not_warm() -> None:
         service.on_warm_up(model, [Told(not_warmed=reason) for reason in reasons])
         said.append(service.status()["models"][model].get("warm_up"))
     assert said == [None, {"warmed": True}, {"warmed": False, "reason": "it fails"}, {"warmed": True}, None]
+
+
+async def test_the_status_tells_what_a_replica_computes_with() -> None:
+    """As long as one has told."""
+    service = make_service(Transport())
+    (model,) = service.models
+    said = []
+    for told in ([], [Told()], [Told(), Told(compute=Compute(1, 2, "it pays"))]):
+        service.on_warm_up(model, told)
+        said.append(service.status()["models"][model].get("compute"))
+    assert said == [None, None, {"threads": 1, "instances": 2, "reason": "it pays"}]

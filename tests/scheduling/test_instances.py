@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scheduling_builders import HIGH, make_entry, make_gate
 
 from serve_app.scheduling.gate import Gate
-from serve_app.scheduling.instances import Instances
+from serve_app.scheduling.instances import Instance, Instances
 
 
 def at_two(entries: int = 0, *, runs: int = 0, **settings: int) -> Gate:
@@ -83,7 +83,7 @@ def test_class_high_waits_for_the_first_that_is_free() -> None:
 @given(st.lists(st.floats(0.0, 9.0), min_size=1, max_size=5), st.floats(0.0, 9.0), st.floats(0.0, 9.0))
 def test_outlooks_are_in_order(predicted_s: list[float], now: float, waiting_s: float) -> None:
     """One is free before all is done, and more that waits takes longer."""
-    instances = Instances(len(predicted_s))
+    instances = Instances([Instance() for _ in predicted_s])
     for instance, seconds in enumerate(predicted_s):
         instances[instance].begin(seconds, 0.0)
     first_s, _ = instances.first_free(now)

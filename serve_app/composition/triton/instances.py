@@ -98,7 +98,8 @@ def read_parameters(fields: Fields, *, on_gpu: bool) -> dict[str, Any]:
             case "intra_op_thread_count" if value.isdecimal() and int(value):
                 resources["threads"] = int(value)
             case "intra_op_thread_count":
-                entry.note("", "means all cores there; here resources.threads is 1 unless it is set")
+                told = "means all cores there; here replicas measure how many pay, unless resources.threads is set"
+                entry.note("", told)
             case "gpu_mem_limit" if value.isdecimal() and int(value) and on_gpu:
                 resources["gpu_memory"] = int(value)
             case "execution_mode" if value in {"", "0"}:

@@ -1,0 +1,75 @@
+"""What replicas of a configuration compute with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx_models
+import pytest
+import python_models
+from runtime_harness import batch_same_turn, tensor
+
+from serve_app.composition.model import find_files, read_builds
+from serve_app.composition.replica import Replica, make_replica
+from serve_app.config.args import parse_args
+from serve_app.payloads import Bundle, Success, WireEntry
+
+MakeReplica = Callable[..., Replica]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeReplica]:
+    """Replicas of a small model that have these resources."""
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))
+    onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
+    python_models.make(tmp_path / "p", "linear")
+    made: list[Replica] = []
+
+    def replica(*, planned: bool = False, path: str = "m", keys: Any = None, **resources: Any) -> Replica:
+        (model,) = parse_args({"models": [{"name": "m", "path": path, "resources": resources, **(keys or {})}]}).models
+        locations = find_files(model)
+        made.append(make_replica(model, read_builds(model, locations), batch_same_turn, planned=planned))
+        return made[-1]
+
+    yield replica
+    for each in made:
+        each.worker.close()
+
+
+def answered(replica: Replica) -> list[float]:
+    """What requests that come at once get."""
+
+    async def ask() -> list[Any]:
+        entries = [WireEntry(2, 60.0, 1, "", tensor(float(value))) for value in range(8)]
+        return await asyncio.gather(*(replica.worker.run(Bundle([entry], "r")) for entry in entries))
+
+    results = [result.results[0] for result in asyncio.run(ask())]
+    return [result.value["y"].item() for result in results if isinstance(result, Success)]
+
+
+@pytest.mark.parametrize(("threads", "instances"), [(1, 1), (1, 3), (2, 1), (2, 2)])
+def test_what_is_configured(threads: int, instances: int, make: MakeReplica) -> None:
+    """And it answers with it."""
+    replica = make(threads=threads, instances=instances)
+    assert replica.compute == (threads, instances, "as configured")
+    assert answered(replica) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+
+
+def test_a_small_model_is_left_as_it_is(make: MakeReplica, caplog: pytest.LogCaptureFixture) -> None:
+    """Its runs take microseconds. The log tells."""
+    with caplog.at_level(logging.INFO):
+        compute = make().compute
+    assert compute[:2] == (1, 1)
+    assert f"m computes with 1 thread, 1 instance: {compute.reason}" in caplog.text
+
+
+def test_who_runs_one_batch_at_a_time(make: MakeReplica) -> None:
+    """Whatever is configured: a model that shares its device, and one of a backend that wants it."""
+    shared = make(planned=True, threads=2, instances=2).compute
+    assert shared == (2, 1, "one batch at a time: it shares its device")
+    own = make(path="p", keys={"backend": "python"}, instances=2).compute
+    assert own == (1, 1, "one batch at a time: so its backend or device wants it")
