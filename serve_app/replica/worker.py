@@ -368,7 +368,7 @@ class Worker:
                 staged.nbytes += array.nbytes
         if staged.nbytes <= SMALL_BYTES:
             self._executor.assemble(staged)
-        elif self._runner.busy and len(staged.entries) > 1:
+        elif self._runner.busy and len(staged.entries) > 1 and staged.nbytes > _LARGE_BYTES:
             staged.assembling = self._pool.submit("pad", partial(self._executor.assemble, staged))
 
 
@@ -398,6 +398,9 @@ def _send_from_thread(
 
 _UNLIMITED = StreamLimits(inf, 1, 0, 0.0)
 """Of an entry whose router does not know that the model streams: its parts are collected."""
+
+_LARGE_BYTES = 2**20
+"""Below this, a thread would cost more of the processor than the session's thread gains when another one copies."""
 
 _TIMER_S = 0.002
 """By how much an event loop's timers are late: they have whole milliseconds, and something else may be running."""

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 
 from serve_app.payloads import (
     Bundle,
@@ -79,12 +79,12 @@ def encode_bundle(
         facts.append((int(entry.priority), *fields[1:4], *fields[6:]))
         payloads.append(entry.payload)
         origins.append(entry.origin and astuple(entry.origin))
-    packed = _pack(payloads, arena)
-    if packed is None:
-        return _pickled(call, (sent_at, replace(bundle, parts=None))), []
-    columns, buffers, kept = packed
     told = origins if any(origins) else None  # nothing where nothing is known
     addressed = (bundle.sender, bundle.revision, bundle.model)
+    packed = _pack(payloads, arena)
+    if packed is None:
+        return _pickled((call, _PICKLED, sent_at, addressed, facts, payloads, told)), []
+    columns, buffers, kept = packed
     header = pickle.dumps((call, _TENSORS, sent_at, addressed, facts, columns, told), 5)
     return _frame(header, buffers), kept
 
@@ -106,14 +106,10 @@ def decode_bundle(
     Raises:
         ValueError: It makes no sense; the two sides are not of one version.
     """
-    if frame.kind == _PICKLED:
-        sent_at, bundle = frame.header[2]
-        passed_s = max(0.0, clock() - sent_at)
-        left = [replace(entry, budget_s=max(0.0, entry.budget_s - passed_s)) for entry in bundle.entries]
-        return Bundle(left, bundle.sender, set(), ties, bundle.revision, bundle.model)
-    _, _, sent_at, (sender, revision, model), facts, columns, told = frame.header
+    _, kind, sent_at, (sender, revision, model), facts, payloads, told = frame.header
     passed_s = max(0.0, clock() - sent_at)
-    payloads = _unpack(columns, frame.buffers, len(facts), arena)
+    if kind != _PICKLED:
+        payloads = _unpack(payloads, frame.buffers, len(facts), arena)
     entries: list[WireEntry] = []
     for at, (priority, budget_s, rows, variant, *more) in enumerate(facts):
         origin = None if told is None or told[at] is None else Origin(*told[at])
@@ -130,13 +126,12 @@ def encode_result(call: int, result: BundleResult) -> list[Part]:
             values.append(answer.value)
         else:
             failures.append((index, tuple(answer)))
+    facts = (failures, list(map(tuple, result.executions)), *astuple(result)[2:])
     packed = _pack(values, None)
     if packed is None:
-        return _pickled(call, result)
+        return _pickled((call, _PICKLED, len(result.results), values, *facts))
     columns, buffers, _ = packed
-    executions = list(map(tuple, result.executions))
-    facts = (len(result.results), failures, columns, executions, *astuple(result)[2:])
-    return _frame(pickle.dumps((call, _TENSORS, *facts), 5), buffers)
+    return _frame(pickle.dumps((call, _TENSORS, len(result.results), columns, *facts), 5), buffers)
 
 
 def decode_result(frame: Frame) -> BundleResult:
@@ -145,11 +140,10 @@ def decode_result(frame: Frame) -> BundleResult:
     Raises:
         ValueError: As in `decode_bundle`.
     """
-    if frame.kind == _PICKLED:
-        result: BundleResult = frame.header[2]
-        return result
-    _, _, count, failures, columns, executions, *more = frame.header
-    results: list[EntryResult] = list(map(Success, _unpack(columns, frame.buffers, count - len(failures), None)))
+    _, kind, count, values, failures, executions, *more = frame.header
+    if kind != _PICKLED:
+        values = _unpack(values, frame.buffers, count - len(failures), None)
+    results: list[EntryResult] = list(map(Success, values))
     for index, failure in failures:  # in order: each finds its place among those that are there already
         results.insert(index, Failure(*failure))
     return BundleResult(results, list(starmap(Execution, executions)), *more)
@@ -170,7 +164,7 @@ def encode_part(call: int, position: int, number: int, waited_s: float, outputs:
     """Make the frame of a part of an answer; see `serve_app.payloads.PartSink`."""
     packed = _pack([outputs], None)
     if packed is None:
-        return _pickled_values((call, PART, position, number, waited_s, None, outputs))
+        return _pickled((call, PART, position, number, waited_s, None, outputs))
     columns, buffers, _ = packed
     return _frame(pickle.dumps((call, PART, position, number, waited_s, columns), 5), buffers)
 
@@ -242,11 +236,7 @@ def encode_ping() -> list[Part]:
     return _frame(pickle.dumps((0,), 5), [])
 
 
-def _pickled(call: int, value: tuple[float, Bundle] | BundleResult) -> list[Part]:
-    return _pickled_values((call, _PICKLED, value))
-
-
-def _pickled_values(values: tuple[Any, ...]) -> list[Part]:
+def _pickled(values: tuple[Any, ...]) -> list[Part]:
     buffers: list[pickle.PickleBuffer] = []
     header = pickle.dumps(values, 5, buffer_callback=buffers.append)
     return _frame(header, [[buffer.raw()] for buffer in buffers])

@@ -255,7 +255,7 @@ class Padding(Doubling):
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
         assert isinstance(payload, Texts)
-        return {"x": np.full((1, 20_000), len(payload.texts[0]), np.float32)}
+        return {"x": np.full((1, 200_000), len(payload.texts[0]), np.float32)}
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         self.padded.release()
