@@ -127,7 +127,7 @@ def test_outputs_are_put_together_in_the_order_of_rows(shapes: Sequence[tuple[in
     """What is shorter is filled up with zeros behind."""
     pieces, parts = outputs([1], [2, 0], shapes=shapes)
     joined = put_together(pieces, parts)["y"]
-    assert (whole, np.float32) == (joined.tolist(), joined.dtype)
+    assert (whole, np.dtype(np.float32)) == (joined.tolist(), joined.dtype)
 
 
 @pytest.mark.parametrize(

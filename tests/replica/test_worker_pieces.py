@@ -201,16 +201,21 @@ def entry(*these: Any, budget_s: float = 60.0, priority: int = 2) -> WireEntry:
     return WireEntry(priority, budget_s, len(these), "", Texts(list(these), {}))
 
 
-def vectors(answer: Any) -> Any:
-    """The vectors of an answer, to compare with."""
+def tokens(these: Sequence[str]) -> int:
+    """What the model reads of texts."""
+    return sum(1 + len(each.split()) for each in these)
+
+
+def embeddings(answer: Any) -> Embeddings:
+    """What a request was answered with."""
     assert isinstance(answer, Success)
     assert isinstance(answer.value, Embeddings)
-    return pytest.approx(answer.value.vectors, rel=1e-3, abs=1e-5)
+    return answer.value
 
 
-def count(shapes: Sequence[tuple[int, ...]]) -> int:
-    """Tokens that were computed, padding included."""
-    return sum(rows * tokens for rows, tokens in shapes)
+def vectors(answer: Any) -> Any:
+    """The vectors of an answer, to compare with."""
+    return pytest.approx(embeddings(answer).vectors, rel=1e-3, abs=1e-5)
 
 
 def ran(result: BundleResult) -> list[tuple[int, int]]:
@@ -224,11 +229,10 @@ async def test_every_text_is_answered_as_if_alone(serve: Serve, pooled: bool, pa
     """One request of many texts by itself, and two beside single ones, of their own bundle and of others."""
     served = serve(pooled=pooled, token_s=1e-5, pads=pads)
     many, more, single = texts(40), texts(16, 1), [text(words, 9) for words in (1, 3, 30, 90)]
-    tokens = len(many) + sum(len(each.split()) for each in many)
 
     (answer,) = (await served.worker.run(Bundle([entry(*many)]))).results
     assert np.array(served.alone(many)) == vectors(answer)
-    assert tokens == answer.value.tokens
+    assert tokens(many) == embeddings(answer).tokens
     together = await asyncio.gather(
         run_to_the_end(served.worker, Bundle([entry(*many), entry(*more), *map(entry, single[:2])])),
         *(served.worker.run(Bundle([entry(each)])) for each in single[2:]),
@@ -236,7 +240,7 @@ async def test_every_text_is_answered_as_if_alone(serve: Serve, pooled: bool, pa
     answers = [answer for result in together for answer in result.results]
     for asked, answer in zip([many, more, *([each] for each in single)], answers, strict=True):
         assert np.array(served.alone(asked)) == vectors(answer)
-        assert len(asked) + sum(len(each.split()) for each in asked) == answer.value.tokens
+        assert tokens(asked) == embeddings(answer).tokens
 
 
 async def test_no_text_is_padded_to_the_longest(serve: Serve) -> None:
@@ -249,8 +253,8 @@ async def test_no_text_is_padded_to_the_longest(serve: Serve) -> None:
     shapes = served.model.shapes
     assert len(many) == sum(rows for rows, _ in shapes)
     assert sorted(ran(result)) == sorted(shapes)
-    lengths = [1 + len(each.split()) for each in many]
-    assert sum(lengths) <= count(shapes) < len(many) * max(lengths) / 2
+    longest = max(tokens([each]) for each in many)
+    assert tokens(many) <= sum(rows * width for rows, width in shapes) < len(many) * longest / 2
 
 
 async def test_where_padding_changes_answers_rows_of_a_run_have_one_length(serve: Serve) -> None:
@@ -324,9 +328,13 @@ async def test_pieces_that_are_recalled_on_their_way_to_the_gate_never_run(serve
 
     served = serve(token_s=1e-5, processor=Cutting)
     bundle = Bundle([entry(*texts(16)), entry(text(4))], recalled={1})
-    assert isinstance(bundle.recalled, set)
-    recall.append(lambda: (bundle.recalled.add(0), served.worker.recall(bundle))[1])  # type: ignore[union-attr]
 
+    def leave() -> None:
+        assert isinstance(bundle.recalled, set)
+        bundle.recalled.add(0)
+        served.worker.recall(bundle)
+
+    recall.append(leave)
     assert [RETURNED, RETURNED] == (await served.worker.run(bundle)).results
     assert [] == served.model.shapes
 
