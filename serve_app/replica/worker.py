@@ -301,12 +301,11 @@ class Worker:
 
     def _parts(self, staged: Staged, index: int, pieces: Sequence[Piece]) -> list[Staged]:
         """Make a bundle of each piece of an entry. Each must have ended so early that those after it are in time."""
-        entry, after_s = staged.entries[index], sum(piece.seconds for piece in pieces)
+        entry = staged.entries[index]
         ours = staged.ties is None or not entry.place or staged.ties.take(entry.place)
         parts = []
         for piece in pieces:
-            after_s -= piece.seconds
-            deadline = staged.deadlines[index] - after_s
+            deadline = staged.deadlines[index] - piece.after_s
             part = Staged([entry], [deadline], [piece.tensors], [None], sender=staged.sender)
             part.buckets = [piece.bucket]
             part.count_rows(self._joining)

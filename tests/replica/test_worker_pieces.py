@@ -133,6 +133,7 @@ class Served:
         *,
         pooled: bool = True,
         token_s: float = 0.0,
+        fixed_s: float = 1e-4,
         pads: bool = True,
         processor: type[EmbeddingProcessor] = EmbeddingProcessor,
     ) -> None:
@@ -144,7 +145,7 @@ class Served:
         self.processor = processor(made.task, made.tokenizer, made.settings)
         self.model = Noting(backend)
         warm_up = [
-            Execution(rows, bucket, 0.0001 + token_s * rows * bucket)
+            Execution(rows, bucket, fixed_s + token_s * rows * bucket)
             for rows in (1, MAX_ROWS)
             for bucket in (8, LONGEST)
         ]
@@ -280,6 +281,16 @@ async def test_a_request_without_the_time_for_all_of_its_rows_does_not_begin(ser
     assert result.results[0] == NOT_IN_TIME
     assert np.array(served.alone([other])) == vectors(result.results[1])
     assert [(1, 8)] == served.model.shapes
+
+
+async def test_a_request_that_is_in_time_as_one_run_is_not_refused_for_its_pieces(serve: Serve) -> None:
+    """Where most of a run is fixed, one by one they would take seventeen times as long: they share runs."""
+    served = serve(fixed_s=1.0, token_s=1e-5)
+    many = [text(words) for words in range(8, 144, 8)]
+
+    (answer,) = (await served.worker.run(Bundle([entry(*many, budget_s=8.0)]))).results
+
+    assert np.array(served.alone(many)) == vectors(answer)
 
 
 async def test_a_request_whose_time_is_over_does_not_begin(serve: Serve) -> None:
