@@ -32,13 +32,13 @@ class Piece(NamedTuple):
         rows: Their positions in the request.
         tensors: The rows, as long as the longest of them.
         bucket: Their cost bucket.
-        seconds: What they are predicted to take, 0.0 while that is unknown.
+        after_s: What the pieces behind it are predicted to take, one by one or together, whichever is less.
     """
 
     rows: Sequence[int]
     tensors: Tensors
     bucket: int
-    seconds: float
+    after_s: float = 0.0
 
 
 def padded_lengths(buckets: Sequence[int], executions: Iterable[Execution], device: str) -> tuple[int, ...]:
@@ -95,8 +95,19 @@ def cut(
         most = latency.enough(bucket, max_rows)
         for start in range(0, len(same), most):
             rows = same[start : start + most]
-            pieces.append(Piece(rows, processor.cut(tensors, rows, size), bucket, latency.typical(len(rows), bucket)))
-    return pieces if len(pieces) > 1 else []
+            pieces.append(Piece(rows, processor.cut(tensors, rows, size), bucket))
+    if len(pieces) < 2:
+        return []
+    behind, after_s = 0, 0.0
+    for at, piece in reversed(list(enumerate(pieces))):
+        pieces[at] = piece._replace(after_s=after_s)
+        behind += len(piece.rows)
+        after_s += latency.typical(len(piece.rows), piece.bucket)
+        if pads:  # they share runs where that is less, padded to the longest of them
+            full, rest = divmod(behind, max_rows)
+            together_s = full * latency.typical(max_rows, piece.bucket)
+            after_s = min(after_s, together_s + (latency.typical(rest, piece.bucket) if rest else 0.0))
+    return pieces
 
 
 def put_together(pieces: Sequence[Piece], outputs: Sequence[Tensors]) -> Tensors:

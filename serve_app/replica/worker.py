@@ -309,12 +309,10 @@ class Worker:
     def _parts(self, staged: Staged, index: int, pieces: Sequence[Piece]) -> list[Staged]:
         """Make a bundle of each piece of an entry. Each must have ended so early that those after it are in time."""
         entry = self._on_one_variant(staged.entries[index], pieces, staged.deadlines[index])
-        after_s = sum(piece.seconds for piece in pieces)
         ours = staged.ties is None or not entry.place or staged.ties.take(entry.place)
         parts = []
         for piece in pieces:
-            after_s -= piece.seconds
-            deadline = staged.deadlines[index] - after_s / self._instances
+            deadline = staged.deadlines[index] - piece.after_s / self._instances
             part = Staged([entry], [deadline], [piece.tensors], [None], sender=staged.sender)
             part.buckets = [piece.bucket]
             part.count_rows(self._joining)
@@ -334,8 +332,9 @@ class Worker:
         if entry.variant or entry.exact or not fallbacks:
             return entry
         with self._lock:
-            latencies, ahead_s = self._gate.latencies, self._gate.backlog_s(now)
-            if now + ahead_s + sum(piece.seconds for piece in pieces) / self._instances > deadline:
+            latencies, ahead_s, first = self._gate.latencies, self._gate.backlog_s(now), pieces[0]
+            own_s = latencies.exact.typical(len(first.rows), first.bucket) + first.after_s
+            if now + ahead_s + own_s / self._instances > deadline:
                 for name in filter(latencies.has, fallbacks):
                     return msgspec.structs.replace(entry, variant=name)
         return msgspec.structs.replace(entry, exact=True)

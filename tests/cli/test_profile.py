@@ -113,8 +113,8 @@ def test_the_configured_profile_is_renewed(config: Path, tmp_path: Path) -> None
     assert read_profile("here/it.json").model == "first"
 
 
-def test_media_models_are_measured_in_every_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo's audio model has nine lengths."""
+def test_media_models_are_measured_in_buckets_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the many lengths of the demo's audio model those at least twice as long as the one before, and the last."""
     monkeypatch.setenv("SERVE_APP_HOME", str(ROOT))
     output = tmp_path / "audio.json"
     code, said = profile(
@@ -122,9 +122,7 @@ def test_media_models_are_measured_in_every_bucket(tmp_path: Path, monkeypatch: 
     )  # fmt: skip
     assert code == 0, said
     found = read_profile(output)
-    assert [point.bucket for point in found.shapes] == [
-        8000, 16000, 24000, 32000, 48000, 64000, 96000, 128000, 160000,
-    ]  # fmt: skip
+    assert [point.bucket for point in found.shapes] == [8000, 16000, 32000, 64000, 128000, 160000]
     curve = found.curve()
     assert curve(1, 160000) > curve(1, 8000)
 

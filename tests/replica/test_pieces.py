@@ -84,7 +84,6 @@ def test_pieces_put_together_are_the_request(
         assert (rows, width) == piece.tensors["attention_mask"].shape
         assert bucket_for(width, buckets) == piece.bucket
         assert 1 <= rows <= latency.enough(piece.bucket, max_rows)
-        assert latency.typical(rows, piece.bucket) == piece.seconds
     whole = put_together(pieces, [piece.tensors for piece in pieces])
     padded = made.pad(tensors, max(widths))
     assert {name: array.tolist() for name, array in padded.items()} == {
@@ -106,9 +105,25 @@ def test_rows_of_one_length_are_cut_where_more_save_nothing() -> None:
     assert [[0], [1], [2], [3]] == [piece.rows for piece in pieces]
 
 
+@pytest.mark.parametrize(
+    ("latency", "pads", "after_s"),
+    [
+        ("unknown", True, [0.0, 0.0, 0.0]),
+        ("in proportion", True, [0.0024, 0.0008, 0.0]),
+        ("affine", True, [0.0132, 0.0108, 0.0]),
+        ("affine", False, [0.0224, 0.0108, 0.0]),
+    ],
+)
+def test_a_piece_leaves_time_for_those_behind_it(latency: str, pads: bool, after_s: list[float]) -> None:
+    """One by one, or together where they may share a run and that takes less."""
+    made = processor((8, 16, LONGEST))
+    pieces = cut(made, request(made, [16, 64, 8]), (8, 16, LONGEST), LATENCIES[latency], 16, pads=pads)
+    assert pytest.approx(after_s) == [piece.after_s for piece in pieces]
+
+
 def outputs(*rows: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> tuple[list[Piece], list[Tensors]]:
     """Pieces of these rows, and an output of each filled with the number of its piece, from 1."""
-    pieces = [Piece(each, {}, 8, 0.0) for each in rows]
+    pieces = [Piece(each, {}, 8) for each in rows]
     return pieces, [{"y": np.full(shape, number, np.float32)} for number, shape in enumerate(shapes, start=1)]
 
 
@@ -127,7 +142,7 @@ def test_outputs_are_put_together_in_the_order_of_rows(shapes: Sequence[tuple[in
     """What is shorter is filled up with zeros behind."""
     pieces, parts = outputs([1], [2, 0], shapes=shapes)
     joined = put_together(pieces, parts)["y"]
-    assert (whole, np.float32) == (joined.tolist(), joined.dtype)
+    assert (whole, np.dtype(np.float32)) == (joined.tolist(), joined.dtype)
 
 
 @pytest.mark.parametrize(

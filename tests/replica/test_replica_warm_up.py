@@ -115,7 +115,7 @@ def test_a_larger_batch_that_fails_is_told(tmp_path: Path) -> None:
     warm = warm_up_replica("m", {"": backend}, None, samples, max_rows=4, budget_s=5.0)
 
     assert ([each.rows for each in warm.executions], warm.examples[""]["x"].tolist()) == ([1], [[3.0]])
-    assert str(warm.reason).startswith("model 'm': warm-up with 4 rows: the model failed on this input: ")
+    assert str(warm.reason).startswith("model 'm': warm-up with 2 rows: the model failed on this input: ")
     backend.close()
 
 

@@ -136,6 +136,8 @@ class Doubling:
     labels: tuple[str, ...] = ()
     buckets = (4, 8)
     bucket_invariant = True
+    lengths = Processor.lengths
+    cut = Processor.cut
 
     def estimate(self, payload: Media | Texts) -> Cost:
         return Cost(1, 4)

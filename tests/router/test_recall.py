@@ -30,7 +30,7 @@ from runtime_harness import (
 
 from serve_app.domain.service import Answer
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, Media, Success, Tensors, Texts, WireEntry
-from serve_app.processors.processor import Cost
+from serve_app.processors.processor import Cost, Processor
 from serve_app.replica.worker import Worker
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.scheduling.entry import Priority
@@ -59,6 +59,9 @@ class Making:
     def estimate(self, payload: Media | Texts) -> Cost:
         """One row."""
         return Cost(1, 1)
+
+    lengths = Processor.lengths
+    cut = Processor.cut
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
         """Note it, and wait."""

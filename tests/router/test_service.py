@@ -95,7 +95,7 @@ async def test_tensors_of_a_media_model_cost_what_its_media_cost(tmp_path: Path)
     service = make_service(Transport(), processor=processor)
     info = service.find(MODEL)
 
-    assert cost_of(info, processor, {"x": np.zeros((3, 4001), np.float32)}) == Cost(3, 8000)
+    assert cost_of(info, processor, {"x": np.zeros((3, 4001), np.float32)}) == Cost(3, 4500)
     with pytest.raises(InvalidRequest, match="input 'x' has 8001 samples; this model takes at most 8000"):
         await service.submit(MODEL, {"x": np.zeros((1, 8001), np.float32)}, RequestOptions())
     assert cost_of(info, None, {"x": np.zeros((3, 9000), np.float32)}) == Cost(3, 0)

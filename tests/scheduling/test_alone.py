@@ -165,6 +165,34 @@ def test_a_bundle_says_what_it_is() -> None:
         assert (again.variant, again.exact) == (entry.variant, True)
 
 
+def test_what_is_cut_travels_alone() -> None:
+    """Nobody waits for the answer to all of its rows, and order is kept; rows of a model without buckets are joined."""
+    for bucket, alone in ((64, True), (0, False)):
+        scheduler = make_scheduler()
+        used_to_rows(scheduler, 8)
+        entries = accept(
+            scheduler,
+            *(make_entry(deadline=1.0 + at, rows=rows, bucket=bucket) for at, rows in enumerate((1, 1, 3, 2, 1))),
+        )
+        first, second, cut, too, last = (entry.id for entry in entries)
+
+        together = [[first, second], [cut], [too], [last]] if alone else [[first, second, cut, too, last]]
+        assert _bundles(scheduler) == together
+
+
+def test_what_is_cut_travels_alone_whosever_it_is() -> None:
+    """Entries of other tenants are dealt into other bundles."""
+    scheduler = make_scheduler(profile=[(1, 64, 0.006), (32, 64, 0.037)])
+    used_to_rows(scheduler, 8)
+    accept(
+        scheduler,
+        *(make_entry(rows=rows, bucket=64, tenant=tenant) for tenant in ("x", "y") for rows in (1, 3, 1)),
+    )
+    bundles = scheduler.decide(0.0).dispatches
+
+    assert [sorted(entry.rows for entry in dispatch.entries) for dispatch in bundles] == [[1, 1], [3], [3], [1, 1]]
+
+
 def test_variants_never_share_a_bundle() -> None:
     """The earliest deadline first."""
     scheduler = make_scheduler()

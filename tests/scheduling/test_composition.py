@@ -344,6 +344,81 @@ def test_what_needs_a_larger_bucket_is_passed_over() -> None:
     assert ([first, last], [], 1) == (bundle.entries, bundle.given_up, left)
 
 
+_LONG_FIRST = ((1.0, 128), (2.0, 16), (3.0, 128), (4.0, 16), (5.0, 128))
+_COSTLY = [(rows, bucket, seconds + 0.02) for rows, bucket, seconds in _BUCKETS]
+
+
+def test_a_smaller_bucket_joins_where_its_padding_is_cheaper_than_apart() -> None:
+    """A short text takes 8 ms more beside a long one, and 6 or 26 ms alone. Those that are passed over stay queued."""
+    for profile, joining in ((_BUCKETS, [0, 2, 4]), (_COSTLY, [0, 1, 2, 3, 4])):
+        entries = [make_entry(deadline=deadline, bucket=bucket) for deadline, bucket in _LONG_FIRST]
+        bundle, left = _compose(*entries, profile=profile)
+
+        assert bundle == Composition([entries[at] for at in joining], len(joining), 128, "", [])
+        assert left == len(entries) - len(joining)
+
+
+def test_fill_passes_over_what_is_cheaper_apart() -> None:
+    """What comes after it still rides along."""
+    for profile, joining in ((_BUCKETS, [0, 2, 4]), (_COSTLY, [0, 1, 2, 3, 4])):
+        head, *others = _LONG_FIRST
+        entries = [make_entry(HIGH, head[0], bucket=head[1])]
+        entries += [make_entry(LOW, deadline, bucket=bucket) for deadline, bucket in others]
+        bundle, left = _compose(*entries, priority=HIGH, profile=profile)
+
+        assert bundle == Composition([entries[at] for at in joining], len(joining), 128, "", [])
+        assert left == len(entries) - len(joining)
+
+
+def test_no_batch_has_more_rows_than_save_time() -> None:
+    """Where a row costs what it costs alone they have one, also of other classes; in steps of four they have four."""
+    step = [(rows, 0, 0.004 * -(-rows // 4)) for rows in (1, 2, 4, 8, 16, 32)]
+    for profile, rows in (([(1, 0, 0.001), (32, 0, 0.032)], 1), (step, 4)):
+        entries = [make_entry(priority, deadline=5.0) for priority in (NORMAL, HIGH, LOW) for _ in range(7)]
+        bundle, left = _compose(*entries, profile=profile)
+
+        assert (bundle.entries, bundle.given_up, left) == (entries[:rows], [], len(entries) - rows)
+
+
+_ANY_ENTRY = st.tuples(
+    st.sampled_from(Priority),
+    st.floats(0.001, 1.0),
+    st.sampled_from([8, 64, 72, 256]),
+    st.sampled_from([1, 1, 1, 2, 5]),
+)
+
+
+@given(
+    st.lists(_ANY_ENTRY, min_size=1, max_size=40),
+    st.floats(0.0, 0.1),
+    st.floats(1e-6, 1e-3),
+    st.integers(5, 32),
+)
+def test_of_entries_of_many_lengths_none_is_lost(
+    entries: list[tuple[Priority, float, int, int]], fixed: float, token_s: float, max_rows: int
+) -> None:
+    """Each goes, is given up or stays queued; the head is not passed over; no more rows run than save time."""
+    latency = LatencyModel()
+    profile = [(rows, bucket, fixed + token_s * rows * bucket) for rows in (1, 4, 32) for bucket in (8, 64, 256)]
+    latency.seed(profile)
+    made = [
+        make_entry(priority, deadline=deadline, bucket=bucket, rows=rows)
+        for priority, deadline, bucket, rows in entries
+    ]
+    chosen = min(entry.priority for entry in made)
+    head = min((entry for entry in made if entry.priority is chosen), key=lambda entry: (entry.deadline, entry.id))
+
+    bundle, left = _compose(*made, priority=chosen, profile=profile, max_rows=max_rows)
+
+    gone = [entry.id for entry in (*bundle.entries, *bundle.given_up)]
+    assert (len(made) - left, len(gone)) == (len(gone), len(set(gone)))
+    assert head.id in gone
+    assert sum(entry.rows for entry in bundle.entries) == bundle.rows
+    assert max((entry.bucket for entry in bundle.entries), default=0) == bundle.bucket
+    if len(bundle.entries) > 1:
+        assert bundle.rows <= latency.enough(bundle.bucket, max_rows)
+
+
 def test_fill_never_needs_a_larger_bucket() -> None:
     """Riding along is free only in the same padding."""
     short, long = make_entry(HIGH, 1.0, bucket=16), make_entry(LOW, 2.0, bucket=128)

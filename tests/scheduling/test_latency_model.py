@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -16,6 +17,10 @@ def _seeded(points: list[tuple[int, int, float]] | None = None) -> LatencyModel:
     latency = LatencyModel()
     latency.seed(AFFINE if points is None else points)
     return latency
+
+
+def _profiled() -> LatencyModel:
+    return _seeded([(rows, at, 0.002 + 1e-5 * rows * at) for rows in (1, 8, 32) for at in (16, 64, 128, 256)])
 
 
 def test_unknown_model_predicts_nothing() -> None:
@@ -176,6 +181,141 @@ def test_unseen_bucket_between_two_known_ones_is_interpolated() -> None:
     assert latency.buckets == (100, 200)
 
 
+@given(st.integers(64, 128), st.integers(1, 40), st.floats(0.25, 4.0))
+def test_between_two_profiled_buckets_neighbours_bound_the_prediction(bucket: int, rows: int, ratio: float) -> None:
+    """At first, and after executions there; more rows never take less time."""
+    latency = _profiled()
+    for _ in range(5):
+        low, at, high = (latency.predict(rows, each) for each in (64, bucket, 128))
+        assert min(low, high) * (1 - 1e-9) <= at <= max(low, high) * (1 + 1e-9)
+        assert at <= latency.predict(rows + 1, bucket) * (1 + 1e-9)
+        latency.observe(8, bucket, ratio * at)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "taught"),
+    [(96, (1, 2, 2, 1)), (64, (1, 2, 1, 1)), (200, (1, 1, 2, 2)), (32, (2, 2, 1, 1)), (1000, (1, 1, 1, 2))],
+)
+def test_executions_between_profiled_buckets_teach_both_neighbours(bucket: int, taught: tuple[int, ...]) -> None:
+    """By how much longer they took than what lies between predicts; beyond the ends the nearest; no bucket is added."""
+    latency = _profiled()
+    before = [latency.predict(8, each) for each in (16, 64, 128, 256)]
+    seconds = 2 * latency.predict(8, bucket)
+    for _ in range(40):
+        latency.observe(8, bucket, seconds)
+
+    after = [latency.predict(8, each) for each in (16, 64, 128, 256)]
+    assert pytest.approx([times * each for times, each in zip(taught, before, strict=True)]) == after
+    assert pytest.approx(latency.predict(8, bucket)) == seconds
+    assert latency.buckets == (16, 64, 128, 256)
+
+
+def test_buckets_that_nobody_profiled_are_learned_each() -> None:
+    """A profile of bucket 0 tells of none."""
+    latency = _seeded()
+    for bucket in (0, 16, 24):
+        latency.observe(1, bucket, 0.5)
+
+    assert latency.buckets == (0, 16, 24)
+
+
+_CURVES: dict[str, Callable[[int], float]] = {
+    "affine": lambda rows: 0.005 + 0.001 * rows,
+    "in proportion": lambda rows: 0.001 * rows,
+    "nearly in proportion": lambda rows: 0.0001 + 0.001 * rows,
+    "in steps of four": lambda rows: 0.001 * -(-rows // 4),
+    "flat": lambda rows: 0.005,
+    "cheaper from 16 on": lambda rows: (0.001 if rows < 16 else 0.00075) * rows,
+}
+
+
+@pytest.mark.parametrize(
+    ("curve", "enough"),
+    [
+        ("affine", [1, 2, 12, 32, 64, 64]),
+        ("in proportion", [1, 1, 1, 1, 1, 1]),
+        ("nearly in proportion", [1, 1, 1, 1, 1, 1]),
+        ("in steps of four", [1, 2, 4, 4, 4, 4]),
+        ("flat", [1, 2, 12, 32, 100, 128]),
+        ("cheaper from 16 on", [1, 1, 12, 16, 16, 16]),
+    ],
+)
+def test_enough_rows_are_those_beyond_which_twice_as_many_save_little(curve: str, enough: list[int]) -> None:
+    """Less than a twentieth per row; never more than a batch has."""
+    latency = _seeded([(1 << power, 0, _CURVES[curve](1 << power)) for power in range(8)])
+
+    assert [latency.enough(0, most) for most in (1, 2, 12, 32, 100, 128)] == enough
+
+
+def test_of_an_unknown_model_a_full_batch_is_enough_and_all_may_join() -> None:
+    """Nothing says that it would not pay."""
+    latency = LatencyModel()
+
+    assert (latency.enough(64, 32), latency.enough(0, 12), latency.pays(31, 512, 1, 8)) == (32, 12, True)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 200), st.sampled_from([0, 16, 64]), st.floats(1e-4, 1.0)), min_size=1, max_size=20
+    ),
+    st.integers(0, 100),
+    st.integers(0, 9),
+    st.integers(1, 512),
+)
+def test_enough_is_a_power_of_two_with_which_more_rows_never_save(
+    seeds: list[tuple[int, int, float]], bucket: int, power: int, max_rows: int
+) -> None:
+    """Or the most rows of a batch. A smaller batch never needs more."""
+    latency = _seeded(seeds)
+    enough = latency.enough(bucket, max_rows)
+
+    assert 1 <= enough <= max_rows
+    assert enough == max_rows or not enough & (enough - 1)
+    size = 1 << power
+    if enough <= size < max_rows:
+        assert latency.predict(2 * size, bucket) >= 0.95 * 2 * latency.predict(size, bucket)
+    assert latency.enough(bucket, (max_rows + 1) // 2) <= enough
+
+
+@given(
+    st.floats(0.0, 0.1),
+    st.floats(1e-6, 1e-3),
+    st.integers(1, 16),
+    st.integers(1, 16),
+    st.integers(8, 256),
+    st.integers(8, 256),
+)
+def test_rows_join_where_padding_costs_less_than_a_run_of_their_own(
+    fixed: float, token_s: float, rows: int, more: int, bucket: int, of: int
+) -> None:
+    """Of an affine model: that of the shorter ones; with less padding it still pays."""
+    latency = _seeded([(each, at, fixed + token_s * each * at) for each in (1, 32) for at in (8, 256)])
+    longest = max(bucket, of)
+    added = token_s * (longest * (rows + more) - rows * bucket)
+    alone = fixed + token_s * more * of
+
+    if abs(added - 0.95 * alone) > 1e-9:
+        assert latency.pays(rows, bucket, more, of) == (added < 0.95 * alone)
+    if latency.pays(rows, bucket, more, of):
+        assert latency.pays(rows, (bucket + of) // 2, more, of) or abs(added - 0.95 * alone) <= 1e-9
+
+
+@pytest.mark.parametrize(
+    ("curve", "paying"),
+    [
+        ("affine", [1, 2, 3, 4, 7, 8]),
+        ("in proportion", []),
+        ("in steps of four", [1, 2, 3, 7]),
+        ("flat", [1, 2, 3, 4, 7, 8]),
+    ],
+)
+def test_what_pays_follows_the_curve(curve: str, paying: list[int]) -> None:
+    """One more row of the same length: always, never, or up to the next step."""
+    latency = _seeded([(rows, 64, _CURVES[curve](rows)) for rows in range(1, 33)])
+
+    assert [rows for rows in (1, 2, 3, 4, 7, 8) if latency.pays(rows, 64, 1, 64)] == paying
+
+
 def test_unseen_bucket_outside_is_scaled() -> None:
     """Above the largest: in proportion. Below the smallest: half of the cost is taken to be fixed."""
     latency = _seeded([(1, 100, 0.010), (32, 100, 0.041)])
@@ -291,11 +431,13 @@ def test_what_was_asked_before_changes_no_answer(events: list[tuple[bool, int, i
 
 
 def _answers(latency: LatencyModel) -> list[object]:
-    buckets, sizes = (0, 16, 32), (1, 2, 8, 20, 64)
+    buckets, sizes = (0, 8, 16, 32), (1, 2, 8, 20, 64)
     return [
         *(latency.predict(rows, bucket) for bucket in buckets for rows in sizes),
         *(latency.best(bucket, 32, 0.1) for bucket in buckets),
         *(latency.rows_within(0.05, bucket, 32) for bucket in buckets),
+        *(latency.enough(bucket, 32) for bucket in buckets),
+        *(latency.pays(3, bucket, 1, of) for bucket in buckets for of in buckets),
     ]
 
 

@@ -67,6 +67,15 @@ def test_an_idle_replica_needs_no_other() -> None:
     assert len(scheduler.decide(0.0).dispatches) == 1
 
 
+def test_what_is_cut_is_not_tied() -> None:
+    """Its pieces are taken one by one: a single row of the same length is tied, and so are rows without one."""
+    for rows, bucket, carried in ((3, 64, 1), (1, 64, 3), (3, 0, 3)):
+        scheduler, _ = _busy("a", "b", "c")
+        accept(scheduler, make_entry(rows=rows, bucket=bucket), now=_LATER_S)
+
+        assert len(scheduler.decide(_LATER_S).dispatches) == carried
+
+
 def test_at_most_eight_have_an_entry() -> None:
     """Those with the fewest rows, besides the one that is chosen."""
     scheduler, _ = _busy(*"abcdefghij")

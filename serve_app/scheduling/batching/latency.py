@@ -258,7 +258,9 @@ class LatencyModel:
             curve.profiled = True
             curve.fit(of_bucket)
             self._profiled = self._profiled or bucket > 0
-        self._forget_answers()
+        self._best.clear()
+        self._enough.clear()
+        self._between.clear()
 
     def observe(self, rows: int, bucket: int, seconds: float) -> None:
         """Learn from one execution. Nonsense (rows below 1, a time not positive and finite) is ignored.
@@ -277,7 +279,9 @@ class LatencyModel:
                 at = bisect_left(self.buckets, bucket)
                 for near in self.buckets[max(0, at - 1) : at + 1]:
                     self._curves[near].add(rows, ratio * self._shape(rows, near))
-            self._forget_answers()
+            self._best.clear()  # for every run: a call would cost more
+            self._enough.clear()
+            self._between.clear()
 
     def predict(self, rows: int, bucket: int = 0) -> float:
         """Seconds that a batch of ``rows`` rows takes in ``bucket``. Never decreases with rows. 0.0 when unknown."""
@@ -380,11 +384,6 @@ class LatencyModel:
 
     def _shape(self, rows: int, bucket: int) -> float:
         return self._curves[bucket].shape_at(rows)
-
-    def _forget_answers(self) -> None:
-        self._best.clear()
-        self._enough.clear()
-        self._between.clear()
 
     def _curve(self, bucket: int) -> _Curve:
         curve = self._curves.get(bucket)

@@ -139,7 +139,7 @@ class DedicatedDevice:
         room = model.slots.window * model.settings.max_rows
         queue.fresh[priority - 1].take_head(batch_key)
         entries, rows = [head], head.rows
-        if head.is_cut:
+        if rows > 1 and head.is_cut:
             return entries
         for other in _PRIORITIES[priority - 1 :]:
             if rows < most and queue.fresh[other - 1].rows:
