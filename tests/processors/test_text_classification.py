@@ -45,6 +45,8 @@ def test_texts_are_rows_of_one_bucket(sentiment: Processor) -> None:
     assert tensors["input_ids"].shape == (2, 32)
     assert sentiment.bucket(tensors) == 32
     assert sentiment.pad(tensors, 64)["attention_mask"].sum(axis=1).tolist() == [3, 32]
+    assert sentiment.lengths(tensors) == [3, 32]
+    assert sentiment.cut(tensors, [0], 8)["attention_mask"].tolist() == [[1] * 3 + [0] * 5]
     assert sentiment.example(3, 16)["input_ids"].shape == (3, 16)
     assert sentiment.buckets[::8] == (8, 72, 144, 288)
     assert sentiment.buckets[-1] == 512

@@ -142,6 +142,23 @@ def test_texts_are_padded_to_buckets(text_folder: Path) -> None:
     assert (padded["input_ids"][:, 22:] == PAD).all()
 
 
+def test_texts_are_cut_out_at_a_length_of_their_own(text_folder: Path) -> None:
+    """Each is as long as its mask says; shorter ones lose padding, or gain some."""
+    made = tokenizer(text_folder)
+    tensors = made.tokenize(["hello " * 20, "hello", "hello world"])
+
+    assert made.lengths(tensors) == [22, 3, 4]
+    for length, ids in ((4, [[CLS, HELLO, WORLD, SEP], [CLS, HELLO, SEP, PAD]]), (3, [[CLS, HELLO, SEP]])):
+        rows = [2, 1][-len(ids) :]
+        assert made.cut(tensors, rows, length)["input_ids"].tolist() == ids
+    wide = made.cut(tensors, [1], 24)
+    assert {name: (array.shape, int(array.sum())) for name, array in wide.items()} == {
+        "input_ids": ((1, 24), CLS + HELLO + SEP),
+        "attention_mask": ((1, 24), 3),
+        "token_type_ids": ((1, 24), 0),
+    }
+
+
 @pytest.mark.parametrize(
     ("texts", "bucket"),
     [
