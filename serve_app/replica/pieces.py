@@ -8,6 +8,7 @@ outputs of all pieces are put together again, in the order of the rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -52,9 +53,10 @@ def padded_lengths(buckets: Sequence[int], executions: Iterable[Execution], devi
         executions: Those of the warm-up.
         device: ``cpu`` or ``cuda``.
     """
-    measured = spaced_buckets(buckets)
+    measured, executions = spaced_buckets(buckets), list(executions)
     if device != "cpu":
-        return measured
+        ran = {each.bucket for each in executions} or set(measured)
+        return tuple(bucket for bucket in measured if bucket in ran or bucket == measured[-1])
     seconds = {(each.bucket, each.rows): each.seconds for each in executions if not each.variant}
     flat: set[int] = set()
     for short, long in pairwise(measured):
@@ -65,7 +67,14 @@ def padded_lengths(buckets: Sequence[int], executions: Iterable[Execution], devi
 
 
 def cut(
-    processor: Processor, tensors: Tensors, lengths: Sequence[int], latency: LatencyModel, max_rows: int, *, pads: bool
+    processor: Processor,
+    tensors: Tensors,
+    lengths: Sequence[int],
+    latency: LatencyModel,
+    max_rows: int,
+    *,
+    pads: bool,
+    lock: AbstractContextManager[Any],
 ) -> list[Piece]:
     """Cut a request into pieces, the longest first.
 
@@ -78,6 +87,7 @@ def cut(
         latency: Predicts what they cost.
         max_rows: Most rows of a piece.
         pads: Whether a row may be padded at all; otherwise all rows of a piece have the same length.
+        lock: Is held while the latency is asked.
 
     Returns:
         No pieces where the rows cannot be cut apart, or all would be in one.
@@ -88,26 +98,28 @@ def cut(
     padded = [bucket_for(length, tuple(lengths)) for length in each]
     sizes = padded if pads else each
     order = sorted(range(len(each)), key=sizes.__getitem__, reverse=True)
-    pieces: list[Piece] = []
-    for size, members in groupby(order, key=sizes.__getitem__):
-        same = list(members)
-        bucket = padded[same[0]]
-        most = latency.enough(bucket, max_rows)
-        for start in range(0, len(same), most):
-            rows = same[start : start + most]
-            pieces.append(Piece(rows, processor.cut(tensors, rows, size), bucket))
-    if len(pieces) < 2:
+    parts: list[list[int]] = []
+    with lock:
+        for _, members in groupby(order, key=sizes.__getitem__):
+            same = list(members)
+            most = latency.enough(padded[same[0]], max_rows)
+            parts += (same[start : start + most] for start in range(0, len(same), most))
+        behind, after_s = 0, [0.0]
+        for rows in reversed(parts[1:]):
+            bucket = padded[rows[0]]
+            behind += len(rows)
+            seconds = after_s[-1] + latency.typical(len(rows), bucket)
+            if pads:  # they share runs where that is less, padded to the longest of them
+                full, rest = divmod(behind, max_rows)
+                together_s = full * latency.typical(max_rows, bucket)
+                seconds = min(seconds, together_s + (latency.typical(rest, bucket) if rest else 0.0))
+            after_s.append(seconds)
+    if len(parts) < 2:
         return []
-    behind, after_s = 0, 0.0
-    for at, piece in reversed(list(enumerate(pieces))):
-        pieces[at] = piece._replace(after_s=after_s)
-        behind += len(piece.rows)
-        after_s += latency.typical(len(piece.rows), piece.bucket)
-        if pads:  # they share runs where that is less, padded to the longest of them
-            full, rest = divmod(behind, max_rows)
-            together_s = full * latency.typical(max_rows, piece.bucket)
-            after_s = min(after_s, together_s + (latency.typical(rest, piece.bucket) if rest else 0.0))
-    return pieces
+    return [
+        Piece(rows, processor.cut(tensors, rows, sizes[rows[0]]), padded[rows[0]], seconds)
+        for rows, seconds in zip(parts, reversed(after_s), strict=True)
+    ]
 
 
 def put_together(pieces: Sequence[Piece], outputs: Sequence[Tensors]) -> Tensors:

@@ -221,7 +221,7 @@ class Runner:
 
     def _add(self, staged: Staged) -> None:
         """Let the entries of a bundle that have rows wait, and run them where the session is free."""
-        now = time.monotonic()
+        now = staged.arrived_at or time.monotonic()
         ended: list[Staged] = []
         try:
             with self._lock:

@@ -134,6 +134,7 @@ class Staged:
         on_behalf_of: The variant that a job runs.
         outlets: Per entry where the parts of its answer leave; empty where answers have none.
         pieces: By position, what entries with rows of several lengths were cut into.
+        arrived_at: When it came, where it is one of several pieces that came at once; 0.0: when it is at the gate.
     """
 
     entries: list[WireEntry]
@@ -167,6 +168,7 @@ class Staged:
     on_behalf_of: str = ""
     outlets: Sequence[Outlet] = ()
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    arrived_at: float = 0.0
 
     @property
     def variant(self) -> str:

@@ -282,9 +282,10 @@ class Worker:
             tensors, verdict = staged.tensors[index], self._joining.of(staged.entries[index].variant)
             if isinstance(tensors, Failure) or staged.counts[index] < 2 or staged.whole[index]:
                 continue
-            with self._lock:
-                latency = self._gate.latencies.of(staged.entries[index].variant)
-                pieces = cut(processor, tensors, self._lengths, latency, scheduling.max_rows, pads=verdict.pads)
+            latency = self._gate.latencies.of(staged.entries[index].variant)
+            pieces = cut(
+                processor, tensors, self._lengths, latency, scheduling.max_rows, pads=verdict.pads, lock=self._lock
+            )
             if pieces:
                 staged.pieces[index] = pieces
 
@@ -310,10 +311,11 @@ class Worker:
         """Make a bundle of each piece of an entry. Each must have ended so early that those after it are in time."""
         entry = self._on_one_variant(staged.entries[index], pieces, staged.deadlines[index])
         ours = staged.ties is None or not entry.place or staged.ties.take(entry.place)
-        parts = []
+        parts, arrived_at = [], time.monotonic()
         for piece in pieces:
             deadline = staged.deadlines[index] - piece.after_s / self._instances
             part = Staged([entry], [deadline], [piece.tensors], [None], sender=staged.sender)
+            part.arrived_at = arrived_at
             part.buckets = [piece.bucket]
             part.count_rows(self._joining)
             if not ours:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_pieces_put_together_are_the_request(
     tensors = request(made, lengths)
     sizes = [bucket_for(tokens, buckets) if pads else tokens for tokens in lengths]
 
-    pieces = cut(made, tensors, buckets, latency, max_rows, pads=pads)
+    pieces = cut(made, tensors, buckets, latency, max_rows, pads=pads, lock=Lock())
 
     if not pieces:
         assert {max(sizes)} == set(sizes)
@@ -95,13 +96,13 @@ def test_what_has_one_length_is_not_cut() -> None:
     """One row, rows as long as each other, rows that are padded alike, and those of which nobody knows their length."""
     made, unmasked = processor((8, LONGEST)), processor((8, LONGEST), ["input_ids"])
     for each, lengths in ((made, [9]), (made, [5, 5, 5]), (made, [1, 8, 3]), (unmasked, [1, 60])):
-        assert cut(each, request(each, lengths), (8, LONGEST), LatencyModel(), 16, pads=True) == []
+        assert cut(each, request(each, lengths), (8, LONGEST), LatencyModel(), 16, pads=True, lock=Lock()) == []
 
 
 def test_rows_of_one_length_are_cut_where_more_save_nothing() -> None:
     """In proportion to rows each goes by itself, so that what is more urgent has its turn between any two."""
     made = processor((8, LONGEST))
-    pieces = cut(made, request(made, [5] * 4), (8, LONGEST), LATENCIES["in proportion"], 16, pads=True)
+    pieces = cut(made, request(made, [5] * 4), (8, LONGEST), LATENCIES["in proportion"], 16, pads=True, lock=Lock())
     assert [[0], [1], [2], [3]] == [piece.rows for piece in pieces]
 
 
@@ -117,7 +118,7 @@ def test_rows_of_one_length_are_cut_where_more_save_nothing() -> None:
 def test_a_piece_leaves_time_for_those_behind_it(latency: str, pads: bool, after_s: list[float]) -> None:
     """One by one, or together where they may share a run and that takes less."""
     made = processor((8, 16, LONGEST))
-    pieces = cut(made, request(made, [16, 64, 8]), (8, 16, LONGEST), LATENCIES[latency], 16, pads=pads)
+    pieces = cut(made, request(made, [16, 64, 8]), (8, 16, LONGEST), LATENCIES[latency], 16, pads=pads, lock=Lock())
     assert pytest.approx(after_s) == [piece.after_s for piece in pieces]
 
 

@@ -156,8 +156,8 @@ def test_heads_are_kept_when_giving_them_up_gains_nothing() -> None:
 
 def test_without_fixed_cost_nobody_is_given_up_for_others() -> None:
     """One after the other is as quick as together, so each goes by itself, and only what is late is given up."""
-    proportional = [(rows, 0, 0.001 * rows) for rows in (1, 2, 4, 8, 16, 32)]
-    tight = [make_entry(deadline=0.0020001) for _ in range(2)]
+    proportional = [(rows, 0, 0.01 * rows) for rows in (1, 2, 4, 8, 16, 32)]
+    tight = [make_entry(deadline=0.020001) for _ in range(2)]
     bundle, left = _compose(*tight, *[make_entry(deadline=1.0) for _ in range(30)], profile=proportional)
 
     assert (bundle.entries, bundle.given_up, left) == (tight[:1], [], 31)
@@ -372,8 +372,8 @@ def test_fill_passes_over_what_is_cheaper_apart() -> None:
 
 def test_no_batch_has_more_rows_than_save_time() -> None:
     """Where a row costs what it costs alone they have one, also of other classes; in steps of four they have four."""
-    step = [(rows, 0, 0.004 * -(-rows // 4)) for rows in (1, 2, 4, 8, 16, 32)]
-    for profile, rows in (([(1, 0, 0.001), (32, 0, 0.032)], 1), (step, 4)):
+    step = [(rows, 0, 0.04 * -(-rows // 4)) for rows in (1, 2, 4, 8, 16, 32)]
+    for profile, rows in (([(1, 0, 0.01), (32, 0, 0.32)], 1), (step, 4)):
         entries = [make_entry(priority, deadline=5.0) for priority in (NORMAL, HIGH, LOW) for _ in range(7)]
         bundle, left = _compose(*entries, profile=profile)
 

@@ -31,6 +31,9 @@ _MAX_BETWEEN = 4096
 _MEDIAN = 0.5
 _PAYS = 0.95
 """A row is worth running with others if that costs so much of what it costs otherwise, or less."""
+_RUN_S = 0.0002
+"""What a run costs besides: the gate, threads, and answers."""
+_EXPLORE = 16
 _SAY = 2
 """A single ratio may be an outlier."""
 _OLD = 2
@@ -233,6 +236,7 @@ class LatencyModel:
         self.buckets: tuple[int, ...] = ()
         # Whether the buckets are those of a profile: what runs at others teaches these, and is predicted between them.
         self._profiled = False
+        self._observed = 0
         # By cost bucket, known or not: the arguments and the answer of `best` since something was last learned.
         self._best: dict[int, tuple[int, float, tuple[int, float]]] = {}
         # The same of `enough`, and by rows and bucket what was predicted between two known buckets.
@@ -269,6 +273,7 @@ class LatencyModel:
         the ratio of its time to what their shapes say of it.
         """
         if rows >= 1 and 0.0 < seconds < inf:
+            self._observed += 1
             curve = self._curves.get(bucket)
             if curve is not None or not self._profiled:
                 (curve or self._curve(bucket)).add(rows, seconds)
@@ -349,6 +354,9 @@ class LatencyModel:
     def enough(self, bucket: int, max_rows: int) -> int:
         """The rows of a batch beyond which twice as many save less than a twentieth of the time per row, by the median.
 
+        After every 16th execution it is twice that: what never runs cannot show that it would pay, and the warm-up may
+        have been disturbed.
+
         Args:
             bucket: Cost bucket.
             max_rows: Most rows in a batch.
@@ -362,9 +370,12 @@ class LatencyModel:
             if self.known:
                 size = rows = 1
                 while size < max_rows:
-                    if self.typical(2 * size, bucket) < _PAYS * 2 * self.typical(size, bucket):
+                    once_s, twice_s = self.typical(size, bucket) + _RUN_S, self.typical(2 * size, bucket) + _RUN_S
+                    if twice_s < _PAYS * 2 * once_s:
                         rows = 2 * size
                     size *= 2
+                if self._observed % _EXPLORE == _EXPLORE - 1:
+                    rows *= 2
             if len(self._enough) >= _MAX_BUCKETS:
                 self._enough.clear()
             cached = self._enough[bucket] = max_rows, min(rows, max_rows)
@@ -380,7 +391,7 @@ class LatencyModel:
             of: Their cost bucket.
         """
         added = self.typical(rows + more, max(bucket, of)) - self.typical(rows, bucket)
-        return added <= _PAYS * self.typical(more, of)
+        return added <= _PAYS * (self.typical(more, of) + _RUN_S)
 
     def _shape(self, rows: int, bucket: int) -> float:
         return self._curves[bucket].shape_at(rows)
