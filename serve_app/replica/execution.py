@@ -6,12 +6,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from math import inf
 from threading import local
 from typing import Any, NamedTuple, TypeAlias, cast
+
+from msgspec import Struct
 
 from serve_app.backends.backend import Backend, StreamingBackend
 from serve_app.backends.batch import BatchRun, fit, run_assembled, run_entries
@@ -31,8 +32,7 @@ Place: TypeAlias = tuple[Staged, int]
 """An entry: its bundle and its position there."""
 
 
-@dataclass(slots=True, eq=False)
-class Progress:
+class Progress(Struct, eq=False):
     """How far a run is.
 
     Attributes:
@@ -135,8 +135,8 @@ class Executor:
 
     def run(self, bundles: Sequence[Staged], progress: Progress | None = None) -> list[Ran]:
         """Run bundles that share a batch, and note the progress. What fails is noted as the outcome of its entries."""
-        self._here.progress = progress or Progress(0.0)
-        self._progress()
+        self._here.progress = progress = progress or Progress(0.0)
+        progress.at = time.monotonic()
         if bundles[0].job is not None:
             self._do(bundles[0], bundles[0].job)
             return []
@@ -155,7 +155,7 @@ class Executor:
             ran = self._run_entries(bundles) if assembled is None else [assembled]
             return self._verify(self._judge(ran))
         finally:
-            finished = self._progress()
+            progress.at = finished = time.monotonic()
             for staged in bundles:
                 staged.finished_at = finished
 

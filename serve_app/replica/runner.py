@@ -24,7 +24,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from queue import SimpleQueue
@@ -79,8 +78,7 @@ class _Granted(Struct, frozen=True):
 _NOTHING = _Granted([], short=False, ended=[])
 
 
-@dataclass(slots=True, eq=False)
-class _Run(Progress):
+class _Run(Progress, eq=False):
     """A batch in flight.
 
     Attributes:
@@ -391,7 +389,7 @@ class Runner:
             self._turn.leave(self)
 
     def _let_in(self) -> None:
-        while not self.busy:
+        while self._idle:
             with self._lock:
                 turn = self._next(time.monotonic())
             if turn.ended or turn.recheck_at < inf:
@@ -551,7 +549,7 @@ class Runner:
 
     def _next(self, now: float) -> _Granted:
         """Take the next batch from the gate, where an instance is free."""
-        if self.busy or self._closed:
+        if not self._idle or self._closed:
             return _NOTHING
         self._ended_now = []
         if not self._waiting:

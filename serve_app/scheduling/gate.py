@@ -188,7 +188,10 @@ class Gate:
 
         Where none runs and something waits, as long as the last run counts for what is about to.
         """
-        return self.runs_s(now), self.backlog_s(now)
+        if len(self._instances) > 1 or self._queue.total.rows:
+            return self.runs_s(now), self.backlog_s(now)
+        left_s = max(0.0, self._instances[0].runs_until - now)
+        return left_s, left_s
 
     @property
     def urgency(self) -> Priority:
@@ -285,7 +288,10 @@ class Gate:
         if runs.backlogged:
             self._pause.observe(now - runs.granted_at - runs.executed_s)
             runs.backlogged = False
-        runs.begin(predicted_s, now)
+        runs.granted_at = now
+        runs.executed_s = 0.0
+        runs.run_s = predicted_s
+        runs.runs_until = now + predicted_s
         self._idle_since = None
         for entry in entries:
             entry.state = EntryState.RUNNING

@@ -23,10 +23,6 @@ class Instance:
         self.runs_until = -inf
         self.backlogged = False
 
-    def begin(self, predicted_s: float, now: float) -> None:
-        """A batch begins."""
-        self.granted_at, self.executed_s, self.run_s, self.runs_until = now, 0.0, predicted_s, now + predicted_s
-
 
 class Instances(list[Instance]):
     """All instances of one replica, by number; at least one."""

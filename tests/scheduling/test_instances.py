@@ -85,7 +85,7 @@ def test_outlooks_are_in_order(predicted_s: list[float], now: float, waiting_s: 
     """One is free before all is done, and more that waits takes longer."""
     instances = Instances([Instance() for _ in predicted_s])
     for instance, seconds in enumerate(predicted_s):
-        instances[instance].begin(seconds, 0.0)
+        instances[instance].run_s = instances[instance].runs_until = seconds
     first_s, _ = instances.first_free(now)
     assert first_s == max(0.0, min(predicted_s) - now)
     assert 0.0 <= first_s <= instances.backlog_s(now, 0.0) <= instances.backlog_s(now, waiting_s)
