@@ -102,7 +102,8 @@ def test_what_has_one_length_is_not_cut() -> None:
 def test_rows_of_one_length_are_cut_where_more_save_nothing() -> None:
     """In proportion to rows each goes by itself, so that what is more urgent has its turn between any two."""
     made = processor((8, LONGEST))
-    pieces = cut(made, request(made, [5] * 4), (8, LONGEST), LATENCIES["in proportion"], 16, pads=True, lock=Lock())
+    latency = latency_of(lambda rows, bucket: 1e-2 * rows * bucket)
+    pieces = cut(made, request(made, [5] * 4), (8, LONGEST), latency, 16, pads=True, lock=Lock())
     assert [[0], [1], [2], [3]] == [piece.rows for piece in pieces]
 
 
@@ -202,4 +203,5 @@ def test_every_row_fits_into_a_padded_length(measured: dict[int, float], device:
     lengths = padded_lengths(BUCKETS, [Execution(1, *each) for each in measured.items()], device)
     assert BUCKETS[-1] == lengths[-1]
     assert all(short < long for short, long in pairwise(lengths))
-    assert set(spaced_buckets(BUCKETS)) <= set(lengths) <= set(BUCKETS)
+    ran = set(measured) or set(spaced_buckets(BUCKETS))
+    assert (ran if device == "cuda" else set(spaced_buckets(BUCKETS))) <= set(lengths) <= set(BUCKETS)
