@@ -17,6 +17,8 @@ CONFIG ?= configs/demo.yaml
 TESTS ?=
 # Arguments for the comparison with other servers, e.g. `make bench BENCH="--cases tiny,pool --publish"`
 BENCH ?=
+# Arguments for the comparison of whole tasks, e.g. `make bench-tasks TASKS="--systems fastapi,serve_app --tasks digits"`
+TASKS ?=
 # Arguments for the faults and for the endurance run, e.g. `make chaos CHAOS="--list"`
 CHAOS ?=
 SOAK ?=
@@ -256,6 +258,10 @@ schema: env ## Write the schemas of configurations and scenarios again
 .PHONY: bench
 bench: env models | .venv-uv/.made ## Measure beside other servers, an hour (BENCH="--cases tiny --quick" narrows it)
 	@$(BIN)/python -m benchmarks.peers $(BENCH)
+
+.PHONY: bench-tasks
+bench-tasks: env models | .venv-uv/.made ## Measure whole tasks, from media to answers, beside other servers, two hours (TASKS="--quick" narrows it)
+	@$(BIN)/python -m benchmarks.tasks $(TASKS)
 
 .PHONY: bench-smoke
 bench-smoke: env models ## Measure against stock Ray Serve on this machine

@@ -87,8 +87,11 @@ class Sample:
     expected: bytes
 
 
-def model_folders() -> dict[str, Path]:
-    """Folder of each model, by name. ``resnet50`` gets its preprocessing, in a folder of its own.
+def model_folders(made: Path = OUT / "tasks-models") -> dict[str, Path]:
+    """Folder of each model, by name.
+
+    Args:
+        made: Where ``resnet50`` gets a folder of its own, with its preprocessing.
 
     Raises:
         BenchmarkError: A model is not there.
@@ -97,7 +100,7 @@ def model_folders() -> dict[str, Path]:
     for folder in folders.values():
         if not (folder / "1" / "model.onnx").exists():
             raise BenchmarkError(f"there is no model {folder.name}; `make models` makes it")
-    own = OUT / "tasks-models" / "resnet50"
+    own = made / "resnet50"
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
     (own / "1").symlink_to(folders["resnet50"] / "1", target_is_directory=True)

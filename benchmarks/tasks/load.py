@@ -171,7 +171,7 @@ class _Stream:
         self.encoded = [[encode(each, told.path, more) for each in requests] for more in kinds]
         random = np.random.default_rng((_SEED, number))
         count = round(told.rate * seconds)
-        times = np.cumsum(random.exponential(1 / told.rate, count)).tolist() if count else []
+        times = np.sort(random.random(count) * seconds).tolist()
         drawn = random.choice(len(kinds), count, p=list(CLASSES.values()) if told.deadline_ms else None).tolist()
         self.arrivals: deque[tuple[float, int]] = deque(zip(times, drawn, strict=True))
         self.offered = list(zip(times, drawn, strict=True))
@@ -202,7 +202,7 @@ class _Load:
         gc.disable()
         began, cpu = perf_counter(), process_time()
         until, measured = began + self._warm_up_s + self._seconds, 0.0
-        while (now := perf_counter()) < until or (self._busy and now < until + _PATIENCE_S):
+        while (now := perf_counter()) < until or (self._is_unfinished() and now < until + _PATIENCE_S):
             pause = 0.1
             for stream in self._streams:
                 pause = min(pause, self._send_due(stream, began, now, now < until))
@@ -211,6 +211,9 @@ class _Load:
             measured = measured or (process_time() - cpu if now >= until else 0.0)
         cpu_share = (measured or process_time() - cpu) / (self._warm_up_s + self._seconds)
         return {each.told.name: self._seen(each, began + self._warm_up_s, cpu_share) for each in self._streams}
+
+    def _is_unfinished(self) -> bool:
+        return self._busy > 0 or any(stream.waiting for stream in self._streams)
 
     def _send_due(self, stream: _Stream, began: float, now: float, is_on: bool) -> float:
         """Send what is due on idle connections. Returns how long nothing more will be, seconds."""
@@ -222,7 +225,7 @@ class _Load:
             after, kind = stream.arrivals.popleft()
             stream.waiting.append((began + after, kind))
             stream.late.append(now - began - after)
-        while stream.waiting and is_on:
+        while stream.waiting:
             if not stream.idle:
                 if stream.connections >= _MOST_CONNECTIONS:
                     break

@@ -15,11 +15,12 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.process import OUT, ServerProcess
 from benchmarks.requests import write_requests
 from benchmarks.tasks import load
+from benchmarks.tasks.apps.work import PATH
 from benchmarks.tasks.cases import MIXED, TASKS, Sample, connections_of, make_samples, mistake, model_folders
 from benchmarks.tasks.results import CLOSED, OVERLOAD, PACED, Run, best_settings, is_ours, medians
 from benchmarks.tasks.systems import Setting, System, ways
 
-_START_WITHIN_S = 240.0
+_START_WITHIN_S = 120.0
 _TIMEOUT_S = 60.0
 _TRIED_WARM_UP_S = 0.5
 _CHECKED_IN_TRIES = 8
@@ -79,9 +80,10 @@ class Comparison:
         """
         OUT.mkdir(parents=True, exist_ok=True)
         self._folders = model_folders()
-        for name in {part for task in self.tasks for part in connections_of(task)}:
+        for name in sorted({part for task in self.tasks for part in connections_of(task)}):
             self.progress.update(self.task, description=f"preparing {name}")
             self._samples[name] = make_samples(TASKS[name], self._folders[TASKS[name].model])
+            write_requests(_requests(name), [each.request for each in self._samples[name]])
         chosen = self._choose()
         for kind in self.plan.kinds:
             rates = {task: rate for task in self.tasks if (rate := self._rate(task, kind)) is not None}
@@ -134,7 +136,7 @@ class Comparison:
             with system.start(setting, self._folders) as server:
                 for contender, ports in ways(system, server).items():
                     for part in sorted({part for task, _ in asked for part in connections_of(task)}):
-                        self._check(system, server, contender, ports, setting, part, tried=number < 0)
+                        self._check(server, (contender, str(setting), part), ports, tried=number < 0)
                 for task, rate in asked:
                     self._measure(system, server, setting, task, kind, number, rate)
         except BenchmarkError as error:
@@ -142,31 +144,21 @@ class Comparison:
                 self.left_out[system.name] = str(error)
             self._tell(f"{self._called(system, setting)}: {error}")
 
-    def _check(
-        self,
-        system: System,
-        server: ServerProcess,
-        contender: str,
-        ports: Sequence[int],
-        setting: Setting,
-        part: str,
-        *,
-        tried: bool,
-    ) -> None:
+    def _check(self, server: ServerProcess, key: tuple[str, str, str], ports: Sequence[int], *, tried: bool) -> None:
         """Wait for the first right answer of a task, then compare all of them, the first time that it is asked."""
+        part = key[2]
         samples = self._samples[part]
-        url = f"http://127.0.0.1:{{}}{system.path(TASKS[part].model)}"
-        while found := _mistakes([url.format(port) for port in ports], system, samples[: len(ports)], len(ports)):
+        url = f"http://127.0.0.1:{{}}{PATH.format(TASKS[part].model)}"
+        while found := _mistakes([url.format(port) for port in ports], samples[: len(ports)], len(ports)):
             server.check_alive()
             if time.monotonic() - server.started_at > _START_WITHIN_S:
                 raise BenchmarkError(f"no right answer within {_START_WITHIN_S:.0f} s; the last one: {found[0]}")
             time.sleep(0.3)
-        key = (contender, str(setting), part)
         if key in self._checked:
             return
         urls = [url.format(port) for port in ports]
         some = samples[: _CHECKED_IN_TRIES if tried else None]
-        if found := _mistakes(urls, system, some, TASKS[part].connections):
+        if found := _mistakes(urls, some, TASKS[part].connections):
             raise BenchmarkError(f"{part}: {len(found)} of {len(some)} answers are wrong: {found[0]}")
         if not tried:
             self._checked.add(key)
@@ -179,8 +171,8 @@ class Comparison:
                 load.Stream(
                     name=part,
                     ports=ports,
-                    path=system.path(TASKS[part].model),
-                    requests=str(self._requests(system, part)),
+                    path=PATH.format(TASKS[part].model),
+                    requests=str(_requests(part)),
                     connections=connections,
                     rate=rate,
                     deadline_ms=TASKS[part].deadline_ms if kind == OVERLOAD else 0,
@@ -198,11 +190,6 @@ class Comparison:
             (self.tried if tried else self.runs).append(run)
             self._print(run, setting, tried)
             self.progress.advance(self.task)
-
-    def _requests(self, system: System, part: str) -> Path:
-        file = OUT / f"tasks-{part}{'-own' if system.lock == 'infinity' else ''}.requests"
-        write_requests(file, [system.request(each.request) for each in self._samples[part]])
-        return file
 
     def _print(self, run: Run, setting: Setting, tried: bool) -> None:
         first = next(iter(run.seen.values()))
@@ -223,18 +210,23 @@ class Comparison:
         return f"{system.name}, {setting}" if len(system.settings) > 1 else system.name
 
 
+def _requests(task: str) -> Path:
+    """The file of a task's requests."""
+    return OUT / f"tasks-{task}.requests"
+
+
 def _differs(setting: Setting, task: str) -> bool:
     """Whether a task can tell the setting from others: only requests of several texts have rows to put together."""
     return setting.batches or setting.rows == 1 or task in {"texts", MIXED}
 
 
-def _mistakes(urls: Sequence[str], system: System, samples: Sequence[Sample], at_once: int) -> list[str]:
+def _mistakes(urls: Sequence[str], samples: Sequence[Sample], at_once: int) -> list[str]:
     async def ask_all() -> list[str | None]:
         gate = asyncio.Semaphore(at_once)
         async with httpx.AsyncClient(timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=at_once)) as client:
 
             async def ask(number: int, sample: Sample) -> str | None:
-                request = system.request(sample.request)
+                request = sample.request
                 async with gate:
                     url, headers = urls[number % len(urls)], {**request.headers, **_CHECKED_WITH}
                     try:
@@ -243,7 +235,7 @@ def _mistakes(urls: Sequence[str], system: System, samples: Sequence[Sample], at
                         return f"no answer: {type(error).__name__}: {error}"
                 if answer.status_code != 200:
                     return f"status {answer.status_code}: {answer.text[:200]}"
-                return mistake(system.answer(answer.content), sample.expected)
+                return mistake(answer.content, sample.expected)
 
             return await asyncio.gather(*(ask(*each) for each in enumerate(samples)))
 

@@ -12,11 +12,12 @@ from benchmarks.publishing import machine_table, picture_style, save_svg, table
 from benchmarks.tasks.cases import MIXED, TASKS
 from benchmarks.tasks.load import CLASSES
 from benchmarks.tasks.results import CLOSED, OVERLOAD, PACED, Report, Run, best_rival, geometric_mean, is_ours
+from benchmarks.tasks.systems import NOT_COMPARED
 
 _INTRO = """# Whole tasks beside other servers
 
 This page is for readers who choose a server. It shows how many whole tasks per second serve_app and other servers do on
-this machine: HTTP requests with texts, images and sounds, which each server decodes, runs through the same ONNX models
+this machine: HTTP requests with texts, images and audio, which each server decodes, runs through the same ONNX models
 and answers. `make bench-tasks` measures it.
 
 Every server runs the same ONNX Runtime, tokenizer and decoders. Every answer was compared with the model's alone before
@@ -35,7 +36,8 @@ def render(report: Report) -> str:
     ]
     parts += [_closed(report, task) for task in report.medians]
     parts += [_classes(report), _paced(report), _tried(report)]
-    parts += [f"{name} is left out: {reason.splitlines()[0]}\n" for name, reason in report.left_out.items()]
+    missing = {**report.left_out, **NOT_COMPARED}
+    parts += [f"{name} is left out: {reason.splitlines()[0]}" for name, reason in missing.items()]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
@@ -130,9 +132,9 @@ def _classes(report: Report) -> str:
     ]
     mix = ", ".join(f"{share:.0%} {label}" for label, share in CLASSES.items())
     return (
-        "## Overload\n\nRequests at 1.5 times serve_app's answers per second above, at random times whatever the server"
-        f" does: {mix}. Each tells its class and its deadline (`X-Priority`, `X-Timeout-Ms`), which only serve_app"
-        f" reads. Shares that were answered in time:\n\n{table(header, rows)}"
+        "## Overload\n\nRequests at 1.5 times the answers per second of serve_app's fastest port above, at random times"
+        f" whatever the server does: {mix}. Each tells its class and its deadline (`X-Priority`, `X-Timeout-Ms`), which"
+        f" only serve_app reads. Shares that were answered in time:\n\n{table(header, rows)}"
     )
 
 

@@ -14,9 +14,8 @@ from benchmarks.peers.environments import LOCKS, environment
 from benchmarks.peers.systems import PeerServer
 from benchmarks.ports import free_ports
 from benchmarks.process import ROOT, ServerProcess
-from benchmarks.requests import Request
 from benchmarks.server import DIRECT, PROXY, SERVE_APP_RUN, SERVE_RUN, Server, demo_document
-from benchmarks.tasks.apps.work import PATH, Settings
+from benchmarks.tasks.apps.work import Settings
 from serve_app.config.file import read_document
 
 OURS = "serve_app"
@@ -72,9 +71,6 @@ class System:
         start: Makes the server of a setting, not yet started, for models with these folders.
         lock: Name of its environment; empty for that of serve_app.
         package: What its version is that of.
-        request: Writes a request as the system wants it.
-        answer: Writes an answer of the system as the others do.
-        path: Where requests for a model are posted.
     """
 
     name: str
@@ -82,9 +78,6 @@ class System:
     start: Callable[[Setting, Mapping[str, Path]], ServerProcess]
     lock: str = ""
     package: str = ""
-    request: Callable[[Request], Request] = lambda request: request
-    answer: Callable[[bytes], bytes] = lambda content: content
-    path: Callable[[str], str] = PATH.format
 
     @property
     def version(self) -> str:
@@ -184,8 +177,8 @@ _RAY = tuple(
 SYSTEMS = {
     system.name: system
     for system in (
-        System(f"{OURS}, demo file", (Setting(),), _demo),
-        System(f"{OURS}, five lines", (Setting(),), _minimal),
+        System(f"{OURS} (demo file)", (Setting(),), _demo),
+        System(f"{OURS} (five lines)", (Setting(),), _minimal),
         System("FastAPI", _COMMON, partial(_rival, "FastAPI", "fastapi_app", "fastapi", False), "fastapi", "fastapi"),
         System(
             "LitServe", _COMMON, partial(_rival, "LitServe", "litserve_app", "litserve", True), "litserve", "litserve"
@@ -194,6 +187,12 @@ SYSTEMS = {
         System("stock Ray Serve", _RAY, _stock),
     )
 }
+
+NOT_COMPARED = {
+    "infinity-emb": "pools the tokens' vectors itself, and this model's graph has pooled them already: it fails with"
+    " this file. It needs PyTorch, whose wheel on PyPI brings some GiB of CUDA's libraries."
+}
+"""Systems that cannot be measured here, and why."""
 
 
 def ways(system: System, server: ServerProcess) -> dict[str, tuple[int, ...]]:

@@ -180,7 +180,7 @@ class Images(Labelled):
 
     def prepare(self, body: bytes) -> list[Row]:
         """Pixels, (channels, height, width)."""
-        image = Image.open(io.BytesIO(body))
+        image: Image.Image = Image.open(io.BytesIO(body))
         image = image if image.mode == self._mode else image.convert(self._mode)
         config, (width, height) = self._config, image.size
         size: tuple[int, int] = (config["size"].get("width", 0), config["size"].get("height", 0))
