@@ -43,7 +43,7 @@ def _of_audio(processor: AudioProcessor) -> IsQuick:
 def _of_text(_: EmbeddingProcessor | TextClassificationProcessor) -> IsQuick:
     return lambda payload: (
         isinstance(payload, Texts)
-        and all(isinstance(text, str) for text in payload.texts)
+        and all(isinstance(text, str | list) for text in payload.texts)
         and sum(map(len, payload.texts)) <= _CHARACTERS
         and not any(isinstance(value, str | list) for value in payload.parameters.values())
     )

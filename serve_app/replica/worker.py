@@ -191,7 +191,10 @@ class Worker:
         if media:
             await self._pool.preprocess(staged, media)
         preprocessed = time.monotonic()
-        staged.buckets = self._executor.buckets(staged)
+        if self._processor is None:
+            staged.buckets = [0] * len(tensors)
+        else:
+            staged.buckets = self._executor.buckets(staged)
         staged.count_rows(self._joining)
         if media and not self._executor.streams:
             self._cut(staged, media)
