@@ -29,6 +29,8 @@ _COALESCE_FRACTION = 0.0625
 """Entries that come within this part of an execution travel together to a busy replica."""
 _TIED_FROM_S = 0.005
 """Entries are tied where executions take as long: a copy costs two processes a message, and saves a part of one."""
+_APART_S = 0.002
+"""Bundles of models whose rows take as long hold no more than share a run; where lengths differ, that is one entry."""
 _MAX_PARTS_OF_BATCH = 2
 _MIN_ROWS = 2
 """A bundle for a busy replica has at most the rows of a usual batch over the first, and may have the second: what a
@@ -107,7 +109,7 @@ class DedicatedDevice:
                 continue
             if not replica.bundles:
                 return self._bundle(replica, self._take(priority, head, replica, most))
-            part = self._part()
+            part = min(self._part(), self._together(head))
             if fresh.rows < part and replica.rows_before(priority):
                 send_at = replica.sent_at + _COALESCE_FRACTION * model.latencies.of(head.variant).predict(
                     1, head.bucket
@@ -132,6 +134,14 @@ class DedicatedDevice:
         """Most rows of a bundle for a busy replica."""
         return min(self._model.settings.max_rows, max(_MIN_ROWS, round(self._model.run_rows / _MAX_PARTS_OF_BATCH)))
 
+    def _together(self, head: Entry) -> int:
+        """Most rows of a bundle with this head: what its gate would not run at once goes back, and is made again."""
+        model = self._model
+        if model.per_row_s < _APART_S:
+            return model.settings.max_rows
+        latency = model.latencies.of(head.variant)
+        return 1 if len(latency.buckets) > 1 else latency.enough(head.bucket, model.settings.max_rows)
+
     def _take(self, priority: Priority, head: Entry, replica: Replica, most: int) -> list[Entry]:
         """Entries of one batch key, those of the class first and then of less urgent ones, as far as there is room."""
         model = self._model
@@ -141,6 +151,8 @@ class DedicatedDevice:
         entries, rows = [head], head.rows
         if rows > 1 and head.is_cut:
             return entries
+        if queue.total.rows:
+            most = min(most, self._together(head))
         for other in _PRIORITIES[priority - 1 :]:
             if rows < most and queue.fresh[other - 1].rows:
                 left = min(most, room - replica.rows_before(other)) - rows
@@ -170,7 +182,8 @@ class DedicatedDevice:
             replica = slots.choose(priority, inf, now, model.per_row_s)
         if replica is None:
             return None
-        batch_key, longest, rows = head.batch_key, self._part() if replica.rows else most, 0
+        longest = min(self._part() if replica.rows else most, self._together(head))
+        batch_key, rows = head.batch_key, 0
         entries: list[Entry] = []
         room = slots.window * most - replica.rows_before(priority)
         while turns:
