@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
@@ -96,7 +95,7 @@ def warm_up(
 ) -> list[Execution]:
     """Run every shape and measure it.
 
-    A shape is run once cold and then ``repeats`` times; its duration is the median of the repeats. The smallest shape
+    A shape is run once cold and then ``repeats`` times; its duration is that of the quickest. The smallest shape
     is always measured. Another is skipped when running it twice is not expected to fit into what is left of the budget;
     its duration is expected to be in proportion to rows times bucket, and no more than that of a larger one. On a CPU,
     once neither of two doublings of a bucket's rows has saved a twentieth of the time per row, its larger shapes are
@@ -288,7 +287,10 @@ def _measure(
     until: float,
     clock: Callable[[], float],
 ) -> float:
-    """Median duration of a warm run, seconds. At least one is measured, no more once ``until`` is past."""
+    """Duration of the quickest warm run, seconds. At least one is measured, no more once ``until`` is past.
+
+    What disturbs a run only makes it longer, and the start of a server is full of it.
+    """
     inputs = make_inputs(rows, bucket)
     durations: list[float] = []
     try:
@@ -301,4 +303,4 @@ def _measure(
         where = f"{rows} rows" if bucket == 0 else f"{rows} rows of size {bucket}"
         kind = SessionLost if isinstance(error, SessionLost) else InferenceFailed
         raise kind(f"warm-up with {where}: {error.message}") from error
-    return median(durations)
+    return min(durations)

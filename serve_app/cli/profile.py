@@ -150,7 +150,7 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
         if options.threads is None:
             make = partial(make_backend, location=locations[""], build=builds[""], gpu_available=gpu_available)
             middle = middle_inputs(make_inputs, model.batching.max_rows if rows else 1, buckets)
-            compute, _ = choose_compute(model, locations, backends[""], middle, make, monotonic() - start)
+            compute = choose_compute(model, locations, backends[""], middle, make, monotonic() - start)
             if compute.threads != model.resources.session_threads:
                 model = with_threads(model, compute.threads)
                 load_builds(model, locations, builds, backends, tell, gpu_available=gpu_available)

@@ -37,7 +37,7 @@ def choose_compute(
     inputs: Tensors | None,
     make: Callable[[ModelConfig], Backend],
     loaded_s: float,
-) -> tuple[Compute, float]:
+) -> Compute:
     """Decide what a replica computes with, and measure what that needs to be known.
 
     Args:
@@ -49,13 +49,13 @@ def choose_compute(
         loaded_s: How long it took to load all builds.
 
     Returns:
-        That, and how many times as long a run takes while as many run as there are instances.
+        That.
 
     Raises:
         SessionLost: The session has ended.
     """
     if not all(location.kind.concurrent for location in locations.values()) or backend.device != "cpu":
-        return of_one(model, "so its backend or device wants it"), 1.0
+        return of_one(model, "so its backend or device wants it")
     resources, cores, found = model.resources, min(available_cores(), MOST_INSTANCES), Measured()
     threads = None if resources.threads == "auto" else resources.threads
     instances = None if resources.instances == "auto" else resources.instances
@@ -63,7 +63,7 @@ def choose_compute(
     try:
         while isinstance(step := decide(threads, instances, cores, found), str):
             if inputs is None:
-                return of_one(model, "it runs on no known input that could be measured"), 1.0
+                return of_one(model, "it runs on no known input that could be measured")
             if step == "run_s":
                 value = run_s(backend, inputs, budget_s)
             elif step == "together":
@@ -78,15 +78,11 @@ def choose_compute(
                 finally:
                     other.close()
             found = found._replace(**{step: value})
-        slowdown = 1.0
-        if step.instances > 1 and inputs is not None:
-            alone_s = found.run_s or run_s(backend, inputs, budget_s)
-            slowdown = step.instances / (found.together or together(backend, inputs, alone_s, step.instances, budget_s))
     except SessionLost:
         raise
     except ServeAppError as error:
-        return of_one(model, f"it failed while that was measured: {error.message}"), 1.0
-    return step, max(1.0, slowdown)
+        return of_one(model, f"it failed while that was measured: {error.message}")
+    return step
 
 
 def _has_memory(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend, SessionLost
@@ -24,6 +24,7 @@ from serve_app.config.processor import CustomOptions
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
 from serve_app.payloads import Compute, Execution
+from serve_app.replica.compute import AtOnce
 from serve_app.replica.joining import Joining
 from serve_app.replica.pieces import padded_lengths
 from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
@@ -116,21 +117,24 @@ def make_replica(
         warm = partial(
             warm_up_replica,
             model.name,
-            backends,
-            makes_examples(processor),
-            samples,
+            processor=makes_examples(processor),
+            samples=samples,
             max_rows=max_rows if has_rows else 1,
         )
         loaded_s = time.monotonic() - began
-        warm_up = warm(budget_s=budget_s)
-        compute, slowdown = of_one(model, "it is of a pool" if member else "it shares its device"), 1.0
+        warm_up = warm(backends, budget_s=budget_s)
+        compute = of_one(model, "it is of a pool" if member else "it shares its device")
         if member is None and not planned:
             load = partial(make_backend, location=locations[""], build=builds[""], gpu_available=gpu_available)
-            compute, slowdown = choose_compute(model, locations, backends[""], warm_up.middle, load, loaded_s)
+            compute = choose_compute(model, locations, backends[""], warm_up.middle, load, loaded_s)
         if compute.threads != model.resources.session_threads:
             model = with_threads(model, compute.threads)
             load_builds(model, locations, builds, backends, _log.warning, gpu_available=gpu_available)
-            warm_up = warm(budget_s=budget_s)
+            warm_up = warm(backends, budget_s=budget_s)
+        if compute.instances > 1:
+            at_once = {variant: AtOnce(backend, compute.instances) for variant, backend in backends.items()}
+            together = warm(cast("Mapping[str, Backend]", at_once), budget_s=budget_s)
+            warm_up = warm_up._replace(executions=together.executions or warm_up.executions)
         _log.info("%s computes with %s", model.name, compute.told)
         if member is None:
             keys = {
@@ -156,7 +160,7 @@ def make_replica(
             processor=processor,
             preprocess_threads=model.resources.preprocess_threads,
             batch=batch,
-            warm_up=[each._replace(seconds=each.seconds * slowdown) for each in warm_up.executions],
+            warm_up=warm_up.executions,
             examples=warm_up.examples,
             joining=joining,
             proofs=proofs,
@@ -166,9 +170,7 @@ def make_replica(
             planned=planned,
             on_lost=on_lost,
             turn=None if member is None else member.turn,
-            lengths=()
-            if processor is None
-            else padded_lengths(processor.buckets, warm_up.executions, backends[""].device),
+            lengths=() if processor is None else padded_lengths(processor, warm_up.executions, backends[""].device),
             instances=compute.instances,
         )
     return Replica(worker, warm_up, joining, compute)

@@ -9,6 +9,7 @@ count: runs of one thread are measured in CPU time, and of those of several thre
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from statistics import median
 from time import perf_counter, thread_time
 from typing import Final, NamedTuple
@@ -96,6 +97,36 @@ def together(backend: Backend, inputs: Tensors, alone_s: float, count: int, budg
         del faults[1:]
         raise faults.pop()
     return count * alone_s / median(times)
+
+
+class AtOnce:
+    """Runs a backend so many times at once, and takes as long as the last of them: what a run costs beside others.
+
+    Args:
+        backend: Several threads may run it.
+        count: How many.
+    """
+
+    def __init__(self, backend: Backend, count: int) -> None:
+        self.device = backend.device
+        self._backend = backend
+        self._count = count
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Run all, and return the outputs of one. Raises what that raises."""
+        tasks = [in_thread("session", self._run_beside(inputs)) for _ in range(self._count - 1)]
+        try:
+            return self._backend.run(inputs)
+        finally:
+            for task in tasks:
+                task.ended.wait()
+
+    def _run_beside(self, inputs: Tensors) -> Callable[[], None]:
+        def run() -> None:
+            with suppress(Exception):  # the caller's own run fails as well
+                self._backend.run(inputs)
+
+        return run
 
 
 def threaded(backend: Backend, other: Backend, inputs: Tensors, budget_s: float) -> float:

@@ -84,6 +84,7 @@ class Executor:
         lengths: Sequence[int] = (),
     ) -> None:
         self._lengths = tuple(lengths)
+        self._exact = len(self._lengths) > 1 and self._lengths[-1] == len(self._lengths)
         self._joining = joining or Joining(name)
         self._name = name
         self._backends = backends
@@ -105,7 +106,7 @@ class Executor:
             if isinstance(tensors, Failure):
                 continue
             try:
-                buckets[index] = self._bucket(processor, tensors)
+                buckets[index] = self._bucket(processor, tensors, made=_is_made(staged, index))
             except ServeAppError as error:
                 staged.tensors[index] = Failure(error.code, error.message)
         return buckets
@@ -245,8 +246,9 @@ class Executor:
                 inputs, outputs = staged.tensors[index], run.outcomes[chosen]
                 if staged.whole[index] or isinstance(inputs, Failure) or isinstance(outputs, ServeAppError):
                     continue
-                bucket = 0 if self._processor is None else self._bucket(self._processor, inputs)
-                verification.check(variant, inputs, outputs, bucket, staged.sender, made=_is_made(staged, index))
+                made = _is_made(staged, index)
+                bucket = 0 if self._processor is None else self._bucket(self._processor, inputs, made=made)
+                verification.check(variant, inputs, outputs, bucket, staged.sender, made=made)
         return ran
 
     @staticmethod
@@ -366,16 +368,21 @@ class Executor:
         processor = self._processor
         if processor is None:
             return [0] * len(places)
-        buckets = [self._bucket(processor, tensors) for tensors in inputs]
+        buckets = [
+            self._bucket(processor, tensors, made=_is_made(*place))
+            for place, tensors in zip(places, inputs, strict=True)
+        ]
         if processor.bucket_invariant:
             made = [_is_made(staged, index) and self._may_grow(staged, index) for staged, index in places]
             largest = max((bucket for bucket, ours in zip(buckets, made, strict=True) if ours), default=0)
             buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
         return buckets
 
-    def _bucket(self, processor: Processor, tensors: Tensors) -> int:
-        """The cost bucket of tensors, up to the next length that rows are padded to."""
+    def _bucket(self, processor: Processor, tensors: Tensors, *, made: bool) -> int:
+        """The cost bucket of tensors, up to the next length that rows are padded to if the processor made them."""
         bucket = processor.bucket(tensors)
+        if self._exact and made:
+            return max(processor.lengths(tensors), default=bucket)
         return bucket_for(bucket, self._lengths) if self._lengths else bucket
 
     def _pads(self, processor: Processor, staged: Staged) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from itertools import groupby, pairwise
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,6 @@ from serve_app.payloads import Execution, Tensors
 from serve_app.processors.buckets import bucket_for
 from serve_app.processors.processor import Processor
 from serve_app.scheduling.batching.latency import LatencyModel
-
-_FLAT: Final = 1.05
-"""Lengths of which the longest costs no more than so many times the shortest are padded to the longest."""
 
 
 class Piece(NamedTuple):
@@ -42,28 +39,25 @@ class Piece(NamedTuple):
     after_s: float = 0.0
 
 
-def padded_lengths(buckets: Sequence[int], executions: Iterable[Execution], device: str) -> tuple[int, ...]:
-    """Choose the lengths that rows are padded to.
+def padded_lengths(processor: Processor, executions: Iterable[Execution], device: str) -> tuple[int, ...]:
+    """Choose the lengths that rows are padded to, ascending.
 
-    On a CPU a new length costs nothing, so all of a model's buckets are taken but those between two measured lengths
-    that cost the same. On a GPU the first run of each shape is slow, so only lengths that the warm-up ran are taken.
+    On a CPU a new length costs nothing: rows that can be cut apart are padded to the longest of their batch and no
+    further, others to all buckets. On a GPU the first run of each shape is slow, so only lengths that the warm-up ran
+    are taken.
 
     Args:
-        buckets: Of the model's processor, ascending.
+        processor: The model's.
         executions: Those of the warm-up.
         device: ``cpu`` or ``cuda``.
     """
-    measured, executions = spaced_buckets(buckets), list(executions)
-    if device != "cpu":
-        ran = {each.bucket for each in executions} or set(measured)
-        return tuple(bucket for bucket in measured if bucket in ran or bucket == measured[-1])
-    seconds = {(each.bucket, each.rows): each.seconds for each in executions if not each.variant}
-    flat: set[int] = set()
-    for short, long in pairwise(measured):
-        rows = max((rows for bucket, rows in seconds if bucket == long and (short, rows) in seconds), default=0)
-        if rows and seconds[long, rows] <= _FLAT * seconds[short, rows]:
-            flat.update(bucket for bucket in buckets if short < bucket < long)
-    return tuple(bucket for bucket in buckets if bucket not in flat)
+    buckets = processor.buckets
+    if device == "cpu":
+        cuts = len(buckets) > 1 and len(processor.lengths(processor.example(1, buckets[0]))) > 0
+        return tuple(range(1, buckets[-1] + 1)) if cuts else buckets
+    measured = spaced_buckets(buckets)
+    ran = {each.bucket for each in executions} or set(measured)
+    return tuple(bucket for bucket in measured if bucket in ran or bucket == measured[-1])
 
 
 def cut(

@@ -107,8 +107,8 @@ def test_every_shape_is_measured_warm() -> None:
     assert [(step.done, step.total) for step in progress] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_the_duration_is_the_median_of_the_repeats() -> None:
-    """One slow run does not spoil the seed."""
+def test_the_duration_is_that_of_the_quickest_repeat() -> None:
+    """What disturbs a run only makes it longer; the first one, which is cold, does not count."""
     durations = iter([9.0, 1.0, 5.0, 2.0])
     backend = SimulatedBackend(lambda rows, bucket, now: next(durations), FIRST, 100.0)
 
@@ -116,7 +116,7 @@ def test_the_duration_is_the_median_of_the_repeats() -> None:
         backend, tensor_inputs(backend.signature), max_rows=1, repeats=3, budget_s=60, clock=backend.clock
     )
 
-    assert [Execution(1, 0, 2.0)] == executions
+    assert [Execution(1, 0, 1.0)] == executions
 
 
 def test_what_does_not_fit_into_the_budget_is_skipped() -> None:

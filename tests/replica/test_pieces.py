@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from threading import Lock
 from typing import Any
 
@@ -165,43 +164,25 @@ def test_outputs_that_are_not_of_the_rows_are_no_answer(shapes: Sequence[tuple[i
     assert message == raised.value.message
 
 
-BUCKETS = size_classes(8, 512)
-
-
-def profile(seconds: Callable[[int], float], rows: Sequence[int] = (1, 8), variant: str = "") -> list[Execution]:
-    """A warm-up of some rows at few of the buckets."""
-    return [
-        Execution(each, bucket, each * seconds(bucket), variant) for each in rows for bucket in spaced_buckets(BUCKETS)
-    ]
+ANY = tuple(range(1, LONGEST + 1))
+SPACED = spaced_buckets(GRID := size_classes(2, LONGEST))
 
 
 @pytest.mark.parametrize(
-    ("executions", "device", "lengths"),
+    ("executions", "device", "inputs", "lengths"),
     [
-        (profile(lambda bucket: 0.01), "cpu", spaced_buckets(BUCKETS)),
-        (profile(lambda bucket: 0.01 * bucket), "cpu", BUCKETS),
-        (profile(lambda bucket: 0.01 * max(bucket, 128)), "cpu", (8, 16, 32, 64, *(b for b in BUCKETS if b >= 128))),
-        (profile(lambda bucket: 0.01, [1]) + profile(lambda bucket: 0.01 * bucket, [8]), "cpu", BUCKETS),
-        (profile(lambda bucket: 0.01, variant="small"), "cpu", BUCKETS),
-        ([], "cpu", BUCKETS),
-        (profile(lambda bucket: 0.01 * bucket), "cuda", spaced_buckets(BUCKETS)),
+        (SPACED, "cpu", ("input_ids", "attention_mask"), ANY),
+        ((), "cpu", ("input_ids", "attention_mask"), ANY),
+        (SPACED, "cpu", ("input_ids",), GRID),
+        (SPACED, "cuda", ("input_ids", "attention_mask"), SPACED),
+        (SPACED[:2], "cuda", ("input_ids", "attention_mask"), (*SPACED[:2], LONGEST)),
+        ((), "cuda", ("input_ids", "attention_mask"), SPACED),
     ],
-    ids=["flat", "in proportion", "flat up to 128", "flat for one row", "a variant's", "not measured", "GPU"],
+    ids=["CPU", "CPU, not measured", "CPU, no mask", "GPU", "GPU, partly measured", "GPU, not measured"],
 )
-def test_rows_are_padded_to_lengths_that_differ_in_cost(
-    executions: list[Execution], device: str, lengths: tuple[int, ...]
+def test_rows_are_padded_to_lengths_that_cost_nothing_new(
+    executions: Sequence[int], device: str, inputs: Sequence[str], lengths: Sequence[int]
 ) -> None:
-    """On a CPU all but those between two that cost the same; on a GPU those that the warm-up runs."""
-    assert lengths == padded_lengths(BUCKETS, executions, device)
-
-
-@given(
-    st.dictionaries(st.sampled_from(spaced_buckets(BUCKETS)), st.floats(1e-4, 1.0)), st.sampled_from(["cpu", "cuda"])
-)
-def test_every_row_fits_into_a_padded_length(measured: dict[int, float], device: str) -> None:
-    """Whatever was measured they ascend to the longest bucket, and are among the buckets."""
-    lengths = padded_lengths(BUCKETS, [Execution(1, *each) for each in measured.items()], device)
-    assert BUCKETS[-1] == lengths[-1]
-    assert all(short < long for short, long in pairwise(lengths))
-    ran = set(measured) or set(spaced_buckets(BUCKETS))
-    assert (ran if device == "cuda" else set(spaced_buckets(BUCKETS))) <= set(lengths) <= set(BUCKETS)
+    """On a CPU to any, where rows can be cut apart; on a GPU to those that the warm-up ran, and to the longest."""
+    made = processor(GRID, inputs)
+    assert lengths == padded_lengths(made, [Execution(1, bucket, 0.01) for bucket in executions], device)

@@ -493,14 +493,14 @@ def test_predictions_lie_between_the_smallest_and_the_largest_ratio(
 def test_what_was_profiled_holds_while_executions_confirm_it(
     profile: list[tuple[int, int, float]], executions: list[int]
 ) -> None:
-    """At the points it is the profile itself, a point being no less than a smaller one."""
+    """At the points it is the profile itself, a point being no more than a larger one."""
     shape, latency = _seeded(profile), _seeded(profile)
     for rows in executions:
         latency.observe(rows, 0, shape.predict(rows))
 
     for rows, _, _ in profile:
-        longest = max(seconds for other, _, seconds in profile if other <= rows)
-        assert latency.predict(rows) == latency.typical(rows) == shape.predict(rows) == pytest.approx(longest)
+        shortest = min(seconds for other, _, seconds in profile if other >= rows)
+        assert latency.predict(rows) == latency.typical(rows) == shape.predict(rows) == pytest.approx(shortest)
 
 
 @given(

@@ -145,12 +145,12 @@ class _Curve:
             self.usual.stale = self.typical.stale = True
 
     def fit(self, points: Mapping[int, float]) -> None:
-        """Lead the shape through the points, none below a smaller one.
+        """Lead the shape through the points, none above a larger one: what disturbs a run makes it longer.
 
         It goes on outside of them, at either end no lower than if half of the time there was fixed.
         """
         rows = sorted(points)
-        seconds = list(accumulate((points[each] for each in rows), max))
+        seconds = [*accumulate((points[each] for each in reversed(rows)), min)][::-1]
         slopes = [
             (b - a) / (more - less) for (less, more), (a, b) in zip(pairwise(rows), pairwise(seconds), strict=True)
         ]
