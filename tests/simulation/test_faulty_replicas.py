@@ -163,10 +163,10 @@ def test_entries_of_a_batch_that_raises_run_again_one_by_one() -> None:
 
 
 def _per_bucket(rows: int, bucket: int) -> float:
-    return 0.001 + 0.00001 * rows * max(1, bucket)
+    return 0.001 + 1e-5 * rows * max(1, bucket)
 
 
-@pytest.mark.parametrize(("pads", "seconds"), [(True, 0.001 + 0.00001 * 4 * 8), (False, 0.002 + 0.00001 * (2 * 1 + 2 * 8))])
+@pytest.mark.parametrize(("pads", "seconds"), [(True, 0.001 + 1e-5 * 4 * 8), (False, 0.002 + 1e-5 * (2 * 1 + 2 * 8))])
 def test_a_batch_of_several_buckets_is_padded_to_the_largest_or_runs_in_parts(pads: bool, seconds: float) -> None:
     """As replicas do: padded where that leaves answers as they are."""
     scheduling = replace(make_model(slo_s=1.0).scheduling, policy="eager", size_fairness=0.0)
