@@ -61,7 +61,7 @@ def test_what_is_configured(threads: int, instances: int, make: MakeReplica) -> 
 
 def test_a_small_model_is_left_as_it_is(make: MakeReplica, caplog: pytest.LogCaptureFixture) -> None:
     """Its runs take microseconds. The log tells."""
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="serve_app"):
         compute = make().compute
     assert compute[:2] == (1, 1)
     assert f"m computes with 1 thread, 1 instance: {compute.reason}" in caplog.text
