@@ -96,7 +96,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     ]
     for model in models:
         model["path"] = str(folder / "models" / str(model["name"]))
-        model["resources"] = {"cpus": 0.1}
+        model["resources"] = {"cpus": 0.1, "threads": 1, "instances": 1}  # so that `slow` stays slow on any machine
         model["health"] = {"check_period_s": 1.0}
     direct_port, direct_grpc_port = free_ports(2)
     router = {"cpus": 0.1, "http": {"port": direct_port}, "grpc": {"port": direct_grpc_port}}
