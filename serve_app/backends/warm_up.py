@@ -11,9 +11,9 @@ from serve_app.backends.synthetic_inputs import SYNTHETIC_INPUTS, filled, shape_
 from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import Execution, ModelSignature, Tensors
+from serve_app.scheduling.batching.latency import PAYS
 
 _FEW_BUCKETS = 8
-_PAYS = 0.95
 
 MakeInputs: TypeAlias = Callable[[int, int], Tensors]
 """Makes valid inputs of (rows, bucket)."""
@@ -128,7 +128,7 @@ def warm_up(
         left = budget_s - (clock() - started)
         seconds: float | None = None
         known = per_row.setdefault(bucket, [])
-        saves = backend.device != "cpu" or len(known) < 3 or min(known[-2:]) < _PAYS * known[-3]
+        saves = backend.device != "cpu" or len(known) < 3 or min(known[-2:]) < PAYS * known[-3]
         if not measured or (saves and 2 * _predict(measured, work) <= left):
             seconds = _measure(backend, make_inputs, rows, bucket, repeats, started + budget_s, clock)
             measured[work] = seconds

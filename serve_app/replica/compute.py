@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from statistics import median
 from time import perf_counter, thread_time
 from typing import Final, NamedTuple
@@ -114,19 +115,16 @@ class AtOnce:
 
     def run(self, inputs: Tensors) -> Tensors:
         """Run all, and return the outputs of one. Raises what that raises."""
-        tasks = [in_thread("session", self._run_beside(inputs)) for _ in range(self._count - 1)]
+        tasks = [in_thread("session", partial(self._run_beside, inputs)) for _ in range(self._count - 1)]
         try:
             return self._backend.run(inputs)
         finally:
             for task in tasks:
                 task.ended.wait()
 
-    def _run_beside(self, inputs: Tensors) -> Callable[[], None]:
-        def run() -> None:
-            with suppress(Exception):  # the caller's own run fails as well
-                self._backend.run(inputs)
-
-        return run
+    def _run_beside(self, inputs: Tensors) -> None:
+        with suppress(Exception):  # the caller's own run fails as well
+            self._backend.run(inputs)
 
 
 def threaded(backend: Backend, other: Backend, inputs: Tensors, budget_s: float) -> float:

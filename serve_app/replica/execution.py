@@ -97,7 +97,10 @@ class Executor:
         self._here = local()  # the progress of this thread's run
 
     def buckets(self, staged: Staged) -> list[int]:
-        """The cost bucket of every entry of a bundle; 0 where it has no tensors. One that has none fails."""
+        """The cost bucket of every entry of a bundle, up to the next length that rows are padded to.
+
+        0 where it has no tensors. One that has no bucket fails.
+        """
         processor = self._processor
         if processor is None:
             return [0] * len(staged.tensors)
@@ -106,7 +109,11 @@ class Executor:
             if isinstance(tensors, Failure):
                 continue
             try:
-                buckets[index] = self._bucket(processor, tensors, made=_is_made(staged, index))
+                buckets[index] = bucket = processor.bucket(tensors)
+                if self._exact and _is_made(staged, index):
+                    buckets[index] = max(processor.lengths(tensors), default=bucket)
+                elif self._lengths:
+                    buckets[index] = bucket_for(bucket, self._lengths)
             except ServeAppError as error:
                 staged.tensors[index] = Failure(error.code, error.message)
         return buckets
@@ -127,7 +134,7 @@ class Executor:
         inputs: list[Any] = staged.tensors  # if valid, all of them are
         if self._processor is not None:
             places = [(staged, index) for index in range(len(inputs))]
-            buckets = self._buckets(places, inputs)
+            buckets = self._buckets(places)
             if len(set(buckets)) != 1:
                 return None
             inputs = self._pad(self._processor, places, inputs, buckets)
@@ -247,8 +254,7 @@ class Executor:
                 if staged.whole[index] or isinstance(inputs, Failure) or isinstance(outputs, ServeAppError):
                     continue
                 made = _is_made(staged, index)
-                bucket = 0 if self._processor is None else self._bucket(self._processor, inputs, made=made)
-                verification.check(variant, inputs, outputs, bucket, staged.sender, made=made)
+                verification.check(variant, inputs, outputs, staged.buckets[index], staged.sender, made=made)
         return ran
 
     @staticmethod
@@ -341,7 +347,7 @@ class Executor:
         inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
         buckets = None
         if self._processor is not None:
-            buckets = self._buckets(places, inputs)
+            buckets = self._buckets(places)
             inputs = self._pad(self._processor, places, inputs, buckets)
         in_time = partial(self._in_time, places)
         whole = [staged.counts[index] if self._runs_alone(staged, index) else 0 for staged, index in places]
@@ -359,7 +365,7 @@ class Executor:
         self._here.progress.at = now = time.monotonic()
         return now
 
-    def _buckets(self, places: Sequence[Place], inputs: Sequence[Tensors]) -> list[int]:
+    def _buckets(self, places: Sequence[Place]) -> list[int]:
         """The bucket that each entry costs in a run with the others, as the router prices it.
 
         Entries go to the largest bucket among them where that leaves their answers as they are, and otherwise each to
@@ -368,22 +374,12 @@ class Executor:
         processor = self._processor
         if processor is None:
             return [0] * len(places)
-        buckets = [
-            self._bucket(processor, tensors, made=_is_made(*place))
-            for place, tensors in zip(places, inputs, strict=True)
-        ]
+        buckets = [staged.buckets[index] for staged, index in places]
         if processor.bucket_invariant:
             made = [_is_made(staged, index) and self._may_grow(staged, index) for staged, index in places]
             largest = max((bucket for bucket, ours in zip(buckets, made, strict=True) if ours), default=0)
             buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
         return buckets
-
-    def _bucket(self, processor: Processor, tensors: Tensors, *, made: bool) -> int:
-        """The cost bucket of tensors, up to the next length that rows are padded to if the processor made them."""
-        bucket = processor.bucket(tensors)
-        if self._exact and made:
-            return max(processor.lengths(tensors), default=bucket)
-        return bucket_for(bucket, self._lengths) if self._lengths else bucket
 
     def _pads(self, processor: Processor, staged: Staged) -> bool:
         """Whether an entry is padded: where that was shown to change nothing, or the processor never left a choice."""

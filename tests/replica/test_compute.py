@@ -11,7 +11,7 @@ from runtime_harness import tensor
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Compute, ModelSignature, Tensors
-from serve_app.replica.compute import Measured, decide, run_s, threaded, together
+from serve_app.replica.compute import AtOnce, Measured, decide, run_s, threaded, together
 
 CONFIGURED = st.none() | st.integers(1, 9)
 MEASURED = st.builds(Measured, st.floats(1e-6, 10.0), st.floats(0.1, 9.0), st.floats(0.0, 9.0))
@@ -105,6 +105,18 @@ class Meeting:
 def test_runs_are_measured_at_once() -> None:
     """None of them would end by itself. Without time, each thread has one that counts after one that does not."""
     assert together(Meeting(3, 6), tensor(1.0), 1.0, 3, 0.0) > 0.0
+
+
+def test_a_run_beside_others_has_them_beside_it() -> None:
+    """It ends when all are under way, and the next one likewise."""
+    beside = AtOnce(Meeting(3, 6), 3)
+    assert [beside.run(tensor(value)) for value in (1.0, 2.0)] == [tensor(1.0), tensor(2.0)]
+
+
+def test_a_run_beside_others_that_fails_raises() -> None:
+    """The others fail as well, and nobody is left waiting."""
+    with pytest.raises(InferenceFailed, match="enough"):
+        AtOnce(Meeting(3, 0), 3).run(tensor(1.0))
 
 
 def test_what_a_run_raises_is_raised() -> None:

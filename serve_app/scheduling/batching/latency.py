@@ -29,8 +29,8 @@ _MAX_BUCKETS = 64
 """Beyond that the bucket observed least recently is forgotten."""
 _MAX_BETWEEN = 4096
 _MEDIAN = 0.5
-_PAYS = 0.95
-"""A row is worth running with others if that costs so much of what it costs otherwise, or less."""
+PAYS = 0.95
+"""Rows join a batch if that adds at most this part of the time that they take in a run of their own."""
 _RUN_S = 0.0002
 """What a run costs besides: the gate, threads, and answers."""
 _EXPLORE = 16
@@ -371,7 +371,7 @@ class LatencyModel:
                 size = rows = 1
                 while size < max_rows:
                     once_s, twice_s = self.typical(size, bucket) + _RUN_S, self.typical(2 * size, bucket) + _RUN_S
-                    if twice_s < _PAYS * 2 * once_s:
+                    if twice_s < PAYS * 2 * once_s:
                         rows = 2 * size
                     size *= 2
                 if self._observed % _EXPLORE == _EXPLORE - 1:
@@ -391,7 +391,7 @@ class LatencyModel:
             of: Their cost bucket.
         """
         added = self.typical(rows + more, max(bucket, of)) - self.typical(rows, bucket)
-        return added <= _PAYS * (self.typical(more, of) + _RUN_S)
+        return added <= PAYS * (self.typical(more, of) + _RUN_S)
 
     def _shape(self, rows: int, bucket: int) -> float:
         return self._curves[bucket].shape_at(rows)
