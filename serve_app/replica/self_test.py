@@ -95,7 +95,7 @@ class SelfTest:
         """Whether a build of the model works: as tested now, or within the last second. ``None``: nobody can tell."""
         if variant not in self._examples:
             return None
-        with self._lock:  # who comes meanwhile is told the same
+        with self._lock:  # a second caller gets the first one's verdict
             now = self._clock()
             known = self._verdicts.get(variant)
             if known is not None and now - known[0] < _AT_MOST_EVERY_S:

@@ -167,7 +167,7 @@ def test_an_open_loop_sends_every_class(tmp_path: Path) -> None:
 
 
 def test_refusals_are_failures(tmp_path: Path) -> None:
-    """The first one is told."""
+    """The report quotes the first one."""
     with server(status=504) as (port, _):
         found = measure([stream(tmp_path, port, rate=100.0, deadline_ms=60_000)], 0.0, 0.2)["digits"]
 
@@ -191,7 +191,7 @@ def test_all_tasks_run_at_once_on_few_connections() -> None:
 
 
 def test_settings_have_different_names() -> None:
-    """They are told apart by them."""
+    """The report names a setting by its text alone."""
     for system in SYSTEMS.values():
         assert len({str(setting) for setting in system.settings}) == len(system.settings)
     assert str(Setting(2, 1, True, 4)) == "2 workers, 1 thread, batches, runs of up to 4 rows"

@@ -180,7 +180,7 @@ async def test_a_close_sends_back_what_waits_and_waits_for_both(stage: Stage) ->
 
 
 async def test_two_that_fail_at_once_ask_for_one_self_test(stage: Stage) -> None:
-    """And are told the same."""
+    """Both get its verdict."""
     backend = Failing()
     worker = stage.worker(backend)
     running = [ask(worker, value) for value in (-1.0, -2.0)]

@@ -371,7 +371,7 @@ def test_fill_passes_over_what_is_cheaper_apart() -> None:
 
 
 def test_no_batch_has_more_rows_than_save_time() -> None:
-    """Where a row costs what it costs alone they have one, also of other classes; in steps of four they have four."""
+    """One where the time grows in proportion to rows, of whatever class; four where it grows in steps of four."""
     step = [(rows, 0, 0.04 * -(-rows // 4)) for rows in (1, 2, 4, 8, 16, 32)]
     for profile, rows in (([(1, 0, 0.01), (32, 0, 0.32)], 1), (step, 4)):
         entries = [make_entry(priority, deadline=5.0) for priority in (NORMAL, HIGH, LOW) for _ in range(7)]

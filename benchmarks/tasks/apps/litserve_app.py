@@ -25,7 +25,7 @@ class Api(ls.LitAPI):  # type: ignore[misc]  # not in this environment
     """One model.
 
     Args:
-        settings: What the server is told.
+        settings: Of the server.
         model: Its name.
     """
 

@@ -1,4 +1,4 @@
-"""What every server does for an answer: decode, run the model, write the answer; and how it is told to."""
+"""What every server does for an answer: decode, run the model, write the answer; and its settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Row = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a server is told.
+    """Settings of a server.
 
     Attributes:
         models: Folder of each model, by name.
