@@ -53,7 +53,8 @@ RunBatch: TypeAlias = Callable[[list[Staged]], Awaitable[Sequence[Staged]]]
 RunOne: TypeAlias = Callable[[Staged], Awaitable[Staged]]
 BatchTogether: TypeAlias = Callable[[RunBatch], RunOne]
 
-_SHORT_S = 0.0002
+_SHORT_S = 0.001
+"""Runs that usually take no longer are in the event loop: a thread and the loop would wait for each other's lock."""
 _JOBS_WAIT_S = 60.0
 _CLOSED = Failure(ModelUnavailable.code, "the replica that was answering has ended; ask again", 1.0)
 _CLASSES = {int(priority): priority for priority in Priority}
@@ -616,7 +617,10 @@ class Runner:
                 staged.stage = AFTER[staged.stage, Event.GRANTED]
             if staying:
                 staying[0].first = True
-                short = 0.0 < turn.predicted_s <= _SHORT_S and staying[0].job is None
+                short = 0.0 < turn.predicted_s <= _SHORT_S
+                if not short and turn.predicted_s:  # beside other load a quantile says little of a short run
+                    short = self._gate.latencies.of(turn.variant).typical(turn.rows, turn.bucket) <= _SHORT_S
+                short = short and staying[0].job is None
                 return _Granted(staying, short, ended)
             if not granted and not lost:
                 return _Granted([], short=False, ended=ended, recheck_at=turn.recheck_at)

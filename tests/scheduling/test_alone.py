@@ -136,6 +136,17 @@ def test_a_bundle_for_a_busy_replica_is_a_part_of_a_usual_batch() -> None:
     assert len(_bundles(scheduler)[0]) == 32
 
 
+def test_bundles_of_a_light_model_hold_what_takes_5_ms() -> None:
+    """Smaller ones would cost their processes more than their rows do."""
+    profile = [(rows, 0, 0.0002 * rows) for rows in (1, 32)]
+    scheduler = make_scheduler(profile=profile)
+    accept(scheduler, make_entry())
+    _only(scheduler)
+    accept(scheduler, *(make_entry() for _ in range(40)), now=0.002)
+
+    assert max(map(len, _bundles(scheduler, 0.002))) == 25
+
+
 def test_bundles_follow_what_batches_usually_have() -> None:
     """Smaller ones again when there is less to do."""
     scheduler = make_scheduler(profile=AFFINE)
@@ -450,7 +461,8 @@ def test_rows_in_flight_are_bounded_and_nothing_waits_beside_an_idle_replica(
             back = done.entries[1:] if what == "return" else []
             scheduler.on_done(done.bundle_id, [(2 * usual, 0, 0.006, "")], now, returned=back)
         for dispatch in scheduler.decide(now).dispatches:
-            assert dispatch.rows <= (part if in_flight else 8) or len(dispatch.entries) == 1
+            is_light = dispatch.predicted_s <= 0.005 and dispatch.rows <= 8
+            assert dispatch.rows <= (part if in_flight else 8) or len(dispatch.entries) == 1 or is_light
             in_flight[dispatch.bundle_id] = dispatch
         queued = scheduler.queue_lengths("m")
         there = 0

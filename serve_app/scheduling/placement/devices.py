@@ -35,6 +35,8 @@ _MAX_PARTS_OF_BATCH = 2
 _MIN_ROWS = 2
 """A bundle for a busy replica has at most the rows of a usual batch over the first, and may have the second: what a
 batch leaves over of a bundle goes back to its router."""
+_BUNDLE_S = 0.005
+"""Beside an execution that takes as long, what a bundle costs its two processes is small: it may have so much."""
 
 
 class NextBundle(NamedTuple):
@@ -132,7 +134,10 @@ class DedicatedDevice:
 
     def _part(self) -> int:
         """Most rows of a bundle for a busy replica."""
-        return min(self._model.settings.max_rows, max(_MIN_ROWS, round(self._model.run_rows / _MAX_PARTS_OF_BATCH)))
+        model = self._model
+        per_row_s = model.per_row_s
+        light = int(_BUNDLE_S / per_row_s) if per_row_s else 0
+        return min(model.settings.max_rows, max(_MIN_ROWS, round(model.run_rows / _MAX_PARTS_OF_BATCH), light))
 
     def _together(self, head: Entry) -> int:
         """Most rows of a bundle with this head: what its gate would not run at once goes back, and is made again."""
