@@ -132,7 +132,7 @@ async def _count(counter: _Counter, model: Path, folder: Path, requests: int) ->
     )
     builds = read_models(config)[_NAME]
     model_config = config.models[0]
-    replica = make_replica(model_config, builds, batch_with_serve(model_config.batching.max_rows))
+    replica = make_replica(model_config, builds, batch_with_serve(model_config.batching.configured_rows))
     worker, warm_up = replica.worker, replica.warm_up
     report = ReplicaReport(warm_up.executions, replica.joining.verdicts, warm_up.reason)
     links = LinkServer(_NAME, worker.run, worker.recall)

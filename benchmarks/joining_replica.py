@@ -108,7 +108,7 @@ def measure(work: Work) -> list[BuildTimes]:
             {variant: backend},
             processor,
             samples,
-            max_rows=model.batching.max_rows if rows else 1,
+            max_rows=model.batching.configured_rows if rows else 1,
             budget_s=model.health.warm_up_s / len(backends),
         )
         warm_ups[variant] = time.perf_counter() - began
@@ -118,12 +118,12 @@ def measure(work: Work) -> list[BuildTimes]:
     for variant, location in locations.items():
         began = time.perf_counter()
         key = record_key(
-            location.model_file, location.kind.versions(), model.batching.max_rows, model.batching.tolerance
+            location.model_file, location.kind.versions(), model.batching.configured_rows, model.batching.tolerance
         )
         keyed = time.perf_counter()
         proofs = ProofContext(
             model.name,
-            model.batching.max_rows,
+            model.batching.configured_rows,
             model.batching.tolerance,
             budget_s,
             VerdictStore(work.records),

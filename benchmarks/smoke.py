@@ -66,7 +66,7 @@ def compare(plan: _Plan, progress: Progress) -> Comparison:
     OUT.mkdir(parents=True, exist_ok=True)
     requests = OUT / "smoke.requests"
     write_requests(requests, (Request(JSON_HEADERS, sample.body) for sample in samples))
-    rates = {rows: session_rate(session, rows, plan.seconds / 2) for rows in (1, model.batching.max_rows)}
+    rates = {rows: session_rate(session, rows, plan.seconds / 2) for rows in (1, model.batching.configured_rows)}
 
     ours = Server("serve_app", systems.ours(_CONFIG, _MODEL), SERVE_APP_RUN)
     stock = Server("stock Ray Serve", systems.stock(_CONFIG, _MODEL), SERVE_RUN)

@@ -64,7 +64,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         pool.name: _pool_deployment(pool).bind(
             pool,
             {name: MemberPlan(revisions[name], described[name]) for name in members[pool.name]},
-            max_rows=max([model.batching.max_rows for model in pinned if model.pool == pool.name], default=1),
+            max_rows=max([model.batching.configured_rows for model in pinned if model.pool == pool.name], default=1),
             min_share=min_share,
         )
         for pool in config.pools
@@ -125,7 +125,7 @@ def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
         name=model.deployment,
         ray_actor_options=actor_options,
         # The scheduler's slots keep every router to its window; Serve must never be the one to say no.
-        max_ongoing_requests=3 * model.batching.window * model.batching.max_rows * config.router.replicas,
+        max_ongoing_requests=3 * model.batching.window * model.batching.configured_rows * config.router.replicas,
         autoscaling_config={
             "min_replicas": scaling.min_replicas,
             "initial_replicas": scaling.start_replicas,

@@ -153,17 +153,20 @@ class Compute(NamedTuple):
         threads: That compute one run on the CPU.
         instances: Batches that it runs at once.
         reason: Why, in one line.
+        max_rows: Of one batch at most; 0: as is configured.
     """
 
     threads: int
     instances: int
     reason: str
+    max_rows: int = 0
 
     @property
     def told(self) -> str:
         """In words, for logs."""
         threads, instances = "s" * (self.threads != 1), "s" * (self.instances != 1)
-        return f"{self.threads} thread{threads}, {self.instances} instance{instances}: {self.reason}"
+        rows = f"; {self.max_rows} rows in a batch at most" if self.max_rows else ""
+        return f"{self.threads} thread{threads}, {self.instances} instance{instances}: {self.reason}{rows}"
 
 
 TENSORS = "tensors"

@@ -494,7 +494,7 @@ def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapp
     processor = make_processor(model, signature, locations[""], backends[""])
     samples = make_samples(model, signature, decode_sample, rows=builds[""].joinable.rows)
     warm = warm_up_replica(model.name, backends, makes_examples(processor), samples, max_rows=1, budget_s=0.5)
-    proofs = ProofContext(model.name, model.batching.max_rows, model.batching.tolerance)
+    proofs = ProofContext(model.name, model.batching.configured_rows, model.batching.tolerance)
     graph = {variant: build.joinable for variant, build in builds.items()}
     verdicts = prove_replica(proofs, backends, graph, makes_examples(processor), samples, warm.examples)
     needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}

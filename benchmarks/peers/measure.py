@@ -99,7 +99,7 @@ class CaseMeasurement:
         single_ms = None
         if RAW in self.case.systems:
             self._say("ONNX Runtime alone: looking for its best setting")
-            ways = alone.search(subject.model_file, buckets, subject.model.batching.max_rows, subject.threads)
+            ways = alone.search(subject.model_file, buckets, subject.model.batching.configured_rows, subject.threads)
             single_ms = alone.measure(subject.model_file, buckets, Alone(1, 1, 1), _SINGLE_S).latencies_ms[0]
         with ExitStack() as stack:
             for system in self.case.systems:

@@ -146,7 +146,7 @@ class PeerServer(ServerProcess):
             "port": port,
             "more_ports": more,
             "threads": self._subject.threads,
-            "max_rows": self._subject.model.batching.max_rows,
+            "max_rows": self._subject.model.batching.configured_rows,
             "max_wait_ms": self._peer.waits_ms,
             "wire": self._wire,
             "folder": str(self._folder),

@@ -91,6 +91,7 @@ def warm_up(
     repeats: int = 3,
     budget_s: float = 30.0,
     on_progress: Callable[[Progress], None] | None = None,
+    fits: Callable[[int, int], bool] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> list[Execution]:
     """Run every shape and measure it.
@@ -109,6 +110,7 @@ def warm_up(
         repeats: Measured runs per shape, at least 1; fewer once the budget is used up.
         budget_s: Time for all of it, seconds. It can be exceeded by what one shape takes longer than predicted.
         on_progress: Called after every shape.
+        fits: Says of rows and bucket, before each shape but the first, whether there is memory for it.
         clock: Seconds, monotonic.
 
     Returns:
@@ -129,7 +131,8 @@ def warm_up(
         seconds: float | None = None
         known = per_row.setdefault(bucket, [])
         saves = backend.device != "cpu" or len(known) < 3 or min(known[-2:]) < PAYS * known[-3]
-        if not measured or (saves and 2 * _predict(measured, work) <= left):
+        fit = not measured or fits is None or fits(rows, bucket)
+        if not measured or (saves and fit and 2 * _predict(measured, work) <= left):
             seconds = _measure(backend, make_inputs, rows, bucket, repeats, started + budget_s, clock)
             measured[work] = seconds
             known.append(seconds / rows)
@@ -147,6 +150,7 @@ def try_warm_up(
     buckets: Sequence[int] = (0,),
     repeats: int = 3,
     budget_s: float | None = 30.0,
+    fits: Callable[[int, int], bool] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> WarmUp:
     """As `warm_up` with the first inputs that the model runs, and without raising for a run that fails.
@@ -158,6 +162,7 @@ def try_warm_up(
         buckets: The model's cost buckets.
         repeats: Measured runs per shape.
         budget_s: Time for all of it, seconds. ``None``: the smallest input is run once, and nothing is measured.
+        fits: As of `warm_up`.
         clock: Seconds, monotonic.
 
     Raises:
@@ -188,6 +193,7 @@ def try_warm_up(
             repeats=repeats,
             budget_s=budget_s - (clock() - began),
             on_progress=note,
+            fits=fits,
             clock=clock,
         )
     except SessionLost:

@@ -149,7 +149,7 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
         compute = None
         if options.threads is None:
             make = partial(make_backend, location=locations[""], build=builds[""], gpu_available=gpu_available)
-            middle = middle_inputs(make_inputs, model.batching.max_rows if rows else 1, buckets)
+            middle = middle_inputs(make_inputs, model.batching.configured_rows if rows else 1, buckets)
             compute = choose_compute(model, locations, backends[""], middle, make, monotonic() - start)
             if compute.threads != model.resources.session_threads:
                 model = with_threads(model, compute.threads)
@@ -197,7 +197,7 @@ def _verdicts(
     exact = builds[""]
     samples = make_samples(model, exact.signature, decode_sample, rows=exact.joinable.rows)
     return prove_replica(
-        ProofContext(model.name, model.batching.max_rows, model.batching.tolerance),
+        ProofContext(model.name, model.batching.configured_rows, model.batching.tolerance),
         backends,
         {variant: build.joinable for variant, build in builds.items()},
         make_processor(model, exact.signature, locations[""]),
@@ -231,7 +231,7 @@ def _sweep(
         return sweep(
             backends,
             make_inputs,
-            rows=(options.rows or sweep_rows(model.batching.max_rows)) if rows else (1,),
+            rows=(options.rows or sweep_rows(model.batching.configured_rows)) if rows else (1,),
             buckets=buckets,
             seconds=options.seconds,
             on_progress=show,

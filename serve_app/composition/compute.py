@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
@@ -11,10 +11,11 @@ from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import memory_of
 from serve_app.config import ModelConfig
 from serve_app.errors import ServeAppError
-from serve_app.payloads import Compute, Tensors
+from serve_app.payloads import Compute, Execution, Tensors
 from serve_app.replica.compute import MOST_INSTANCES, Measured, decide, run_s, threaded, together
 from serve_app.replica.cores import available_cores
-from serve_app.replica.process_memory import own_memory
+from serve_app.replica.process_memory import RunMemory, own_memory
+from serve_app.scheduling.batching.latency import LatencyModel
 
 _PART = 0.03
 """Each of three measurements may take this part of the time for the warm-up, or two runs."""
@@ -83,6 +84,24 @@ def choose_compute(
     except ServeAppError as error:
         return of_one(model, f"it failed while that was measured: {error.message}")
     return step
+
+
+def choose_rows(model: ModelConfig, executions: Sequence[Execution], memory: RunMemory) -> int:
+    """Most rows of a batch: 32, or more where the warm-up shows that twice as many pay, as far as they fit into memory.
+
+    Args:
+        model: Of rows that are to be chosen.
+        executions: What the warm-up has measured.
+        memory: What its runs took.
+    """
+    latency, rows = LatencyModel(), model.batching.configured_rows
+    latency.seed([(each.rows, each.bucket, each.seconds) for each in executions if not each.variant])
+    longest = latency.buckets[-1] if latency.known else 0
+    if latency.known:
+        rows = max(rows, latency.enough(longest, model.most_rows))
+    while rows > 1 and not memory.fits(rows, longest):
+        rows //= 2
+    return rows
 
 
 def _has_memory(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> bool:

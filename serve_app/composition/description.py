@@ -98,7 +98,7 @@ def model_info(
         versions=(exact.version,),
         task=model.task,
         signature=signature,
-        max_rows=model.batching.max_rows,
+        max_rows=model.batching.configured_rows,
         max_request_rows=config.router.limits.max_request_rows,
         default_timeout_s={priority: limits.timeout_s for priority, limits in config.class_settings().items()},
         labels=() if processor is None else processor.labels,

@@ -78,8 +78,8 @@ def profile_notes(model: ModelConfig, profile: Profile) -> tuple[str, ...]:
     if profile.device == "cpu" and resources.threads not in ("auto", profile.threads):
         notes.append(f"was measured with threads: {profile.threads}, replicas have {resources.threads}")
     largest = max(shape.rows for shape in profile.shapes)
-    if largest < model.batching.max_rows:
-        notes.append(f"was measured up to {largest} rows, batches have up to {model.batching.max_rows}")
+    if largest < model.batching.configured_rows:
+        notes.append(f"was measured up to {largest} rows, batches have up to {model.batching.configured_rows}")
     notes += [
         f"does not have the variant {short_repr(variant.name)}"
         for variant in model.variants

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
 from serve_app.composition.backend import load_builds, make_backend
-from serve_app.composition.compute import choose_compute, of_one, with_threads
+from serve_app.composition.compute import choose_compute, choose_rows, of_one, with_threads
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, memory_of
 from serve_app.composition.revision import Revision, keep_revision
@@ -27,6 +27,7 @@ from serve_app.payloads import Compute, Execution
 from serve_app.replica.compute import AtOnce
 from serve_app.replica.joining import Joining
 from serve_app.replica.pieces import padded_lengths
+from serve_app.replica.process_memory import RunMemory
 from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
 from serve_app.replica.revisions import Hosted
 from serve_app.replica.runner import BatchTogether
@@ -110,7 +111,12 @@ def make_replica(
         signature, has_rows = backends[""].signature, builds[""].joinable.rows
         processor = make_processor(model, signature, locations[""], backends[""])
         samples = make_samples(model, signature, decode_sample, rows=has_rows)
-        max_rows, tolerance = model.batching.max_rows, model.batching.tolerance
+        max_rows, tolerance = model.batching.configured_rows, model.batching.tolerance
+        memory = RunMemory(model.resources.memory_limit)
+        alone = member is None and not planned and backends[""].device == "cpu"
+        chooses = alone and has_rows and model.batching.max_rows == "auto"
+        if chooses:
+            max_rows = model.most_rows
         budget_s: float | None = model.health.warm_up_s
         if member is not None:
             budget_s = None if member.executions else min(model.health.warm_up_s, _SHORT_S)
@@ -120,6 +126,7 @@ def make_replica(
             processor=makes_examples(processor),
             samples=samples,
             max_rows=max_rows if has_rows else 1,
+            fits=memory.fits if chooses else None,
         )
         loaded_s = time.monotonic() - began
         warm_up = warm(backends, budget_s=budget_s)
@@ -135,10 +142,14 @@ def make_replica(
             at_once = {variant: AtOnce(backend, compute.instances) for variant, backend in backends.items()}
             together = warm(cast("Mapping[str, Backend]", at_once), budget_s=budget_s)
             warm_up = warm_up._replace(executions=together.executions or warm_up.executions)
+        if chooses:
+            max_rows = choose_rows(model, warm_up.executions, memory)
+            compute = compute._replace(max_rows=max_rows)
         _log.info("%s computes with %s", model.name, compute.told)
         if member is None:
             keys = {
-                variant: _key(model, locations[variant], builds[variant], backends[variant]) for variant in locations
+                variant: _key(model, locations[variant], builds[variant], backends[variant], max_rows)
+                for variant in locations
             }
             proofs = ProofContext(
                 model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys
@@ -155,7 +166,7 @@ def make_replica(
         needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
         joining = Joining(model.name, verdicts, needed)
         worker = Worker(
-            scheduling=model.scheduling(),
+            scheduling=replace(model.scheduling(), max_rows=max_rows),
             backends=backends,
             processor=processor,
             preprocess_threads=model.resources.preprocess_threads,
@@ -238,7 +249,7 @@ def _close(backends: Mapping[str, Backend]) -> None:
         backend.close()
 
 
-def _key(model: ModelConfig, location: ModelLocation, build: Description, backend: Backend) -> str:
+def _key(model: ModelConfig, location: ModelLocation, build: Description, backend: Backend, max_rows: int) -> str:
     """What the verdict on a build depends on: its file, and what its numbers depend on besides."""
     warm_up = model.warm_up
     facts: list[Any] = [
@@ -256,7 +267,7 @@ def _key(model: ModelConfig, location: ModelLocation, build: Description, backen
         location.model_file,
         location.kind.versions(),
         facts,
-        batching.max_rows,
+        max_rows,
         batching.tolerance,
         sorted(build.layout.axes.items()),
     )

@@ -33,6 +33,6 @@ def stream_problems(model: ModelConfig, builds: Mapping[str, Description]) -> tu
     problems += [
         f"batching.{key}: each request has a run of its own; leave this out"
         for key in ("max_rows", "axis", "unverified")
-        if key in model.batching.model_fields_set and (key != "max_rows" or model.batching.max_rows > 1)
+        if key in model.batching.model_fields_set and (key != "max_rows" or model.batching.configured_rows > 1)
     ]
     return tuple(f"model {model.name!r} answers in parts, since its predict yields: {problem}" for problem in problems)

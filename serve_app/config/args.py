@@ -169,7 +169,7 @@ class AppArgs(Section):
                 model.name: model.most_versions
                 * model.autoscaling.max_replicas
                 * model.batching.window
-                * model.batching.max_rows
+                * model.batching.configured_rows
                 for model in self.models
                 if model.pool is None
             }

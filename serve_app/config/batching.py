@@ -22,6 +22,8 @@ _REMOVED = (
     ),
 )
 
+_AUTO_ROWS, _MOST_AUTO_ROWS = 32, 64
+
 
 class BatchingConfig(Section):
     """How one model's rows are put into batches."""
@@ -39,8 +41,12 @@ class BatchingConfig(Section):
     or long sequences, are given up first.
     """
 
-    max_rows: Positive = 32
-    """Most rows in one batch."""
+    max_rows: Literal["auto"] | Positive = "auto"
+    """Most rows in one batch.
+
+    `auto`: 32. A replica on a CPU, outside of pools and device groups, measures at its start: it takes 64 where that
+    saves a twentieth of the time per row, and fewer than 32 where these would not fit into 70% of the memory.
+    """
 
     slo_ms: Milliseconds = 100.0
     """Latency the model is tuned for: batches are not grown past it."""
@@ -53,10 +59,20 @@ class BatchingConfig(Section):
     """
 
     window: int = Field(default=4, ge=1, le=16)
-    """In-flight limit per router, replica and class, in full batches (`max_rows` rows each).
+    """In-flight limit per router, replica and class, in full batches (`max_rows` rows each; of 32 with `auto`).
 
     Larger values give the replica more requests to choose from.
     """
+
+    @property
+    def configured_rows(self) -> int:
+        """Most rows in one batch, as long as nothing was measured."""
+        return _AUTO_ROWS if self.max_rows == "auto" else self.max_rows
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows in one batch, whatever is measured."""
+        return _MOST_AUTO_ROWS if self.max_rows == "auto" else self.max_rows
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +88,7 @@ class BatchingConfig(Section):
         """
         return ModelScheduling(
             name=name,
-            max_rows=self.max_rows,
+            max_rows=self.configured_rows,
             slo_s=self.slo_ms / 1000,
             window=self.window,
             policy=self.policy,

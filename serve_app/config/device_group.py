@@ -106,7 +106,7 @@ def _memory_faults(memory: ByteSize, members: list[ModelConfig]) -> Iterator[str
         yield f"{size(memory)} is less than its models hold: {holding}; lower resources.gpu_memory"
         return
     for model in members:
-        per_row, rows = model.resources.memory_per_row, model.batching.max_rows
+        per_row, rows = model.resources.memory_per_row, model.batching.configured_rows
         if per_row is not None and per_row * rows > free:
             yield (
                 f"a full batch of {model.name} ({rows} rows of {size(per_row)}) does not fit: the models hold"

@@ -276,7 +276,7 @@ class ModelConfig(Section):
             if self.task != TENSORS and getattr(self, key) is not None
         ]
         faults += fallback_problems(self.fallbacks, [variant.name for variant in self.variants])
-        sizes, known = self.resources.row_sizes, row_buckets(self.batching.max_rows)
+        sizes, known = self.resources.row_sizes, row_buckets(self.batching.configured_rows)
         for number, size in enumerate(sizes if isinstance(sizes, tuple) else ()):
             if size not in known:
                 among = ", ".join(map(str, known))
@@ -412,6 +412,12 @@ class ModelConfig(Section):
         return int(self.resources.gpu_memory or 0) * self.autoscaling.max_replicas
 
     @property
+    def most_rows(self) -> int:
+        """Most rows in one batch that its replicas may choose."""
+        alone = self.pool is None and not self.resources.gpus
+        return self.batching.most_rows if alone else self.batching.configured_rows
+
+    @property
     def target_rows(self) -> int:
         """Rows queued and running per replica that autoscaling aims for."""
-        return self.autoscaling.target_queue or 2 * self.batching.max_rows
+        return self.autoscaling.target_queue or 2 * self.batching.configured_rows

@@ -172,7 +172,7 @@ class PoolConfig(Section):
             members: Those that are known; what `defaults` and `members` say counts in any case.
         """
         written = (self.defaults, *self.members.values())
-        rows = max(*map(_max_rows, written), *(model.batching.max_rows for model in members), 0)
+        rows = max(*map(_max_rows, written), *(model.batching.configured_rows for model in members), 0)
         return self.hosts * self.scheduling(()).concurrency * len(Priority) * rows
 
 
@@ -238,8 +238,8 @@ def _member(given: Mapping[str, Any]) -> ModelConfig:
 
 def _max_rows(settings: Mapping[str, Any]) -> int:
     batching = settings.get("batching")
-    default: int = BatchingConfig.model_fields["max_rows"].default
-    return int(batching.get("max_rows", default)) if isinstance(batching, Mapping) else default
+    given = batching.get("max_rows", "auto") if isinstance(batching, Mapping) else "auto"
+    return BatchingConfig.model_validate({"max_rows": given}).configured_rows
 
 
 def _merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class ModelDeployment:
         self._base = base
         self._make = partial(
             make_replica,
-            batch=batch_with_serve(config.batching.max_rows),
+            batch=batch_with_serve(config.most_rows),
             gpu_available=bool(ray.get_gpu_ids()),
             records=VerdictStore(cache_folder() / "joinable"),
             min_share=min_share,

@@ -13,6 +13,7 @@ from serve_app.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _NEAR = 0.9
+_FOR_RUNS = 0.7
 
 
 def own_memory() -> int:
@@ -66,6 +67,32 @@ class ProcessMemory:
             self._warned = True
             logger.warning("%s: %s of memory held, %s allowed", self._name, _mebibytes(held), _mebibytes(self._limit))
         return held
+
+
+class RunMemory:
+    """What runs of ever more rows take of a process's memory: in proportion to rows times length.
+
+    A session keeps what its largest run needed, so that the process holds it afterwards.
+
+    Args:
+        limit: Bytes that the process may hold; ``None``: what it holds and what is free.
+        measure: Bytes that it holds.
+    """
+
+    def __init__(self, limit: int | None, measure: Callable[[], int] = own_memory) -> None:
+        self._measure = measure
+        self._began = measure()
+        self._limit = _FOR_RUNS * (self._began + _free_memory() if limit is None else limit)
+        self._largest = 0
+
+    def fits(self, rows: int, bucket: int) -> bool:
+        """Whether a run is likely to fit. One that does is taken to have run when this is asked again."""
+        work = rows * max(bucket, 1)
+        grown = self._measure() - self._began
+        if self._largest and self._began + grown / self._largest * work > self._limit:
+            return False
+        self._largest = max(self._largest, work)
+        return True
 
 
 def memory_problem(needed: int, limit: int | None, measure: Callable[[], int] = own_memory) -> str | None:

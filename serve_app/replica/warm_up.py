@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from serve_app.backends.backend import Backend
@@ -46,6 +46,7 @@ def warm_up_replica(
     *,
     max_rows: int,
     budget_s: float | None,
+    fits: Callable[[int, int], bool] | None = None,
 ) -> ReplicaWarmUp:
     """Warm every build up. A model that fails is served all the same: the log and the result say so.
 
@@ -56,6 +57,7 @@ def warm_up_replica(
         samples: Inputs of a model without a processor.
         max_rows: Most rows of a batch.
         budget_s: Time for all builds, seconds. ``None``: it is known what they cost, so that each runs once.
+        fits: As of `serve_app.backends.warm_up.warm_up`.
 
     Raises:
         SessionLost: A session has ended.
@@ -73,6 +75,7 @@ def warm_up_replica(
             max_rows=max_rows,
             buckets=buckets,
             budget_s=None if budget_s is None else budget_s / len(backends),
+            fits=fits,
         )
         executions += [execution._replace(variant=variant) for execution in warm.executions]
         build = f"model {model!r}, variant {variant!r}" if variant else f"model {model!r}"

@@ -708,6 +708,8 @@ class Service:
             found["warm_up"] = {"warmed": True} if reason is None else {"warmed": False, "reason": reason}
         if (compute := next((each.compute for each in told if each.compute is not None), None)) is not None:
             found["compute"] = compute._asdict()
+            if compute.max_rows:
+                self._scheduler.set_rows(model, compute.max_rows)
         self._served[model].warm_up = found
 
     def status(self) -> Mapping[str, Any]:

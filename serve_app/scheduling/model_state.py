@@ -34,19 +34,22 @@ class ModelState:
 
     Attributes:
         settings: In effect now.
-        full_rows: Most rows in one batch, as configured; in effect it is 1 while requests are run one by one.
+        full_rows: Most rows in one batch; in effect it is 1 while requests are run one by one.
+        joins: Whether requests for the exact model may share a batch.
         overhead: What a bundle takes besides waiting at the gate and its execution.
         run_rows: How many rows executions lately had, on average.
     """
 
     __slots__ = (
-        "breakers", "full_rows", "latencies", "overhead", "probes", "queue", "run_rows", "settings", "slots",
-        "wasted_rows",
+        "_configured", "breakers", "full_rows", "joins", "latencies", "overhead", "probes", "queue", "run_rows",
+        "settings", "slots", "wasted_rows",
     )  # fmt: skip
 
     def __init__(self, settings: ModelScheduling, totals: dict[Priority, Totals], network_s: float) -> None:
         self.settings = settings
+        self._configured = settings
         self.full_rows = settings.max_rows
+        self.joins = True
         self.queue = ModelQueue(totals, settings.size_fairness)
         self.latencies = VariantLatency()
         self.overhead = Overhead(network_s)
@@ -63,9 +66,18 @@ class ModelState:
         if variant:
             (self.latencies.whole.discard if joins else self.latencies.whole.add)(variant)
             return
-        rows = self.full_rows if joins else 1
-        if rows != self.settings.max_rows:
-            self.settings = replace(self.settings, max_rows=rows)
+        self.joins = joins
+        self.set_rows(self.full_rows)
+
+    def set_rows(self, rows: int) -> None:
+        """Say how many rows a batch has at most, where requests may share one."""
+        self.full_rows = rows
+        most, configured = rows if self.joins else 1, self._configured
+        if most != self.settings.max_rows:
+            # Larger batches do not put more rows in flight: what may be in flight is budgeted.
+            window = max(1, min(configured.window, configured.window * configured.max_rows // most))
+            self.settings = replace(self.settings, max_rows=most, window=window)
+            self.slots.window = window
 
     def snapshot(self) -> dict[str, Any]:
         """This model's part of `Scheduler.snapshot`, JSON-able.

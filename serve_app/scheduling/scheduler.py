@@ -631,6 +631,12 @@ class Scheduler:
         known.set_joins(variant, joins=joins)
         self._touch(known)
 
+    def set_rows(self, model: str, rows: int) -> None:
+        """Say how many rows a batch of a model has at most. It holds from the next decision on."""
+        known = self._models[model]
+        known.set_rows(rows)
+        self._touch(known)
+
     def latency(self, model: str, variant: str = "") -> LatencyModel:
         """What predicts for the model or one of its variants, for reading; see `VariantLatency.of`."""
         return self._models[model].latencies.of(variant)

@@ -13,10 +13,12 @@ import pytest
 import python_models
 from runtime_harness import batch_same_turn, tensor
 
+from serve_app.composition.compute import choose_rows
 from serve_app.composition.model import find_files, read_builds
 from serve_app.composition.replica import Replica, make_replica
 from serve_app.config.args import parse_args
-from serve_app.payloads import Bundle, Success, WireEntry
+from serve_app.payloads import Bundle, Execution, Success, WireEntry
+from serve_app.replica.process_memory import RunMemory
 
 MakeReplica = Callable[..., Replica]
 
@@ -55,7 +57,7 @@ def answered(replica: Replica) -> list[float]:
 def test_what_is_configured(threads: int, instances: int, make: MakeReplica) -> None:
     """And it answers with it."""
     replica = make(threads=threads, instances=instances)
-    assert replica.compute == (threads, instances, "as configured")
+    assert replica.compute[:3] == (threads, instances, "as configured")
     assert answered(replica) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
@@ -70,6 +72,47 @@ def test_a_small_model_is_left_as_it_is(make: MakeReplica, caplog: pytest.LogCap
 def test_who_runs_one_batch_at_a_time(make: MakeReplica) -> None:
     """Whatever is configured: a model that shares its device, and one of a backend that wants it."""
     shared = make(planned=True, threads=2, instances=2).compute
-    assert shared == (2, 1, "one batch at a time: it shares its device")
+    assert shared[:3] == (2, 1, "one batch at a time: it shares its device")
     own = make(path="p", keys={"backend": "python"}, instances=2).compute
-    assert own == (1, 1, "one batch at a time: so its backend or device wants it")
+    assert own[:3] == (1, 1, "one batch at a time: so its backend or device wants it")
+
+
+MIB = 1024**2
+
+
+def _executions(fixed_s: float, row_s: float, bucket: int = 0) -> list[Execution]:
+    return [Execution(rows, bucket, fixed_s + row_s * rows) for rows in (1, 2, 4, 8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize(
+    ("executions", "rows"),
+    [
+        (_executions(0.003, 0.0002), 64),
+        (_executions(0.0, 0.01), 32),
+        ([*_executions(0.003, 0.0002, 8), *_executions(0.0, 0.01, 256)], 32),
+        ([], 32),
+    ],
+    ids=["twice the rows save time", "they save none", "only short ones do", "nothing is known"],
+)
+def test_batches_have_as_many_rows_as_pay(executions: list[Execution], rows: int) -> None:
+    """Beyond 32; the longest decides."""
+    (model,) = parse_args({"models": [{"name": "m", "path": "m"}]}).models
+    assert choose_rows(model, executions, RunMemory(1024 * MIB, lambda: 0)) == rows
+
+
+@pytest.mark.parametrize(("per_row", "rows"), [(1, 64), (15, 32), (100, 4), (10_000, 1)])
+def test_batches_fit_into_seven_tenths_of_the_memory(per_row: int, rows: int) -> None:
+    """Judged by what runs have added to what the process holds."""
+    (model,) = parse_args({"models": [{"name": "m", "path": "m"}]}).models
+    held = 200 * MIB
+    memory = RunMemory(1000 * MIB, lambda: held)
+    assert memory.fits(2, 0)
+    held += 2 * per_row * MIB
+    assert choose_rows(model, _executions(0.003, 0.0002), memory) == rows
+
+
+def test_a_replica_tells_how_many_rows_it_takes(make: MakeReplica) -> None:
+    """Where it has chosen."""
+    assert make().compute.max_rows == 64  # what a run costs besides its rows is much for this model
+    assert make(keys={"batching": {"max_rows": 16}}).compute.max_rows == 0
+    assert make(planned=True).compute.max_rows == 0

@@ -53,7 +53,7 @@ def test_folders_become_models_by_name(home: Path) -> None:
     models = {model.name: model for model in expand_pools(args).models}
     assert list(models) == ["own", "z", "a", "b", "c"]
     assert [model.pool for model in models.values()] == [None, "many", "many", "many", "many"]
-    assert [(model.path, model.batching.max_rows, model.batching.slo_ms) for model in models.values()][2:] == [
+    assert [(model.path, model.batching.configured_rows, model.batching.slo_ms) for model in models.values()][2:] == [
         ("models/a", 8, 50.0),
         ("models/b", 8, 20.0),
         ("models/c", 8, 50.0),

@@ -100,7 +100,7 @@ def test_an_entry_of_models_counts_in_place_of_a_folder(tmp_path: Path) -> None:
     add_model(tmp_path, "b")
     by_hand = {"name": "a", "path": str(tmp_path / "a"), "batching": {"max_rows": 3}}
     args = read(tmp_path, models=[by_hand])
-    assert [(model.name, model.batching.max_rows) for model in args.models] == [("a", 3), ("b", 32)]
+    assert [(model.name, model.batching.configured_rows) for model in args.models] == [("a", 3), ("b", 32)]
     assert told(tmp_path, given={"models": [by_hand]}) == [
         f"{tmp_path}/a: models has an entry 'a', which counts in place of the folder".removeprefix(f"{tmp_path}/")
     ]

@@ -190,22 +190,22 @@ def with_model(**keys: Any) -> dict[str, Any]:
         pytest.param(with_model(path=5), "args.models[0].path: must be text, got 5", id="number for text"),
         pytest.param(
             with_model(batching={"max_rows": "32"}),
-            "args.models[0].batching.max_rows: must be a whole number, got '32'",
+            "args.models[0].batching.max_rows: must be 'auto', got '32'; or must be a whole number, got '32'",
             id="text for a number",
         ),
         pytest.param(
             with_model(batching={"max_rows": True}),
-            "args.models[0].batching.max_rows: must be a whole number, got True",
+            "args.models[0].batching.max_rows: must be 'auto', got True; or must be a whole number, got True",
             id="switch for a number",
         ),
         pytest.param(
             with_model(batching={"max_rows": 1.5}),
-            "args.models[0].batching.max_rows: must be a whole number, got 1.5",
+            "args.models[0].batching.max_rows: must be 'auto', got 1.5; or must be a whole number, got 1.5",
             id="fraction for a whole number",
         ),
         pytest.param(
             with_model(batching={"max_rows": 0}),
-            "args.models[0].batching.max_rows: must be at least 1, got 0",
+            "args.models[0].batching.max_rows: must be 'auto', got 0; or must be at least 1, got 0",
             id="zero",
         ),
         pytest.param(

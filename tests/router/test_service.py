@@ -232,7 +232,7 @@ async def test_the_status_tells_what_a_replica_computes_with() -> None:
     service = make_service(Transport())
     (model,) = service.models
     said = []
-    for told in ([], [Told()], [Told(), Told(compute=Compute(1, 2, "it pays"))]):
+    for told in ([], [Told()], [Told(), Told(compute=Compute(1, 2, "it pays", 64))]):
         service.on_warm_up(model, told)
         said.append(service.status()["models"][model].get("compute"))
-    assert said == [None, None, {"threads": 1, "instances": 2, "reason": "it pays"}]
+    assert said == [None, None, {"threads": 1, "instances": 2, "reason": "it pays", "max_rows": 64}]

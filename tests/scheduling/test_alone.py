@@ -461,8 +461,10 @@ def test_rows_in_flight_are_bounded_and_nothing_waits_beside_an_idle_replica(
             back = done.entries[1:] if what == "return" else []
             scheduler.on_done(done.bundle_id, [(2 * usual, 0, 0.006, "")], now, returned=back)
         for dispatch in scheduler.decide(now).dispatches:
-            is_light = dispatch.predicted_s <= 0.005 and dispatch.rows <= 8
-            assert dispatch.rows <= (part if in_flight else 8) or len(dispatch.entries) == 1 or is_light
+            latency = scheduler.latency("m")
+            per_row_s = min(latency.predict(each) / each for each in range(1, 25))
+            light = min(8, int(0.005 / per_row_s))
+            assert dispatch.rows <= (max(part, light) if in_flight else 8) or len(dispatch.entries) == 1
             in_flight[dispatch.bundle_id] = dispatch
         queued = scheduler.queue_lengths("m")
         there = 0

@@ -88,3 +88,23 @@ def test_what_a_replica_has_ahead_is_what_it_told_or_what_was_sent() -> None:
     model.answered(first, [(4, 0, 0.009, "")], 0.01, 0.0, 0.0, 0.5)
 
     assert model.backlog_s(replica) == pytest.approx(0.5)
+
+
+def test_larger_batches_put_no_more_rows_in_flight() -> None:
+    """The window has fewer of them; smaller ones do not make it longer."""
+    model = _model()
+    configured = model.settings
+    for rows, window in ((2 * configured.max_rows, configured.window // 2), (1, configured.window)):
+        model.set_rows(rows)
+        assert (model.settings.max_rows, model.settings.window, model.slots.window) == (rows, window, window)
+
+
+def test_rows_that_were_chosen_count_where_requests_share_a_run() -> None:
+    """And again once they may."""
+    model = _model()
+    rows = 2 * model.settings.max_rows
+    model.set_joins("", joins=False)
+    model.set_rows(rows)
+    assert model.settings.max_rows == 1
+    model.set_joins("", joins=True)
+    assert model.settings.max_rows == rows

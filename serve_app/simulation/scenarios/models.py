@@ -189,7 +189,7 @@ class SimulatedModelConfig(Section):
             faults.append((("latency",), "required, or profile: what a batch costs"))
         if self.latency is not None and self.profile is not None:
             faults.append((("profile",), "cannot stand beside latency; leave one of them out"))
-        if self.batching.max_rows > MOST_ROWS:
+        if self.batching.configured_rows > MOST_ROWS:
             message = f"at most {MOST_ROWS:,} rows in a batch are simulated, got {self.batching.max_rows:,}"
             faults.append((("batching", "max_rows"), message))
         seen: set[str] = set()
@@ -233,7 +233,7 @@ class SimulatedModelConfig(Section):
             else SimulatedAutoscaling(
                 min_replicas=scaling.min_replicas,
                 max_replicas=scaling.max_replicas,
-                target_rows=float(scaling.target_queue or 2 * self.batching.max_rows),
+                target_rows=float(scaling.target_queue or 2 * self.batching.configured_rows),
                 upscale_delay_s=scaling.upscale_delay_s,
                 downscale_delay_s=scaling.downscale_delay_s,
                 interval_s=scaling.metrics_interval_s,

@@ -49,7 +49,7 @@ class MembersConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> MembersConfig:
-        if self.batching.max_rows > MOST_ROWS:
+        if self.batching.configured_rows > MOST_ROWS:
             message = f"at most {MOST_ROWS:,} rows in a batch are simulated, got {self.batching.max_rows:,}"
             raise validation_error([(("batching", "max_rows"), message)])
         if (one_row_ms := self.latency.curve()(1, 0) * 1000) > self.batching.slo_ms:
