@@ -179,9 +179,9 @@ class _Stream:
         self.connections = 0
         self.idle: list[_Connection] = []
         self.waiting: deque[tuple[float, int]] = deque()
-        self.outcomes: list[tuple[float, int, int, float]] = []  # due, class, status, latency
+        self.outcomes: list[tuple[float, int, int, float, bool]] = []  # due, class, status, latency, by a fallback
         self.late: list[float] = []
-        self.fallbacks, self.bad = 0, ""
+        self.bad = ""
 
 
 class _Load:
@@ -286,12 +286,12 @@ class _Load:
         if connection.is_busy:
             self._busy -= 1
             connection.is_busy = False
-            stream.outcomes.append((connection.due, connection.kind, status, perf_counter() - connection.due))
+            took = perf_counter() - connection.due
+            is_fallback = status == _OK and b"\nx-variant: int8" in answer[:1000].lower()
+            stream.outcomes.append((connection.due, connection.kind, status, took, is_fallback))
             stream.idle.append(connection)
             if status != _OK:
                 stream.bad = stream.bad or (bytes(answer[:300]).decode(errors="replace") or "the connection was closed")
-            elif b"\nx-variant: int8" in answer[:1000].lower():
-                stream.fallbacks += 1
         if not status or connection.unsent or b"\nconnection: close" in answer[:1000].lower():
             self._poll.unregister(connection.socket)
             del self._by_number[connection.socket.fileno()]
@@ -306,13 +306,13 @@ class _Load:
         until = since + self._seconds
         closed = not stream.told.rate
         counted = [each for each in stream.outcomes if since <= each[0] + (each[3] if closed else 0.0) < until]
-        good = np.array([latency for _, _, status, latency in counted if status == _OK])
+        good = np.array([latency for _, _, status, latency, _ in counted if status == _OK])
         p50, p99 = (float(value) * 1000 for value in np.quantile(good, (0.5, 0.99))) if good.size else (0.0, 0.0)
         offered = [kind for after, kind in stream.offered if after >= self._warm_up_s]
         in_time = {}
         for kind, name in enumerate(CLASSES if stream.told.deadline_ms else ()):
             limit = stream.told.deadline_ms / 1000
-            times = sum(of == kind and status == _OK and latency <= limit for _, of, status, latency in counted)
+            times = sum(of == kind and status == _OK and latency <= limit for _, of, status, latency, _ in counted)
             in_time[name] = times / max(1, offered.count(kind))
         late = float(np.quantile(stream.late, 0.99)) * 1000 if stream.late else 0.0
         return Seen(
@@ -322,7 +322,7 @@ class _Load:
             answers=good.size,
             failures=(len(counted) if closed else len(offered)) - good.size,
             in_time=in_time,
-            fallbacks=stream.fallbacks,
+            fallbacks=sum(is_fallback for *_, is_fallback in counted),
             late_p99_ms=late,
             cpu=cpu,
             bad=stream.bad,
