@@ -8,7 +8,7 @@ while slows both. Writes ``trees.json`` and ``trees.md``.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -27,7 +27,6 @@ from benchmarks.session import ending_in_order, measuring
 from benchmarks.turns import GRPC, Case, Turn, take_turns
 from serve_app.config.file import read_document
 from serve_app.config.files import CACHE_VARIABLE
-from serve_app.config.router import FORMER_KEYS
 
 BEFORE, AFTER = "before", "after"
 
@@ -46,26 +45,12 @@ _START_WITHIN_S = 400.0
 
 
 class _Tree(Server):
-    """A tree's server, by the names of that tree: where its gRPC functions are, and what keys its router has."""
+    """A tree's server, which names the gRPC functions of that tree."""
 
     def _on_free_ports(self) -> dict[str, Any]:
         document = super()._on_free_ports()
         document["grpc_options"] |= {_FUNCTIONS: read_document(self.tree / _BENCH)["grpc_options"][_FUNCTIONS]}
-        if "FORMER_KEYS" not in (self.tree / "serve_app" / "config" / "router.py").read_text("utf-8"):
-            for application in document["applications"]:
-                router = application["args"]["router"]
-                application["args"]["router"] = _by_former_keys(router)
         return document
-
-
-def _by_former_keys(router: Mapping[str, Any]) -> dict[str, Any]:
-    former = {place: key for key, place in FORMER_KEYS.items()}
-    found: dict[str, Any] = {}
-    for section, value in router.items():
-        settings = value.items() if isinstance(value, dict) else [("", value)]
-        for key, each in settings:
-            found[former.get((section, key) if key else (section,), section)] = each
-    return found
 
 
 def compare(

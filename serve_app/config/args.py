@@ -14,16 +14,15 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VARIABLE, MAXCONN_VARIABLE, Budget
-from serve_app.config.deprecations import with_new_places
 from serve_app.config.device_group import DeviceGroupConfig, group_problems, size
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
 from serve_app.config.pipeline import PipelineConfig, pipeline_problems
 from serve_app.config.pool import PoolConfig, pool_problems
-from serve_app.config.problems import Location, place, problems_of, short_repr, validation_error
+from serve_app.config.problems import Location, problems_of, short_repr, validation_error
 from serve_app.config.repository import RepositoryConfig
-from serve_app.config.router import FORMER_KEYS, ClassesConfig, RouterConfig
+from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.domain.settings import CacheSettings
 from serve_app.errors import ConfigError
@@ -252,14 +251,9 @@ def parse_args(data: Any, prefix: str = "args") -> AppArgs:
     Raises:
         ConfigError: With one line per fault.
     """
-    given = with_new_places({} if data is None else data, "router", FORMER_KEYS)
-    problems = [f"{place(location, prefix)}: {fault}" for location, fault in given.faults]
+    given = {} if data is None else data
     try:
-        args = AppArgs.model_validate(given.data)
+        return AppArgs.model_validate(given)
     except ValidationError as error:
-        schema = AppArgs.model_json_schema()
-        problems += problems_of(error, given.data, schema, prefix, written=given.written)
-    else:
-        if not problems:
-            return args
-    raise ConfigError(tuple(problems))
+        problems = problems_of(error, given, AppArgs.model_json_schema(), prefix)
+    raise ConfigError(problems)

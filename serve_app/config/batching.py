@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from serve_app.config.deprecations import RemovedKey, drop_removed_keys
 from serve_app.config.problems import Location, hint, short_repr
 from serve_app.config.values import Milliseconds, Positive, Section, Share
 from serve_app.domain.settings import JoinSettings
 from serve_app.scheduling.settings import ModelScheduling
-
-_REMOVED = (
-    RemovedKey(
-        "early_drop",
-        harmless=True,
-        reason="a late answer reaches nobody, since the deadline ends the request",
-        note="it is always on",
-    ),
-)
 
 _AUTO_ROWS, _MOST_AUTO_ROWS = 32, 64
 
@@ -73,11 +63,6 @@ class BatchingConfig(Section):
     def most_rows(self) -> int:
         """Most rows in one batch, whatever is measured."""
         return _MOST_AUTO_ROWS if self.max_rows == "auto" else self.max_rows
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_removed(cls, given: Any) -> Any:
-        return drop_removed_keys(given, "batching", _REMOVED)
 
     def scheduling(self, name: str, fallbacks: tuple[str, ...] = ()) -> ModelScheduling:
         """The values for the scheduler.

@@ -26,8 +26,6 @@ LOOPBACK = "127.0.0.1"
 SCALING_POLICY = "serve_app.deployments.autoscaling:scale_by_queue"
 """The import path of the policy by which replicas follow the routers' queues."""
 
-_FORMER_FUNCTIONS = {"serve_app.protocols.grpc_app.add_to_server": "serve_app.api.grpc_app.add_to_server"}
-
 _log = logging.getLogger(__name__)
 
 
@@ -189,7 +187,6 @@ def parse_document(document: Mapping[str, Any], parse: Callable[[Any], AppArgs] 
     if len(ours) != 1:
         found = "none" if not ours else f"{len(ours)} of them"
         raise ConfigError((f"applications: needs one application with import_path: {IMPORT_PATH}, found {found}",))
-    _tell_former_paths(document)
     args = parse(applications[ours[0]].get("args"))
     problems = _maxconn_problems(document, args)
     if problems:
@@ -208,15 +205,6 @@ def load_file(path: Path, parse: Callable[[Any], AppArgs] = parse_args) -> Serve
         ConfigError: With one line per fault.
     """
     return parse_document(read_document(path), parse)
-
-
-def _tell_former_paths(document: Mapping[str, Any]) -> None:
-    options = document.get("grpc_options")
-    functions = options.get("grpc_servicer_functions") if isinstance(options, Mapping) else None
-    for number, function in enumerate(functions if isinstance(functions, list) else ()):
-        if (now := _FORMER_FUNCTIONS.get(function) if isinstance(function, str) else None) is not None:
-            place = f"grpc_options.grpc_servicer_functions[{number}]"
-            _log.warning("%s: write %s in place of %s, which works until version 0.2", place, now, function)
 
 
 def _maxconn_problems(document: Mapping[str, Any], args: AppArgs) -> tuple[str, ...]:

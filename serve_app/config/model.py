@@ -23,7 +23,6 @@ from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import ModelBatchingConfig, fallback_problems
 from serve_app.config.breaker import BreakerConfig
 from serve_app.config.cache import ModelCacheConfig
-from serve_app.config.deprecations import with_moved
 from serve_app.config.files import is_remote
 from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
 from serve_app.config.problems import Location, nearest, short_repr, validation_error
@@ -45,7 +44,6 @@ from serve_app.domain.traffic import Traffic, faults_of, newest_last, version_ke
 from serve_app.payloads import TENSORS
 from serve_app.scheduling.settings import COPIES, ModelScheduling
 
-_MOVED = ("tensorrt", "tensorrt_fp16", "tensorrt_cache")
 _TASKS = (TENSORS, *PROCESSOR_OPTIONS)
 _TASK = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
 """The names that Hugging Face gives tasks look like this."""
@@ -208,11 +206,6 @@ class ModelConfig(Section):
 
     profile: str | None = Field(default=None, min_length=1)
     """File written by `serve-app profile`: what batches cost, until replicas have measured it. Located as `path` is."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _move_keys(cls, given: Any) -> Any:
-        return with_moved(given, "resources", "backend_options", _MOVED)
 
     @field_validator("name")
     @classmethod

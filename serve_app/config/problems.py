@@ -78,7 +78,6 @@ def problems_of(
     schema: Mapping[str, Any],
     prefix: str = "",
     *,
-    written: Mapping[Location, Location] | None = None,
     hide_values: bool = False,
 ) -> tuple[str, ...]:
     """Write every fault that pydantic found as one line; what the branches of a union say about a place is one fault.
@@ -88,7 +87,6 @@ def problems_of(
         data: What was validated.
         schema: JSON Schema of the model; tells which keys a place knows.
         prefix: Written before every place.
-        written: Where parts of the data were written, by where they are in it, if elsewhere.
         hide_values: Whether to show nothing of what was validated, since it may be secret.
     """
     messages: dict[Location, list[str]] = {}
@@ -100,7 +98,7 @@ def problems_of(
         if hide_values:
             details["input"] = _HIDDEN
         message = _message(details, location, data, schema)
-        messages.setdefault(_as_written(location, written or {}), []).append(message)
+        messages.setdefault(location, []).append(message)
     return tuple(
         f"{place(location, prefix) or 'document'}: {'; or '.join(dict.fromkeys(alternatives))}"
         for location, alternatives in messages.items()
@@ -109,13 +107,6 @@ def problems_of(
 
 def _is_below(location: Location, above: Location) -> bool:
     return len(location) > len(above) and location[: len(above)] == above
-
-
-def _as_written(location: Location, written: Mapping[Location, Location]) -> Location:
-    for steps in range(len(location), 0, -1):
-        if location[:steps] in written:
-            return written[location[:steps]] + location[steps:]
-    return location
 
 
 def _without_union_tags(details: ErrorDetails, data: Any) -> Location:

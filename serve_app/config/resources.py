@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from serve_app.config.deprecations import RemovedKey, drop_removed_keys
 from serve_app.config.problems import Location, validation_error
 from serve_app.config.values import Cpus, Positive, Section, Size
-
-_REMOVED = tuple(
-    RemovedKey(key, harmless=False, reason="it was never shown to pay on a GPU", note="the key was removed")
-    for key in ("device_buffers", "cuda_graphs")
-)
 
 
 class ResourcesConfig(Section):
@@ -77,11 +71,6 @@ class ResourcesConfig(Section):
     def session_threads(self) -> int:
         """Threads of a session, as long as nothing was measured."""
         return 1 if self.threads == "auto" else self.threads
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_removed(cls, given: Any) -> Any:
-        return drop_removed_keys(given, "resources", _REMOVED)
 
     @model_validator(mode="after")
     def _check(self) -> ResourcesConfig:

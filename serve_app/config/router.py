@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
@@ -16,41 +16,6 @@ from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Secti
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings
-
-FORMER_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "direct_host": ("host",),
-    "direct_port": ("http", "port"),
-    "connections": ("http", "connections"),
-    "connections_per_client": ("http", "connections_per_client"),
-    "direct_grpc_port": ("grpc", "port"),
-    "grpc_connections": ("grpc", "connections"),
-    "grpc_streams": ("grpc", "streams"),
-    "grpc_stream_idle_s": ("grpc", "stream_idle_s"),
-    "grpc_keepalive_s": ("grpc", "keepalive_s"),
-    "grpc_client_ping_s": ("grpc", "client_ping_s"),
-    "grpc_outputs": ("grpc", "outputs"),
-    "max_body": ("limits", "max_body"),
-    "max_request_rows": ("limits", "max_request_rows"),
-    "max_ongoing_requests": ("limits", "max_ongoing_requests"),
-    "headroom": ("limits", "headroom"),
-    "max_bytes": ("limits", "max_bytes"),
-    "high_headroom": ("limits", "high_headroom"),
-    "api_keys_file": ("access", "keys_file"),
-    "api_keys_check_s": ("access", "keys_check_s"),
-    "open_without_key": ("access", "open_without_key"),
-    "open_administration": ("access", "open_administration"),
-    "bundle_timeout_s": ("faults", "bundle_timeout_s"),
-    "replica_silence_s": ("faults", "replica_silence_s"),
-    "replica_kill_s": ("faults", "replica_kill_s"),
-    "hedge_share": ("faults", "hedge_share"),
-    "rescue_share": ("faults", "hedge_share"),
-    "shared_memory": ("transport", "shared_memory"),
-    "by_reference_above": ("transport", "by_reference_above"),
-    "offload_above": ("transport", "offload_above"),
-    "decode_aside_above": ("transport", "offload_above"),
-    "decode_threads": ("transport", "decode_threads"),
-}
-"""Keys that stood below ``router`` before it had sections, and where they are now; accepted until version 0.2."""
 
 
 class HttpConfig(Section):

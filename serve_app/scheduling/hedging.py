@@ -141,13 +141,12 @@ class Hedges:
 
         Returns:
             ``hedges``: ``made``, ``won`` (answered first by the hedge) and ``duplicates`` (answered while another
-            replica had it, too); the same by its former name, ``rescues``, until version 0.2; and ``silent_replicas``
-            (names).
+            replica had it, too); and ``silent_replicas`` (names).
         """
         allowance = self._allowances[model]
         unresponsive = [str(r.name) for r in self._models[model].slots.replicas.values() if r in self.suspects]
         counts = {"made": allowance.hedged, "won": allowance.won, "duplicates": allowance.duplicates}
-        return {"hedges": counts, "rescues": counts, "silent_replicas": unresponsive}
+        return {"hedges": counts, "silent_replicas": unresponsive}
 
     # ---------------------------------------------------------------- events
 

@@ -23,7 +23,6 @@ class Gauge(Generic[Source]):
         documentation: For people.
         labels: Names of the labels.
         read: Makes the samples of what the table reads.
-        former: The name that it had in version 0.1, under which it is shown as well until version 0.2.
         together: Makes one number of those of two models that have no series of their own.
 
     Attributes:
@@ -40,14 +39,12 @@ class Gauge(Generic[Source]):
         labels: Sequence[str],
         read: Callable[[Source], Samples],
         *,
-        former: str = "",
         together: Callable[[float, float], float] = float.__add__,
     ) -> None:
         self._name = name
         self._documentation = documentation
         self._labels = tuple(labels)
         self._read = read
-        self._former = former
         self.together = together
 
     def families(self, source: Source, names: ModelNames | None = None) -> Iterator[Metric]:
@@ -59,11 +56,6 @@ class Gauge(Generic[Source]):
         for labels, value in samples:
             family.add_metric(labels, value)
         yield family
-        if self._former:
-            former = self._family(self._former, f"Former name of {self._name}{self._SUFFIX}, until version 0.2.")
-            for sample in family.samples:
-                former.add_metric(tuple(sample.labels.values()), sample.value)
-            yield former
 
     def _family(self, name: str, documentation: str) -> GaugeMetricFamily | CounterMetricFamily:
         return GaugeMetricFamily(name, documentation, labels=self._labels)

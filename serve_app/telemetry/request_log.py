@@ -132,7 +132,6 @@ class RequestLog:
                 "span_id": span_id,
                 "key": options.key,
                 "listener": options.listener,
-                "door": options.listener,  # its former name, until version 0.2
                 **facts,
             }
         )

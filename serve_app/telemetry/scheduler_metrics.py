@@ -63,14 +63,12 @@ SCHEDULER: Final = (
         "Hedged requests: sent to a second replica because the first did not answer.",
         ("model",),
         _of_model(lambda state: state["hedges"]["made"]),
-        former="serve_app_rescues",
     ),
     Total(
         "serve_app_hedges_won",
         "Hedged requests that the other replica answered first.",
         ("model",),
         _of_model(lambda state: state["hedges"]["won"]),
-        former="serve_app_rescues_won",
     ),
     Total(
         "serve_app_duplicates",

@@ -128,7 +128,7 @@ def test_missing_models_are_faults_unless_told_otherwise(tmp_path: Path, monkeyp
             "backend: onnx, backend_options: {tensorrrt: true}",
             "model 'digits': backend_options.tensorrrt: unknown key; did you mean tensorrt?",
         ),
-        ("resources: {tensorrt: x}", "model 'digits': backend_options.tensorrt: must be"),
+        ("backend_options: {tensorrt: x}", "model 'digits': backend_options.tensorrt: must be"),
     ],
 )
 def test_what_is_said_of_a_backend_is_checked_without_the_models(tmp_path: Path, keys: str, line: str) -> None:
@@ -164,14 +164,10 @@ def test_a_file_of_keys_is_checked_where_it_is_here(tmp_path: Path) -> None:
     assert "something" not in lines[0]
 
 
-def test_a_check_tells_former_keys_once_and_starts_no_ray(tmp_path: Path) -> None:
-    """In a process of its own: they are told on stderr, where notes belong, and the file is valid all the same.
-
-    Ray has been imported for its schema, and not been started.
-    """
+def test_a_check_starts_no_ray(tmp_path: Path) -> None:
+    """It has been imported for its schema. In a process of its own."""
     path = tmp_path / "a.yaml"
-    keys = "router: {direct_port: 8100, max_body: 1MiB, hedge_share: 0.1}"
-    path.write_text(VALID.replace("      models:", f"      {keys}\n      models:"))
+    path.write_text(VALID)
     program = (
         "import sys\n"
         "from serve_app.cli import app\n"
@@ -187,14 +183,6 @@ def test_a_check_tells_former_keys_once_and_starts_no_ray(tmp_path: Path) -> Non
         text=True,
         check=True,
     )
-    assert done.stderr.splitlines() == [
-        f"router.{key} is router.{now} now; the former key works until version 0.2"
-        for key, now in (
-            ("direct_port", "http.port"),
-            ("max_body", "limits.max_body"),
-            ("hedge_share", "faults.hedge_share"),
-        )
-    ]
     assert done.stdout.splitlines() == [f"{path}: valid; models: digits", "0 False"]
 
 

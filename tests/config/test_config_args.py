@@ -382,36 +382,6 @@ def test_what_a_backend_is_asked_for_must_make_sense(
     assert caught.value.problems == (f"model 'digits': backend_options.{fault}",)
 
 
-def test_options_are_taken_from_where_they_were(caplog: pytest.LogCaptureFixture) -> None:
-    """Files written for earlier versions start, and their owner is told."""
-    options = {"tensorrt": True}
-    args = parse_args(with_model(resources=WITH_GPU | options))
-    assert args == parse_args(with_model(resources=WITH_GPU, backend_options=options))
-    assert caplog.messages == [
-        "resources.tensorrt is backend_options.tensorrt now; the former place works until version 0.2"
-    ]
-    assert problems(with_model(resources=WITH_GPU | options, backend_options=options)) == (
-        "args.models[0].resources.tensorrt: is backend_options.tensorrt now, which is given, too: leave it out",
-    )
-
-
-@pytest.mark.parametrize("key", ["device_buffers", "cuda_graphs"])
-def test_a_removed_key_that_is_off_changes_nothing(key: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Files written for earlier versions start, and their owner is told."""
-    args = parse_args(with_model(resources={key: False, "gpus": 1.0}))
-    assert args == parse_args(with_model(resources={"gpus": 1.0}))
-    assert caplog.messages == [f"resources.{key}: false has no effect any more, leave it out: the key was removed"]
-
-
-def test_removed_keys_cannot_be_turned_on() -> None:
-    """Each has a line that says why, whatever else is given."""
-    resources = {"device_buffers": True, "cuda_graphs": "yes", "gpus": 1.0}
-    assert problems(with_model(resources=resources)) == tuple(
-        f"args.models[0].resources.{key}: was removed, leave it out: it was never shown to pay on a GPU"
-        for key in ("device_buffers", "cuda_graphs")
-    )
-
-
 def test_a_processor_has_the_options_of_its_task() -> None:
     """The options become the typed ones of the task; a task without options has the defaults."""
     args = parse_args(

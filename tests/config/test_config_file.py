@@ -49,19 +49,6 @@ def test_addresses_default_as_serve_does(tmp_path: Path) -> None:
     assert load_file(path).grpc_port == 9001
 
 
-def test_the_former_path_of_the_grpc_function_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With what to write; the others are nobody's concern."""
-    path = tmp_path / "serve.yaml"
-    functions = "[a.b, serve_app.protocols.grpc_app.add_to_server, 7]"
-    path.write_text(OURS + f"grpc_options: {{grpc_servicer_functions: {functions}}}\n", "utf-8")
-    load_file(path)
-    (told,) = caplog.messages
-    assert told == (
-        "grpc_options.grpc_servicer_functions[1]: write serve_app.api.grpc_app.add_to_server in place of"
-        " serve_app.protocols.grpc_app.add_to_server, which works until version 0.2"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

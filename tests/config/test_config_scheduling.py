@@ -45,24 +45,6 @@ def test_every_policy_reaches_the_scheduler(policy: Any) -> None:
     }
 
 
-def test_early_drop_that_is_on_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Files written for earlier versions start, and their owner is told."""
-    args = parse_args({"models": [model(batching={"early_drop": True, "max_rows": 7})]})
-    assert args == parse_args({"models": [model(batching={"max_rows": 7})]})
-    assert caplog.messages == ["batching.early_drop: true has no effect any more, leave it out: it is always on"]
-
-
-@pytest.mark.parametrize("given", [False, None, "yes"])
-def test_early_drop_cannot_be_turned_off(given: Any) -> None:
-    """The fault says why, in one line."""
-    assert problems({"models": [model(batching={"early_drop": given})]}) == (
-        (
-            "args.models[0].batching.early_drop: was removed, leave it out:"
-            " a late answer reaches nobody, since the deadline ends the request"
-        ),
-    )
-
-
 def test_fallbacks_reach_the_scheduler_in_their_order() -> None:
     """The most exact first, whatever the order of the variants."""
     args = parse_args({"models": [model(variants=[TINY, INT8], fallbacks=["int8", "tiny"])]})

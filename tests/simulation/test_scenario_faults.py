@@ -106,12 +106,6 @@ FAULTS = [
         id="surge before the stream",
     ),
     pytest.param(
-        model(batching={"early_drop": False}),
-        "models[0].batching.early_drop: was removed, leave it out: a late answer reaches nobody, since the deadline"
-        " ends the request",
-        id="early drop turned off",
-    ),
-    pytest.param(
         model(latency=None), "models[0].latency: required, or profile: what a batch costs", id="model without costs"
     ),
     pytest.param(

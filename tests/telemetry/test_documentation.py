@@ -19,14 +19,9 @@ def _declared() -> Iterator[str]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
                 kind = ast.unparse(node.func)
-                former = [
-                    each.value.value
-                    for each in node.keywords
-                    if each.arg == "former" and isinstance(each.value, ast.Constant)
-                ]
-                for name in map(str, (node.args[0].value, *former)):
-                    if name.startswith("serve_app_") and kind not in _NO_METRICS:
-                        yield f"{name}_total" if kind in _COUNTERS else name
+                name = str(node.args[0].value)
+                if name.startswith("serve_app_") and kind not in _NO_METRICS:
+                    yield f"{name}_total" if kind in _COUNTERS else name
 
 
 def test_every_metric_is_documented_and_no_other() -> None:

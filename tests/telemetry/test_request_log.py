@@ -49,7 +49,6 @@ def test_an_entry_s_line_has_stable_keys() -> None:
             "span_id": "b7ad6b7169203331",
             "key": "team-a",
             "listener": "http",
-            "door": "http",
             "class": "low",
             "variant": "",
             "rows": 3,

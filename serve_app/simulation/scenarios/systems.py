@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, create_model
 
-from serve_app.config.deprecations import rename_deprecated_keys
 from serve_app.config.problems import nearest, short_repr, validation_error
 from serve_app.config.values import Delay, Section, Share
 from serve_app.simulation.ours import ServeApp
@@ -74,7 +73,7 @@ def _read(given: Any) -> SystemConfig:
         raise validation_error([(("name",), unknown_system(name))])
     if "tuned" in given:
         raise validation_error([(("tuned",), f"{OURS} has nothing to tune; leave it out")])
-    return _Section.model_validate(rename_deprecated_keys(given, OURS, {"rescue_share": "hedge_share"}))
+    return _Section.model_validate(given)
 
 
 def system_config(name: str) -> SystemConfig:

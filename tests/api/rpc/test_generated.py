@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -64,8 +63,3 @@ def test_handlers_take_and_give_bytes() -> None:
         made = found[f"/{rpc.service}/{rpc.name}"]
         assert (made.request_deserializer, made.response_serializer) == (None, None)
         assert (made.request_streaming, made.response_streaming) == (rpc.takes_stream, rpc.streams)
-
-
-def test_older_configurations_find_what_they_name() -> None:
-    """Serve imports it by the path that stands in the file."""
-    assert importlib.import_module("serve_app.protocols.grpc_app").add_to_server is add_to_server

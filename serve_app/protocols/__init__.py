@@ -1,1 +1,0 @@
-"""Old import paths that configurations name. They go with version 0.2."""
