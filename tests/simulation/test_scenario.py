@@ -167,7 +167,9 @@ def _another(key: str) -> Any:
     """A value of a setting of batching that is not its default."""
     default = getattr(BatchingConfig(), key)
     choices = BatchingConfig.model_json_schema()["properties"][key].get("enum")
-    if choices is None:
+    if choices is None and default == "auto":
+        choices = [7]
+    elif choices is None:
         # Of whole numbers the next, which is as valid; of parts, times and ratios what is half-way to 1.
         other = not default if isinstance(default, bool) else default + 1 if isinstance(default, int) else None
         choices = [1] if default is None else [(default + 1) / 2 if other is None else other]
