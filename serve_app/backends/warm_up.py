@@ -110,7 +110,8 @@ def warm_up(
         repeats: Measured runs per shape, at least 1; fewer once the budget is used up.
         budget_s: Time for all of it, seconds. It can be exceeded by what one shape takes longer than predicted.
         on_progress: Called after every shape.
-        fits: Says of rows and bucket, before each shape but the first, whether there is memory for it.
+        fits: Says whether there is memory for these rows of this bucket. Asked right before every shape but the first
+            that would be run otherwise.
         clock: Seconds, monotonic.
 
     Returns:
@@ -131,8 +132,8 @@ def warm_up(
         seconds: float | None = None
         known = per_row.setdefault(bucket, [])
         saves = backend.device != "cpu" or len(known) < 3 or min(known[-2:]) < PAYS * known[-3]
-        fit = not measured or fits is None or fits(rows, bucket)
-        if not measured or (saves and fit and 2 * _predict(measured, work) <= left):
+        # `fits` comes last: it takes what it allows for what runs next.
+        if not measured or (saves and 2 * _predict(measured, work) <= left and (fits is None or fits(rows, bucket))):
             seconds = _measure(backend, make_inputs, rows, bucket, repeats, started + budget_s, clock)
             measured[work] = seconds
             known.append(seconds / rows)
@@ -162,7 +163,7 @@ def try_warm_up(
         buckets: The model's cost buckets.
         repeats: Measured runs per shape.
         budget_s: Time for all of it, seconds. ``None``: the smallest input is run once, and nothing is measured.
-        fits: As of `warm_up`.
+        fits: See `warm_up`.
         clock: Seconds, monotonic.
 
     Raises:

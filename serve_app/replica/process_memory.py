@@ -75,7 +75,7 @@ class RunMemory:
     A session keeps what its largest run needed, so that the process holds it afterwards.
 
     Args:
-        limit: Bytes that the process may hold; ``None``: what it holds and what is free.
+        limit: Bytes that the process may hold; ``None``: those of its start and those that are free.
         measure: Bytes that it holds.
     """
 

@@ -107,6 +107,24 @@ def test_every_shape_is_measured_warm() -> None:
     assert [(step.done, step.total) for step in progress] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+@pytest.mark.parametrize("per_row_s", [0.1, 0.0], ids=["twice the rows save nothing", "they save"])
+def test_memory_is_asked_for_what_runs_and_for_nothing_else(per_row_s: float) -> None:
+    """What is left out to save time has taken no memory; what has no room is not measured."""
+    backend = SimulatedBackend(lambda rows, bucket, now: per_row_s * rows or 0.01, FIRST, 100.0)
+    asked: list[int] = []
+
+    def fits(rows: int, bucket: int) -> bool:
+        asked.append(rows)
+        return rows <= 8
+
+    executions = warm_up(
+        backend, tensor_inputs(backend.signature), max_rows=64, repeats=1, budget_s=1e6, fits=fits, clock=backend.clock
+    )
+    measured = [execution.rows for execution in executions]
+    assert measured == ([1, 2, 4, 8] if per_row_s == 0.0 else [1, 2, 4])
+    assert [rows for rows in asked if rows <= 8] == measured[1:]
+
+
 def test_the_duration_is_that_of_the_quickest_repeat() -> None:
     """What disturbs a run only makes it longer; the first one, which is cold, does not count."""
     durations = iter([9.0, 1.0, 5.0, 2.0])

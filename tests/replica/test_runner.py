@@ -281,16 +281,17 @@ async def test_what_waits_commits_nobody(make_worker: MakeWorker) -> None:
     assert [[1.0], [4.0, 5.0], [2.0, 3.0]] == backend.runs
 
 
-async def test_a_short_run_happens_in_the_event_loop(make_worker: MakeWorker) -> None:
+@pytest.mark.parametrize("run_s", [0.00001, 0.0009])
+async def test_a_short_run_happens_in_the_event_loop(make_worker: MakeWorker, run_s: float) -> None:
     """No thread has to wake up for it."""
     backend = Paced()
-    worker = make_worker(backend, run_s=0.00001)
+    worker = make_worker(backend, run_s=run_s)
     backend.go.release()
     assert first_values([await worker.run(bundle(1.0))]) == [2.0]
     assert [threading.get_ident()] == backend.threads
 
 
-@pytest.mark.parametrize(("device", "run_s"), [("cuda", 0.00001), ("cpu", 1.0)])
+@pytest.mark.parametrize(("device", "run_s"), [("cuda", 0.00001), ("cpu", 0.0011), ("cpu", 1.0)])
 async def test_other_runs_leave_the_event_loop_alone(make_worker: MakeWorker, device: str, run_s: float) -> None:
     """Long ones, and those that wait for a GPU."""
     backend = Paced(device)
