@@ -96,8 +96,9 @@ def choose_rows(model: ModelConfig, executions: Sequence[Execution], memory: Run
     """
     latency, rows = LatencyModel(), model.batching.configured_rows
     latency.seed([(each.rows, each.bucket, each.seconds) for each in executions if not each.variant])
-    longest = latency.buckets[-1] if latency.known else 0
+    longest = 0
     if latency.known:
+        longest = latency.buckets[-1]
         rows = max(rows, latency.enough(longest, model.most_rows))
     while rows > 1 and not memory.fits(rows, longest):
         rows //= 2

@@ -35,7 +35,8 @@ class BatchingConfig(Section):
     """Most rows in one batch.
 
     `auto`: 32. A replica on a CPU, outside of pools and device groups, measures at its start: it takes 64 where that
-    saves a twentieth of the time per row, and fewer than 32 where these would not fit into 70% of the memory.
+    saves a twentieth of the time per row, and fewer than 32 where these would not fit into 70% of the memory
+    that is left.
     """
 
     slo_ms: Milliseconds = 100.0

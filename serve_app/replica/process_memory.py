@@ -70,26 +70,26 @@ class ProcessMemory:
 
 
 class RunMemory:
-    """What runs of ever more rows take of a process's memory: in proportion to rows times length.
+    """What runs of ever more rows take of the memory that a process has left, in proportion to rows times length.
 
     A session keeps what its largest run needed, so that the process holds it afterwards.
 
     Args:
-        limit: Bytes that the process may hold; ``None``: those of its start and those that are free.
+        limit: Bytes that the process may hold; ``None``: as many as the machine, or its control group, has.
         measure: Bytes that it holds.
     """
 
     def __init__(self, limit: int | None, measure: Callable[[], int] = own_memory) -> None:
         self._measure = measure
         self._began = measure()
-        self._limit = _FOR_RUNS * (self._began + _free_memory() if limit is None else limit)
+        self._room = _FOR_RUNS * (_free_memory() if limit is None else limit - self._began)
         self._largest = 0
 
     def fits(self, rows: int, bucket: int) -> bool:
         """Whether a run is likely to fit. One that does is taken to have run when this is asked again."""
         work = rows * max(bucket, 1)
         grown = self._measure() - self._began
-        if self._largest and self._began + grown / self._largest * work > self._limit:
+        if self._largest and grown / self._largest * work > self._room:
             return False
         self._largest = max(self._largest, work)
         return True

@@ -101,7 +101,7 @@ def test_batches_have_as_many_rows_as_pay(executions: list[Execution], rows: int
 
 
 @pytest.mark.parametrize(("per_row", "rows"), [(1, 64), (15, 32), (100, 4), (10_000, 1)])
-def test_batches_fit_into_seven_tenths_of_the_memory(per_row: int, rows: int) -> None:
+def test_batches_fit_into_seven_tenths_of_the_memory_that_is_left(per_row: int, rows: int) -> None:
     """Judged by what runs have added to what the process holds."""
     (model,) = parse_args({"models": [{"name": "m", "path": "m"}]}).models
     held = 200 * MIB
@@ -109,6 +109,14 @@ def test_batches_fit_into_seven_tenths_of_the_memory(per_row: int, rows: int) ->
     assert memory.fits(2, 0)
     held += 2 * per_row * MIB
     assert choose_rows(model, _executions(0.003, 0.0002), memory) == rows
+
+
+def test_a_limit_that_the_model_nearly_fills_makes_no_batch_small() -> None:
+    """Where runs take next to nothing of what is left."""
+    (model,) = parse_args({"models": [{"name": "m", "path": "m"}]}).models
+    memory = RunMemory(1000 * MIB, lambda: 950 * MIB)
+    assert memory.fits(1, 0)
+    assert choose_rows(model, _executions(0.003, 0.0002), memory) == 64
 
 
 def test_a_replica_tells_how_many_rows_it_takes(make: MakeReplica) -> None:
