@@ -129,7 +129,7 @@ def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
         autoscaling_config={
             "min_replicas": scaling.min_replicas,
             "initial_replicas": scaling.start_replicas,
-            "max_replicas": scaling.max_replicas,
+            "max_replicas": model.most_replicas,
             "target_ongoing_requests": model.target_rows,
             "metrics_interval_s": scaling.metrics_interval_s,
             "look_back_period_s": scaling.look_back_period_s,

@@ -149,7 +149,7 @@ def _processes(args: AppArgs) -> Iterator[_Processes]:
             of_versions, scaling = model.most_versions, model.autoscaling
             yield _Processes(
                 of_versions * scaling.start_replicas,
-                of_versions * scaling.max_replicas,
+                of_versions * model.most_replicas,
                 model.resources.cpus,
                 "cpus" in model.resources.model_fields_set,
             )

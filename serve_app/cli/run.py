@@ -76,9 +76,9 @@ def run_file(
     Returns:
         The exit code: 0 after Ctrl-C or ``serve-app stop``, 1 when it could not be served.
     """
-    given = file
+    given, file = file, file.scaled()
     if not given.names_host:
-        file = given.on_loopback()
+        file = file.on_loopback()
     cores, files = len(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limits = run_limits(file, os.environ, files=files if files != resource.RLIM_INFINITY else sys.maxsize, cores=cores)
     obstacles = [*unusable_folder(), *busy_ports(file), *limits.problems]
@@ -100,7 +100,7 @@ def run_file(
     with _noted(pid_file(file.http_address[1], os.environ)), shutdown.handle_signals():
         try:
             console.print(f"serving {path} on Ray")
-            for line in (*given.open_ports(), *file.unscaled()):
+            for line in given.open_ports():
                 _say_warning(console, line)
             for line in limits.notes:
                 console.print(f"[dim]note:[/] {line}", highlight=False, soft_wrap=True)

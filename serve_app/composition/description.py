@@ -160,6 +160,6 @@ def _serving(model: ModelConfig, config: AppArgs) -> ModelServing:
         row_sizes=() if isinstance(sizes, str) else sizes,
         device=model.resources.device,
         min_replicas=model.autoscaling.min_replicas,
-        max_replicas=model.autoscaling.max_replicas,
+        max_replicas=model.most_replicas,
         queue_entries={priority: limits.queue_entries for priority, limits in config.class_settings().items()},
     )

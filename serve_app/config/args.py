@@ -164,9 +164,10 @@ class AppArgs(Section):
         waiting = self.router.cache.max_waiting if any(model.caches for model in self.models) else 0
         return Budget(
             queues={priority.label: limits.queue for priority, limits in self.classes.by_priority().items()},
+            # Of replicas that `auto` may add the first alone: they come to few models, while there are idle cores.
             in_flight={
                 model.name: model.most_versions
-                * model.autoscaling.max_replicas
+                * model.autoscaling.most()
                 * model.batching.window
                 * model.batching.configured_rows
                 for model in self.models

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from serve_app.config.problems import Location, validation_error
@@ -9,19 +11,28 @@ from serve_app.config.values import Delay, Positive, Seconds, Section
 
 
 class AutoscalingConfig(Section):
-    """How many replicas a model has. Replicas follow the rows queued in the routers plus those running."""
+    """How many replicas a model has. Replicas follow the rows queued in the routers plus those running.
+
+    They also follow how busy their processes are: one that computes for most of the time gets another while
+    its node has an idle core.
+    """
 
     min_replicas: int = Field(default=1, ge=0)
     """Fewest replicas; 0 lets an idle model go away, and its next request waits for a start."""
 
-    max_replicas: Positive = 1
-    """Most replicas."""
+    max_replicas: Literal["auto"] | Positive = "auto"
+    """Most replicas.
+
+    `auto`: 2 on a CPU, where the second starts when the process of the first is busy, whatever the queue is; 1 with
+    `resources.gpus` and for Python models, which may keep a state of their own. Never less than `min_replicas`.
+    """
 
     initial_replicas: int | None = Field(default=None, ge=0)
     """Replicas at the start; by default `min_replicas`."""
 
     target_queue: Positive | None = None
-    """Rows queued and running per replica to aim for; by default twice `batching.max_rows`."""
+    """Rows queued and running per replica to aim for; by default twice `batching.max_rows`, and with `max_replicas:
+    auto` none, so that they do not count."""
 
     upscale_delay_s: Delay = 2.0
     """How long more replicas must be wanted before they are started."""
@@ -41,13 +52,14 @@ class AutoscalingConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> AutoscalingConfig:
         faults: list[tuple[Location, str]] = []
-        if self.min_replicas > self.max_replicas:
-            faults.append((("max_replicas",), f"{self.max_replicas} is less than min_replicas {self.min_replicas}"))
-        elif not self.min_replicas <= self.start_replicas <= self.max_replicas:
+        most = self.most()
+        if self.min_replicas > most:
+            faults.append((("max_replicas",), f"{most} is less than min_replicas {self.min_replicas}"))
+        elif not self.min_replicas <= self.start_replicas <= most:
             faults.append(
                 (
                     ("initial_replicas",),
-                    f"must be from {self.min_replicas} to {self.max_replicas} (min and max), got {self.start_replicas}",
+                    f"must be from {self.min_replicas} to {most} (min and max), got {self.start_replicas}",
                 )
             )
         if self.look_back_period_s < self.metrics_interval_s:
@@ -66,7 +78,6 @@ class AutoscalingConfig(Section):
         """Replicas at the start."""
         return self.min_replicas if self.initial_replicas is None else self.initial_replicas
 
-    @property
-    def varies(self) -> bool:
-        """Whether their number may change."""
-        return self.min_replicas != self.max_replicas
+    def most(self, auto: int = 1) -> int:
+        """Most replicas, where `auto` stands for this number or, if that is more, for those at the start."""
+        return max(auto, self.min_replicas, self.start_replicas) if self.max_replicas == "auto" else self.max_replicas

@@ -15,7 +15,7 @@ from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.budget import MAXCONN_VARIABLE
 from serve_app.config.loader import load_yaml
 from serve_app.config.problems import short_repr
-from serve_app.errors import ConfigError
+from serve_app.errors import ConfigError, some_of
 
 IMPORT_PATH = "serve_app.app:build"
 """The import path that makes an application of a Serve file ours."""
@@ -79,14 +79,22 @@ class ServeFile:
         options = self.document.get("grpc_options") or {}
         return int(options.get("port", 9000)) if options.get("grpc_servicer_functions") else None
 
+    def scaled(self) -> ServeFile:
+        """The same file with our policy of scaling, where it names none."""
+        applications = [dict(each) for each in self.document["applications"]]
+        applications[self.application].setdefault("autoscaling_policy", {"policy_function": SCALING_POLICY})
+        return replace(self, document={**self.document, "applications": applications})
+
     def unscaled(self) -> tuple[str, ...]:
-        """Say which models may have more replicas, and will not get them as their queues grow; one line, or none."""
-        scaled = [model.name for model in self.args.models if model.pool is None and model.autoscaling.varies]
+        """Say which models are to have more replicas, and get them from `serve-app run` only; one line, or none."""
+        models = [model for model in self.args.models if model.pool is None]
+        scaled = [model.name for model in models if model.autoscaling.most() > model.autoscaling.min_replicas]
         if not scaled or self.document["applications"][self.application].get("autoscaling_policy") is not None:
             return ()
         line = (
-            f"applications[{self.application}].autoscaling_policy: missing, and without it replicas do not follow the"
-            f" queues of {', '.join(scaled)}; write autoscaling_policy: {{policy_function: {SCALING_POLICY}}}"
+            f"applications[{self.application}].autoscaling_policy: missing; serve-app run adds it, and without it"
+            f" replicas do not follow the load of {some_of(scaled)}; write"
+            f" autoscaling_policy: {{policy_function: {SCALING_POLICY}}}"
         )
         return (line,)
 

@@ -45,6 +45,9 @@ from serve_app.payloads import TENSORS
 from serve_app.scheduling.settings import COPIES, ModelScheduling
 
 _TASKS = (TENSORS, *PROCESSOR_OPTIONS)
+_AUTO_REPLICAS = 2
+_NO_TARGET = 10**6
+"""A queue that no model has."""
 _TASK = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
 """The names that Hugging Face gives tasks look like this."""
 
@@ -402,7 +405,13 @@ class ModelConfig(Section):
     @property
     def resident_bytes(self) -> int:
         """Memory that all its replicas may hold on a GPU; 0 where it is not limited."""
-        return int(self.resources.gpu_memory or 0) * self.autoscaling.max_replicas
+        return int(self.resources.gpu_memory or 0) * self.most_replicas
+
+    @property
+    def most_replicas(self) -> int:
+        """Most replicas it may have."""
+        alone = self.pool is not None or self.resources.gpus or self.backend == "python"
+        return self.autoscaling.most(1 if alone else _AUTO_REPLICAS)
 
     @property
     def most_rows(self) -> int:
@@ -413,4 +422,6 @@ class ModelConfig(Section):
     @property
     def target_rows(self) -> int:
         """Rows queued and running per replica that autoscaling aims for."""
-        return self.autoscaling.target_queue or 2 * self.batching.configured_rows
+        scaling = self.autoscaling
+        default = _NO_TARGET if scaling.max_replicas == "auto" else 2 * self.batching.configured_rows
+        return scaling.target_queue or default

@@ -1,8 +1,9 @@
-"""Autoscaling that follows the router's queue.
+"""Autoscaling that follows the router's queue, and how busy replicas are.
 
 Serve counts calls to a deployment, and here one call is a bundle of many requests: its own numbers say little about
-the backlog. The router reports rows queued and running per model (`record_autoscaling_stats`), and the
-application-level policy below turns them into replicas. Serve still applies each deployment's bounds and delays.
+the backlog. The router reports rows queued and running per model, each replica how busy its process is
+(`record_autoscaling_stats`), and the application-level policy below turns them into replicas. Serve still applies each
+deployment's bounds and delays.
 
 The configuration names it: ``autoscaling_policy.policy_function: serve_app.deployments.autoscaling:scale_by_queue``.
 """
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from serve_app.scheduling.scaling import desired_replicas
+from serve_app.scheduling.scaling import busy_replicas, desired_replicas
 
 if TYPE_CHECKING:
     from ray.serve._private.common import DeploymentID
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 ROUTER = "router"
 """Name of the router's deployment. No model's deployment has it."""
+
+BUSY, IDLE_CORES = "busy", "idle_cores"
+"""What a replica reports: the part of the time for which it computes, and the cores of its node that nobody uses."""
 
 _PREFIX = "load_"
 
@@ -36,7 +40,9 @@ def scale_by_queue(
     """Decide how many replicas each model should have.
 
     A model's load is summed over router replicas; each replica is meant to hold ``target_ongoing_requests`` rows of
-    it (the configuration's ``target_queue``). Deployments that are left out keep the number they have.
+    it (the configuration's ``target_queue``). A light model never queues that many: its replica is one process, which
+    decodes and runs on one core. So a replica that is busy most of the time gets another one while cores are idle.
+    Deployments that are left out keep the number they have.
     """
     reported: dict[str, Mapping[Any, float]] = {}
     for deployment, context in contexts.items():
@@ -47,11 +53,17 @@ def scale_by_queue(
         per_router = reported.get(load_metric(deployment.name))
         if deployment.name == ROUTER or per_router is None:
             continue
-        decisions[deployment] = desired_replicas(
+        current, maximum = context.target_num_replicas, context.capacity_adjusted_max_replicas
+        wanted = desired_replicas(
             load_rows=ceil(sum(per_router.values())),
             target_rows=context.config.get_target_ongoing_requests(),
-            current=context.target_num_replicas,
+            current=current,
             minimum=context.capacity_adjusted_min_replicas,
-            maximum=context.capacity_adjusted_max_replicas,
+            maximum=maximum,
         )
+        own = context.aggregated_metrics or {}
+        if wanted and own.get(BUSY):
+            busier = busy_replicas(own[BUSY].values(), max(own.get(IDLE_CORES, {}).values(), default=0.0), current)
+            wanted = max(wanted, min(busier, maximum))
+        decisions[deployment] = wanted
     return decisions, {}

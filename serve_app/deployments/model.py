@@ -20,12 +20,14 @@ from serve_app.backends.memory import large_blocks_apart
 from serve_app.composition.replica import expected_memory, host_revision, make_replica
 from serve_app.composition.revision import forget_revisions, open_revision
 from serve_app.config import ModelConfig, cache_folder
+from serve_app.deployments.autoscaling import BUSY, IDLE_CORES
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.garbage import leave_out_what_is_there
 from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.register import ClusterRegister
 from serve_app.domain.agreed import Agreed, Told
 from serve_app.payloads import Bundle, BundleResult
+from serve_app.replica.cores import CoreMeter
 from serve_app.replica.process_memory import ProcessMemory
 from serve_app.replica.revisions import Hosted, Revisions
 from serve_app.replica.worker import NO_SHARES
@@ -127,6 +129,7 @@ class ModelDeployment:
         self._links = LinkServer(config.name, self._run, self._revisions.recall) if LinkServer.supported() else None
         self._loop = asyncio.get_running_loop()
         self._checks = itertools.count()
+        self._meter = CoreMeter()
         # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 
@@ -150,6 +153,11 @@ class ModelDeployment:
         if self._links is not None:
             told[LINK] = [ray.get_runtime_context().get_node_id(), self._links.address]
         return told
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """How busy this process is, for the application's autoscaling policy."""
+        busy, idle = self._meter.read(self._revisions.cores)
+        return {BUSY: busy, IDLE_CORES: idle}
 
     async def prepare(self, name: str, version: int | None, claim: str) -> Told:
         """Load another revision beside the present one; see `Revisions.prepare`."""

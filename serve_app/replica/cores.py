@@ -1,4 +1,4 @@
-"""How many cores this process may compute with."""
+"""How many cores this process may compute with, and how many it does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,34 @@ import os
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from time import perf_counter, thread_time
+
+import psutil
+
+
+class CoreMeter:
+    """Tells what was computed since it was asked before. Asked in one thread, that of the event loop."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._cores = available_cores()
+        self._before = 0.0, 0.0
+        self.read(1)
+
+    def read(self, cores: int) -> tuple[float, float]:
+        """How busy this process is, 0 to 1, and how many of the cores that it might use nobody has used.
+
+        Its event loop is one thread, and what decodes and runs light models; so it is as busy as its loop is, or all
+        of it on the cores that its runs use.
+
+        Args:
+            cores: Of its runs.
+        """
+        used = self._process.cpu_percent() / 100
+        idle = (1 - psutil.cpu_percent() / 100) * (psutil.cpu_count() or 1)
+        (began, before), self._before = self._before, (perf_counter(), thread_time())
+        loop = (self._before[1] - before) / (self._before[0] - began)
+        return max(used / cores, loop), max(0.0, min(idle, self._cores - used))
 
 
 def available_cores() -> int:

@@ -124,6 +124,12 @@ class Revisions:
         """Name of the revision that it serves; ``None``: the model is unloaded."""
         return self._table.current
 
+    @property
+    def cores(self) -> int:
+        """Cores that its runs use at most."""
+        used = [hosted.told.compute for hosted in self._hosted.values()]
+        return max([each.threads * each.instances for each in used if each is not None], default=1)
+
     # ----------------------------------------------------------------- bundles
 
     async def run(self, bundle: Bundle) -> BundleResult:

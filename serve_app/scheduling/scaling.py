@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import ceil
 
 _TOLERANCE = 0.1
+_BUSY = 0.8
+_IDLE_CORES = 0.25
 
 
 def desired_replicas(load_rows: int, target_rows: float, current: int, minimum: int, maximum: int) -> int:
@@ -30,6 +33,23 @@ def desired_replicas(load_rows: int, target_rows: float, current: int, minimum: 
         raise ValueError(f"target_rows must be above 0, got {target_rows}")
     if not 0 <= minimum <= maximum:
         raise ValueError(f"replica limits must satisfy 0 <= minimum <= maximum, got {minimum} and {maximum}")
-    on_target = current * target_rows
-    wanted = current if abs(load_rows - on_target) <= _TOLERANCE * on_target else ceil(load_rows / target_rows)
-    return max(minimum, min(maximum, wanted))
+    return max(minimum, min(maximum, _wanted(load_rows, target_rows, current)))
+
+
+def busy_replicas(busy: Collection[float], idle_cores: float, current: int) -> int:
+    """Replicas so that each computes for about 0.8 of the time; one more than there are at most.
+
+    No more than there are where their nodes have no core left: another would only share those that are taken.
+
+    Args:
+        busy: For each replica, the part of the time for which it computes, on all the cores that it may use.
+        idle_cores: On the node of a replica that has most of them.
+        current: Replicas there are.
+    """
+    wanted = _wanted(sum(busy), _BUSY, current)
+    return min(wanted, current + (idle_cores >= _IDLE_CORES))
+
+
+def _wanted(load: float, target: float, current: int) -> int:
+    on_target = current * target
+    return current if abs(load - on_target) <= _TOLERANCE * on_target else ceil(load / target)

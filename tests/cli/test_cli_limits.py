@@ -39,7 +39,7 @@ def test_fifty_models_fit_on_two_cores() -> None:
     """HAProxy holds all that may wait or run; Ray is told of CPUs for all replicas and as many new ones."""
     limits = run_limits(serve_file(50), {}, files=MANY_FILES, cores=2)
     assert limits == RunLimits(
-        {MAXCONN_VARIABLE: "9472"}, 26, notes=("51 processes of replicas and routers share 2 CPUs",)
+        {MAXCONN_VARIABLE: "9472"}, 51, notes=("51 processes of replicas and routers share 2 CPUs",)
     )
 
 

@@ -401,9 +401,35 @@ def test_a_processor_has_the_options_of_its_task() -> None:
 
 
 def test_the_target_follows_the_batch_size() -> None:
-    """Without a target of its own a replica aims for one batch running and one waiting."""
-    args = parse_args({"models": [model(), model(name="b", autoscaling={"target_queue": 5})]})
-    assert [m.target_rows for m in args.models] == [64, 5]
+    """Without a target of its own a replica aims for one batch running and one waiting; with `auto` for none."""
+    scaling: tuple[dict[str, int], ...] = (
+        {"max_replicas": 3},
+        {"target_queue": 5},
+        {"max_replicas": 3, "target_queue": 5},
+        {},
+    )
+    args = parse_args({"models": [model(name=f"m{i}", autoscaling=each) for i, each in enumerate(scaling)]})
+    assert [m.target_rows for m in args.models] == [64, 5, 5, 10**6]
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({}, 2),
+        ({"autoscaling": {"min_replicas": 0}}, 2),
+        ({"autoscaling": {"min_replicas": 3}}, 3),
+        ({"autoscaling": {"initial_replicas": 4}}, 4),
+        ({"autoscaling": {"max_replicas": 1}}, 1),
+        ({"autoscaling": {"max_replicas": 5}}, 5),
+        ({"resources": {"gpus": 0.25}}, 1),
+        ({"backend": "python"}, 1),
+        ({"backend": "python", "autoscaling": {"min_replicas": 2}}, 2),
+    ],
+)
+def test_a_second_process_is_the_default_where_it_can_help(settings: dict[str, Any], most: int) -> None:
+    """On a GPU it would take memory of the device, and a Python model may have a state."""
+    (found,) = parse_args({"models": [model(**settings)]}).models
+    assert found.most_replicas == most
 
 
 def test_every_key_is_described() -> None:

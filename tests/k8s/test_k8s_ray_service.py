@@ -196,5 +196,5 @@ def _cpu_demand(args: AppArgs) -> tuple[float, float, float]:
     fewest = most = router
     for model in args.models:
         fewest += max(model.autoscaling.min_replicas, model.autoscaling.initial_replicas or 0) * model.resources.cpus
-        most += model.autoscaling.max_replicas * model.resources.cpus
+        most += model.most_replicas * model.resources.cpus
     return fewest, most, max(args.router.cpus, *(model.resources.cpus for model in args.models))

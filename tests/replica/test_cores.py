@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from serve_app.replica.cores import available_cores, cpu_quota
+from serve_app.replica.cores import CoreMeter, available_cores, cpu_quota
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -42,3 +43,16 @@ def test_the_least_quota_of_a_group_and_those_above_it(
 def test_there_is_a_core() -> None:
     """Whatever the quota says."""
     assert available_cores() >= 1
+
+
+def test_the_meter_tells_what_this_thread_has_computed() -> None:
+    """As a part of the time that has passed, whatever else runs here."""
+    meter = CoreMeter()
+    until = time.thread_time() + 0.05
+    while time.thread_time() < until:
+        pass
+
+    busy, idle = meter.read(1000)
+
+    assert 0 < busy <= 1.01
+    assert 0 <= idle <= available_cores()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.scaling import desired_replicas
+from serve_app.scheduling.scaling import busy_replicas, desired_replicas
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,26 @@ def test_result_is_stable_and_within_limits(load: int, target: float, current: i
 
     assert minimum <= wanted <= maximum
     assert wanted == desired_replicas(load, target, wanted, minimum, maximum)
+
+
+@pytest.mark.parametrize(
+    ("busy", "idle_cores", "expected"),
+    [
+        ([0.7], 1.0, 1),
+        ([0.88], 1.0, 1),
+        ([0.95], 1.0, 2),
+        ([0.95], 0.25, 2),
+        ([0.95], 0.2, 1),
+        ([1.0, 1.0], 8.0, 3),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], 8.0, 6),
+        ([0.5, 0.45], 1.0, 2),
+        ([0.3, 0.3], 1.0, 1),
+        ([0.3, 0.3], 0.0, 1),
+        ([0.0, 0.0], 2.0, 0),
+    ],
+)
+def test_busy_processes_ask_for_one_more_while_cores_are_idle(
+    busy: list[float], idle_cores: float, expected: int
+) -> None:
+    """One at a time, as what it takes is known only when it is there; none where cores are taken."""
+    assert busy_replicas(busy, idle_cores, len(busy)) == expected
