@@ -47,6 +47,9 @@ def main(
     kinds: Annotated[str, typer.Option(help="Kinds of load, likewise: closed, paced, overload.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each system and task.")] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Length of each run.")] = 8.0,
+    warm_up_s: Annotated[
+        float, typer.Option(min=0, help="Load before each run, long enough for more replicas to start.")
+    ] = 8.0,
     tried_s: Annotated[
         float, typer.Option(min=0, help="Length of the runs that look for a rival's best setting; 0: its first one.")
     ] = 3.0,
@@ -55,7 +58,7 @@ def main(
 ) -> None:
     """Measure serve_app beside other servers, from media to answers."""
     console = Console()
-    plan = Plan(seconds, 2.0, rounds, tried_s, tuple(choose(kinds, _KINDS, "kind of load")))
+    plan = Plan(seconds, warm_up_s, rounds, tried_s, tuple(choose(kinds, _KINDS, "kind of load")))
     if quick:
         plan = Plan(2.0, 0.5, 1, 0.0, plan.kinds)
     with ending_in_order(console):
@@ -70,6 +73,7 @@ def main(
             machine=machine,
             versions={system.name: system.version for system in chosen if system.version},
             seconds=plan.seconds,
+            warm_up_s=plan.warm_up_s,
             rounds=plan.rounds,
             tried=comparison.tried,
             runs=comparison.runs,

@@ -32,7 +32,10 @@ def render(report: Report) -> str:
     parts = [
         _INTRO,
         machine_table(report.date, report.machine, tuple(report.versions.values())),
-        f"{report.rounds} rounds in turns, each run {report.seconds:g} s; figures are medians over the rounds.\n",
+        (
+            f"{report.rounds} rounds in turns, each run {report.seconds:g} s after {report.warm_up_s:g} s of the same load;"
+            " figures are medians over the rounds.\n"
+        ),
     ]
     parts += [_closed(report, task) for task in report.medians]
     parts += [_classes(report), _paced(report), _tried(report)]

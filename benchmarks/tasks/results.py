@@ -54,6 +54,7 @@ class Report:
         machine: On what.
         versions: Of the rivals.
         seconds: Length of each run.
+        warm_up_s: Load before each that is not counted.
         rounds: Runs per contender and task.
         tried: Runs in which settings were compared.
         runs: All others, in order.
@@ -66,6 +67,7 @@ class Report:
     machine: Machine
     versions: Mapping[str, str]
     seconds: float
+    warm_up_s: float
     rounds: int
     tried: list[Run]
     runs: list[Run]
