@@ -6,6 +6,7 @@ import asyncio
 import http
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from time import monotonic
 from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
@@ -112,7 +113,7 @@ class Wire(Protocol):
 
 
 AWAITED_SINCE: Final = "serve_app.awaited_since"
-"""In the scope of a request whose small body came behind its head: since when it was awaited, as `monotonic` tells."""
+"""In the scope of a request that was not begun when its head was there: since when it waits, as `monotonic` tells."""
 
 
 class Exchange:
@@ -130,6 +131,7 @@ class Exchange:
         body_complete: Whether the whole body has arrived.
         response: How far the response is.
         keep_alive: Whether the connection can be used again after the response.
+        waits: Whether it waits to be begun.
     """
 
     __slots__ = (
@@ -151,6 +153,7 @@ class Exchange:
         "response",
         "scope",
         "task",
+        "waits",
     )
 
     def __init__(self, wire: Wire, scope: Scope, length: int | None, *, keep_alive: bool) -> None:
@@ -163,6 +166,7 @@ class Exchange:
         self.response = Response.AWAITED
         self.task: asyncio.Task[None] | None = None
         self.expects = False
+        self.waits = False
         self._begun = False
         self._chunks: list[bytes] = []
         self._received = 0
@@ -174,6 +178,11 @@ class Exchange:
         self._left = 0  # bytes of the response that its Content-Length still promises
 
     # --- What the connection tells ---
+
+    def wait(self) -> None:
+        """Note that it is begun later. That time is part of its deadline."""
+        self.waits = True
+        self.scope.setdefault(AWAITED_SINCE, monotonic())
 
     def feed(self, chunk: bytes) -> None:
         """Take a piece of the body."""
@@ -202,6 +211,7 @@ class Exchange:
     def lost(self) -> None:
         """Note that the client is gone: end what is done for it."""
         self.response = _AFTER[self.response, _Event.LOST]
+        self.waits = False
         if self.response is Response.CUT:
             self._cancel()
         self._wake()

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any, Final, cast
 
 import httptools
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.http.body import SLOWEST, BodyTooSlow
@@ -39,6 +39,8 @@ from serve_app.http.head import (
     too_long,
     without_upgrade,
 )
+from serve_app.http.turns import Turns, Urgency, ordinary
+from serve_app.scheduling.entry import Priority
 
 _MAX_PIPELINED: Final = 64
 
@@ -113,6 +115,9 @@ class ListenerState:
         draining: Whether connections end after their current response.
         on_lost: Called after a connection has ended.
         errors_of: The shape of errors at a path.
+        urgency_of: See `Turns`.
+        min_share: See `Turns`.
+        turns: Begins requests.
         scratch: Where bytes arrive; used up before the next connection reads.
         date_line: The line of the header Date.
         date_until: When it is to be made again, seconds.
@@ -128,12 +133,16 @@ class ListenerState:
     draining: bool = False
     on_lost: Callable[[], None] = lambda: None
     errors_of: ErrorsOf = lambda _: render
+    urgency_of: Callable[[Scope], Urgency] = ordinary
+    min_share: Mapping[Priority, float] = field(default_factory=dict)
+    turns: Turns = field(init=False)
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(64 * 1024)))
     date_line: bytes = b""
     date_until: float = 0.0
 
     def __post_init__(self) -> None:
         self.limiter = ConnectionLimiter(self.limits.connections, self.limits.connections_per_client)
+        self.turns = Turns(self.loop, self.errors_of, self.urgency_of, self.min_share, self.limits.requests)
 
     def renew_date(self) -> bytes:
         """Make the line of the header Date, which holds for a second."""
@@ -227,9 +236,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._unframed > MAX_HEAD or len(self._headers) > MAX_FIELDS:
             self._refuse(too_long())
         current = self._current
-        if current is not None and current.task is None:
+        if current is not None and current.task is None and not current.waits:
             if current.body_complete or current.ready:
-                self._start(current)
+                self._shared.turns.enter(self, current)
             else:
                 current.scope.setdefault(AWAITED_SINCE, monotonic())
         if self._arriving is not None or self._queue or not self._reading:
@@ -365,6 +374,7 @@ class Connection(asyncio.BufferedProtocol):
             broken.break_off(reply)
             return
         if broken is not None and broken is self._current:
+            broken.waits = False
             self._current = None
         elif broken is not None:
             self._queue.pop()
@@ -421,7 +431,9 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- Exchanges ---
 
-    def _start(self, exchange: Exchange) -> None:
+    def begin(self, exchange: Exchange) -> None:
+        """Have the application answer a request, if there is room for it."""
+        exchange.waits = False
         shared = self._shared
         if shared.requests >= shared.limits.requests:
             full = QueueFull("too many requests in progress; retry later", 1.0)
@@ -436,6 +448,11 @@ class Connection(asyncio.BufferedProtocol):
             shared.arriving += 1
         shared.requests += 1
         exchange.task = self._loop.create_task(exchange.run(shared.app), context=contextvars.Context())
+
+    def turn_down(self, exchange: Exchange, reply: Rendered) -> None:
+        """Answer a request that was not begun."""
+        exchange.waits = False
+        exchange.reply(reply)
 
     def left(self, exchange: Exchange) -> None:
         """Note that the application has returned. The next request may have begun when it had answered."""
@@ -468,7 +485,7 @@ class Connection(asyncio.BufferedProtocol):
             if reply is not None:
                 exchange.reply(reply)
             elif exchange.ready:
-                self._start(exchange)
+                self._shared.turns.enter(self, exchange)
             else:
                 exchange.scope[AWAITED_SINCE] = monotonic()
         self.steer()
@@ -525,7 +542,7 @@ class Connection(asyncio.BufferedProtocol):
     def idle_since(self) -> tuple[bool, float] | None:
         """Whether there ever was a whole request, and since when none is in work; ``None`` while one is."""
         current = self._current
-        if current is not None and (current.task is not None or current.body_complete):
+        if current is not None and (current.task is not None or current.body_complete or current.waits):
             return None
         return None if self._queue or self._transport.get_write_buffer_size() else (self._served, self._since)
 
@@ -543,7 +560,8 @@ class Connection(asyncio.BufferedProtocol):
         self._cut_at = 0.0
         if self._current is not None:
             # The application has limits of its own, and bodies that are read for it before it starts have this one.
-            if self._current.task is None and now - self._since > limits.body_s:
+            current = self._current
+            if current.task is None and not current.waits and now - self._since > limits.body_s:
                 self._refuse(render(BodyTooSlow("the body took too long to arrive")))
             return
         discarding = self._input is Input.DISCARDING

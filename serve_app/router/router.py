@@ -13,8 +13,10 @@ from typing import Final, Protocol
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.http_app import HttpApp, create_app
+from serve_app.api.urgency import HeadUrgency
 from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.domain.options import levels_of
 from serve_app.domain.service import InferenceService, reloaded_model, unknown_model, unloaded_model
 from serve_app.domain.traffic import model_of
 from serve_app.errors import ConfigError, ServeAppError
@@ -234,7 +236,14 @@ class Router:
         app = create_app(
             self.inference, self._settings.http, self.app.bodies, guard=self._guard, log=self._log, kept=self.jobs
         )
-        listener = Listener(app, sock, port.limits, self._certificates, app.errors_of)
+        classes = self._settings.classes
+        urgency_of = HeadUrgency(
+            {priority: limits.timeout_s for priority, limits in classes.items()},
+            levels_of(model.info for model in self._settings.models),
+            self._guard,
+        )
+        min_share = {priority: limits.min_share for priority, limits in classes.items()}
+        listener = Listener(app, sock, port.limits, self._certificates, app.errors_of, urgency_of, min_share)
         self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
         return listener
 

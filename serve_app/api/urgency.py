@@ -1,0 +1,52 @@
+"""How urgent a request is by its head alone, before anything of it is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from starlette.types import Scope
+
+from serve_app.access.guard import Guard
+from serve_app.domain.options import parse_qos_headers
+from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.errors import ServeAppError
+from serve_app.http.turns import Urgency
+from serve_app.scheduling.entry import Priority
+
+_LOOKS = frozenset({"GET", "HEAD"})
+
+
+class HeadUrgency:
+    """Tells the class and the deadline that the headers of a request name.
+
+    Health checks and other looks at the server come with class ``high``. What will be refused for its key or its
+    headers comes with ``low``: a class has to be allowed before it counts. What a body says of its class is not known
+    yet; it counts from the scheduler on.
+
+    Args:
+        timeouts_s: Seconds that each class allows a request that names no deadline.
+        levels: What the numbers of priorities mean.
+        guard: Knows the keys; ``None``: there are none.
+    """
+
+    def __init__(
+        self, timeouts_s: Mapping[Priority, float], levels: PriorityLevels = DEFAULT_LEVELS, guard: Guard | None = None
+    ) -> None:
+        self._timeouts_s = timeouts_s
+        self._levels = levels
+        self._guard = guard
+
+    def __call__(self, scope: Scope) -> Urgency:
+        """Tell it for one request."""
+        if scope["method"] in _LOOKS:
+            return Priority.HIGH, inf
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        try:
+            named, seconds = parse_qos_headers(headers, self._levels)
+        except ServeAppError:
+            return Priority.LOW, inf
+        priority = named or Priority.NORMAL
+        if self._guard is not None:
+            priority = self._guard.waits_as(headers, priority)
+        return priority, self._timeouts_s[priority] if seconds is None else seconds

@@ -1,0 +1,113 @@
+"""What has arrived at a router and waits to be decoded, while its event loop has more to do than it can.
+
+The event loop is a server with a queue, too: without an order of its own, requests wait in the order of their arrival,
+before anybody has looked at their class. Here the most urgent class goes first, and within it the earliest deadline.
+
+A queue that is served by deadline wastes an overload: everything is begun just before it is too late, and ends after
+it. So a request stays only while those before it are expected to be begun within half of the time that it has left;
+while there are more, the one with the least time left is given up. What is expected follows from how often the class
+was lately begun.
+
+Every class earns its guaranteed share of all turns while it waits, and takes one out of order when it has earned it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Mapping
+from math import inf
+from typing import Generic, TypeVar
+
+from serve_app.scheduling.entry import Priority
+
+_T = TypeVar("_T")
+
+_RECENT = 0.1
+_PART = 0.5
+"""Of the time that is left a request may wait here."""
+
+
+class _Class(Generic[_T]):
+    """One class: what waits, by deadline, and how long it takes from one begin to the next, seconds."""
+
+    __slots__ = ("began", "credit", "interval_s", "share", "waiting")
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.credit = 0.0
+        self.waiting: list[tuple[float, int, _T]] = []
+        self.interval_s = 0.0
+        self.began = -inf  # when one was last begun, or when the first came that has waited since
+
+    def begin(self, now: float) -> _T:
+        self.interval_s += _RECENT * (now - self.began - self.interval_s)
+        self.began = now
+        return self.waiting.pop(0)[2]
+
+    def is_too_long(self, now: float) -> bool:
+        """Whether the first is too late, or one of those behind it will be if all before it are begun."""
+        waiting, idle_s = self.waiting, now - self.began
+        if waiting[0][0] <= now:
+            return True
+        place = len(waiting)
+        while place:  # the last one, and those at a half, a quarter ... of the queue
+            if idle_s + place * self.interval_s > _PART * (waiting[place - 1][0] - now):
+                return True
+            place //= 2
+        return False
+
+
+class Intake(Generic[_T]):
+    """Requests that wait for the event loop.
+
+    Args:
+        min_share: Part of all turns that a class gets while it waits, 0 to 1.
+        most: How many may wait, in all classes.
+    """
+
+    def __init__(self, min_share: Mapping[Priority, float], most: int) -> None:
+        self._classes = {priority: _Class[_T](min_share.get(priority, 0.0)) for priority in Priority}
+        self._most = most
+        self._number = 0
+        self.waiting = 0
+
+    def offer(self, item: _T, priority: Priority, deadline: float, now: float) -> None:
+        """Have a request wait.
+
+        Args:
+            item: The request.
+            priority: Its class.
+            deadline: When it has to be answered, seconds; infinite where nobody knows.
+            now: Seconds.
+        """
+        own = self._classes[priority]
+        if not own.waiting:
+            own.began = now
+        self._number += 1
+        self.waiting += 1
+        insort(own.waiting, (deadline, self._number, item))
+
+    def take(self, now: float) -> _T | None:
+        """The request that is to be begun now; ``None`` where none waits."""
+        chosen: _Class[_T] | None = None
+        for own in self._classes.values():
+            if own.waiting:
+                if chosen is None:
+                    chosen = own
+                elif own.share:
+                    own.credit += own.share
+                    if own.credit >= 1.0:
+                        own.credit -= 1.0
+                        chosen = own
+                        break
+        if chosen is None:
+            return None
+        self.waiting -= 1
+        return chosen.begin(now)
+
+    def give_up(self, now: float) -> Iterator[_T]:
+        """Take out what would be too late, and what is too much; the least urgent first."""
+        for own in reversed(self._classes.values()):
+            while own.waiting and (self.waiting > self._most or own.is_too_long(now)):
+                self.waiting -= 1
+                yield own.waiting.pop(0)[2]

@@ -1,0 +1,111 @@
+"""In which order requests leave the intake, and which of them are given up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.intake import Intake
+
+HIGH, NORMAL, LOW = Priority
+
+requests = st.lists(st.tuples(st.sampled_from(list(Priority)), st.floats(0.001, 10.0)), max_size=40)
+
+
+def drained(intake: Intake[str], now: float = 0.0) -> list[str]:
+    """All that wait, in their order."""
+    return [taken for _ in range(intake.waiting) if (taken := intake.take(now)) is not None]
+
+
+def test_the_most_urgent_class_goes_first_and_in_it_the_earliest_deadline() -> None:
+    """Equal deadlines go in the order of their arrival; those without one go last."""
+    intake = Intake[str]({}, 100)
+    for name, priority, deadline in (
+        ("low", LOW, 0.5),
+        ("patient", NORMAL, inf),
+        ("first", NORMAL, 2.0),
+        ("second", NORMAL, 2.0),
+        ("tight", NORMAL, 1.0),
+        ("high", HIGH, 9.0),
+    ):
+        intake.offer(name, priority, deadline, 0.0)
+
+    assert drained(intake) == ["high", "tight", "first", "second", "patient", "low"]
+    assert intake.take(0.0) is None
+
+
+def test_a_class_gets_its_share_beside_a_more_urgent_one() -> None:
+    """One of eight turns, here and however long it lasts; the rest are those of the more urgent class."""
+    intake = Intake[Priority]({NORMAL: 0.125}, 10_000)
+    for _ in range(1000):
+        intake.offer(HIGH, HIGH, inf, 0.0)
+        intake.offer(NORMAL, NORMAL, inf, 0.0)
+
+    assert Counter(intake.take(0.0) for _ in range(500)) == {HIGH: 438, NORMAL: 62}
+
+
+def test_what_is_too_late_is_given_up() -> None:
+    """Whatever its class; the others stay."""
+    intake = Intake[str]({}, 100)
+    intake.offer("late", HIGH, 1.0, 0.0)
+    intake.offer("in time", HIGH, 100.0, 0.0)
+
+    assert list(intake.give_up(1.0)) == ["late"]
+    assert drained(intake, 1.0) == ["in time"]
+
+
+def test_a_class_that_is_never_begun_is_given_up_before_its_deadline() -> None:
+    """Its clients can still do something else then."""
+    intake = Intake[str]({}, 100)
+    intake.offer("low", LOW, 1.0, 0.0)
+
+    assert list(intake.give_up(0.3)) == []
+    assert list(intake.give_up(0.4)) == ["low"]
+
+
+def test_the_queue_is_as_long_as_can_be_begun_within_half_the_time_that_is_left() -> None:
+    """Of those beyond, the ones with the least time left are given up, so that what is begun has time left."""
+    intake, now, given_up, left = Intake[float]({}, 10_000), 0.0, 0, []
+    for step in range(5000):
+        now = step * 0.01  # one is begun each 10 ms, and two come
+        for _ in range(2):
+            intake.offer(now + 1.0, NORMAL, now + 1.0, now)
+        given_up += len(list(intake.give_up(now)))
+        taken = intake.take(now)
+        assert taken is not None
+        left.append(taken - now)
+
+    assert given_up > 4000
+    assert min(left[500:]) > 0.3
+    assert intake.waiting < 60
+
+
+def test_no_more_wait_than_there_is_room_for() -> None:
+    """The least urgent class makes room."""
+    intake = Intake[str]({}, 2)
+    for name, priority in (("low", LOW), ("high", HIGH), ("normal", NORMAL)):
+        intake.offer(name, priority, inf, 0.0)
+
+    assert list(intake.give_up(0.0)) == ["low"]
+    assert drained(intake) == ["high", "normal"]
+
+
+@given(requests, st.floats(0.0, 10.0))
+def test_nothing_is_lost_and_nothing_comes_twice(offered: list[tuple[Priority, float]], now: float) -> None:
+    """Each request is begun or given up; without shares no class is begun before a more urgent one."""
+    intake = Intake[int]({}, 20)
+    for number, (priority, deadline) in enumerate(offered):
+        intake.offer(number, priority, deadline, 0.0)
+    given_up = list(intake.give_up(now))
+    begun = []
+    while (taken := intake.take(now)) is not None:
+        begun.append(taken)
+
+    assert sorted(given_up + begun) == list(range(len(offered)))
+    assert len(begun) <= 20
+    assert all(offered[number][1] > now for number in begun)
+    assert [offered[number] for number in begun] == sorted(offered[number] for number in begun)
