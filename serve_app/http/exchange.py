@@ -232,6 +232,7 @@ class Exchange:
         if self.task is not None:
             self.task.cancel()
             if not self._begun:  # nor will it begin
+                self.task = None  # it keeps its error, and that this
                 self._wire.left(self)
 
     @property
