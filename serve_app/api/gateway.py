@@ -4,6 +4,7 @@ An API says how its requests are read and its answers written: that is an `Opera
 once and in this order, so that no API can leave any of it out:
 
 ==========  ==========================================================================================================
+wait        while the event loop has more to do than it can, in the order of urgency; see `Turns`
 admit       the API key, its rate, and the class that the headers ask for, before anything of the body is read
 look up     the model, where the path names it, and which of its versions answers
 read        the body, within the request's deadline; of a request whose class is known, room is asked for before that
@@ -47,6 +48,7 @@ from serve_app.domain.traffic import Asker
 from serve_app.errors import PermissionDenied, RateLimited, ServeAppError, Unauthenticated
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import code_of
+from serve_app.http.turns import Turns
 from serve_app.payloads import Payload, nbytes_of
 from serve_app.telemetry.request_log import RequestLog
 
@@ -54,6 +56,8 @@ _Call = TypeVar("_Call", bound="Call")
 _Parsed = TypeVar("_Parsed")
 _Reply = TypeVar("_Reply")
 
+_FROM_INSIDE: Final = {b"x-priority": b"low"}
+"""Headers by which an item of a job waits for its turn."""
 _BY_THE_GUARD: Final = (Unauthenticated, RateLimited, PermissionDenied)
 """These are logged whatever was asked for, which may not be known yet."""
 
@@ -242,6 +246,7 @@ class Gateway:
         guard: Lets requests in by their API keys; ``None``: everybody is let in.
         log: Is told of requests that are refused before they reach the service.
         open_administration: Whether anybody may change the server, where there are no API keys.
+        turns: Say when requests are begun; ``None``: whoever takes them asked already.
 
     Attributes:
         service: The server as the current request's key sees it.
@@ -256,7 +261,9 @@ class Gateway:
         log: RequestLog | None = None,
         *,
         open_administration: bool = False,
+        turns: Turns | None = None,
     ) -> None:
+        self._turns = turns
         self.service: InferenceService = service if guard is None else GuardedService(service, guard)
         self.bodies = bodies
         self._whole = service
@@ -339,6 +346,8 @@ class Gateway:
         arrived = monotonic() - call.waited_s
         service, bodies, named = self.service, self.bodies, call.model
         call.asked_model = named or ""
+        if self._turns is not None:
+            await self._turns.turn(call.headers if owner is None else _FROM_INSIDE)
         if self._guard is not None:
             if owner is None:
                 self._guard.admit(call.headers)

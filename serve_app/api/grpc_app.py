@@ -32,6 +32,7 @@ from serve_app.errors import QueueFull, ServeAppError
 from serve_app.http.body import SLOWEST, BodyReader
 from serve_app.http.errors import internal_error
 from serve_app.http.request_id import RequestIds
+from serve_app.http.turns import Turns
 from serve_app.telemetry.request_log import RequestLog
 
 _FILES: Final = (
@@ -107,6 +108,7 @@ class GrpcApp:
             in flight is answered.
         reflection_idle_s: The same for streams of reflection, which are open to all.
         stranger_watch_s: How long health may be watched without a key, where others have keys, seconds.
+        turns: Say when inference requests are begun; ``None``: at once.
     """
 
     def __init__(
@@ -122,8 +124,11 @@ class GrpcApp:
         stream_idle_s: float = 3600.0,
         reflection_idle_s: float = 10.0,
         stranger_watch_s: float = 300.0,
+        turns: Turns | None = None,
     ) -> None:
-        self._gateway = gateway = Gateway(service, bodies, guard, log, open_administration=open_administration)
+        self._gateway = gateway = Gateway(
+            service, bodies, guard, log, open_administration=open_administration, turns=turns
+        )
         self._most_streams = streams
         self._idle_s = {"ModelStreamInfer": stream_idle_s, "ServerReflectionInfo": reflection_idle_s}
         self._unlimited = InboundMessages(sys.maxsize, math.inf)

@@ -34,6 +34,7 @@ from serve_app.http.compression import asked_coding, compress
 from serve_app.http.errors import Headers, Rendered, RouteNotFound, internal_error, render
 from serve_app.http.exchange import AWAITED_SINCE
 from serve_app.http.request_id import RequestIds
+from serve_app.http.turns import Turns
 from serve_app.jobs.jobs import Jobs
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
@@ -268,6 +269,7 @@ def create_app(
     log: RequestLog | None = None,
     apis: Iterable[Api] = APIS,
     kept: Jobs | None = None,
+    turns: Turns | None = None,
 ) -> HttpApp:
     """Make the ASGI application.
 
@@ -280,6 +282,7 @@ def create_app(
         log: Is told of requests that are refused before they reach the service.
         apis: What is served, besides its description and jobs.
         kept: Keeps jobs; ``None``: there are none.
+        turns: Say when inference requests are begun; ``None``: whoever takes them asked already.
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -293,7 +296,7 @@ def create_app(
         allocate=allocate,
         in_place_bytes=settings.in_place_bytes,
     )
-    gateway = Gateway(service, bodies, guard, log, open_administration=settings.open_administration)
+    gateway = Gateway(service, bodies, guard, log, open_administration=settings.open_administration, turns=turns)
     return HttpApp(gateway, settings, apis, kept)
 
 

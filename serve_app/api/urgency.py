@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from starlette.types import Scope
-
 from serve_app.access.guard import Guard
 from serve_app.domain.options import parse_qos_headers
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
@@ -37,11 +35,10 @@ class HeadUrgency:
         self._levels = levels
         self._guard = guard
 
-    def __call__(self, scope: Scope) -> Urgency:
+    def __call__(self, method: str, headers: Mapping[bytes, bytes]) -> Urgency:
         """Tell it for one request."""
-        if scope["method"] in _LOOKS:
+        if method in _LOOKS:
             return Priority.HIGH, inf
-        headers: dict[bytes, bytes] = dict(scope["headers"])
         try:
             named, seconds = parse_qos_headers(headers, self._levels)
         except ServeAppError:

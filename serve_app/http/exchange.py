@@ -6,7 +6,6 @@ import asyncio
 import http
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from time import monotonic
 from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
@@ -98,6 +97,12 @@ class Wire(Protocol):
     def answered(self) -> None:
         """The current response is complete."""
 
+    def begin(self, exchange: Exchange) -> None:
+        """Have the application answer."""
+
+    def turn_down(self, exchange: Exchange) -> None:
+        """Answer that the server is busy."""
+
     def left(self, exchange: Exchange) -> None:
         """The application has returned."""
 
@@ -179,10 +184,13 @@ class Exchange:
 
     # --- What the connection tells ---
 
-    def wait(self) -> None:
-        """Note that it is begun later. That time is part of its deadline."""
-        self.waits = True
-        self.scope.setdefault(AWAITED_SINCE, monotonic())
+    def begin(self) -> None:
+        """Its turn has come."""
+        self._wire.begin(self)
+
+    def turn_down(self) -> None:
+        """It will not be begun."""
+        self._wire.turn_down(self)
 
     def feed(self, chunk: bytes) -> None:
         """Take a piece of the body."""

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any, Final, cast
 
 import httptools
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.http.body import SLOWEST, BodyTooSlow
@@ -39,10 +39,10 @@ from serve_app.http.head import (
     too_long,
     without_upgrade,
 )
-from serve_app.http.turns import Turns, Urgency, ordinary
-from serve_app.scheduling.entry import Priority
+from serve_app.http.turns import BUSY, Turns
 
 _MAX_PIPELINED: Final = 64
+_MOST_PATHS: Final = 256
 
 
 class Input(IntEnum):
@@ -108,6 +108,7 @@ class ListenerState:
         app: Answers requests.
         limits: What is allowed.
         loop: Runs all of it.
+        turns: Say when requests are begun.
         connections: All that are open.
         limiter: Which of them may stay.
         requests: Requests in work.
@@ -115,9 +116,6 @@ class ListenerState:
         draining: Whether connections end after their current response.
         on_lost: Called after a connection has ended.
         errors_of: The shape of errors at a path.
-        urgency_of: See `Turns`.
-        min_share: See `Turns`.
-        turns: Begins requests.
         scratch: Where bytes arrive; used up before the next connection reads.
         date_line: The line of the header Date.
         date_until: When it is to be made again, seconds.
@@ -126,6 +124,7 @@ class ListenerState:
     app: ASGIApp
     limits: Limits
     loop: asyncio.AbstractEventLoop
+    turns: Turns
     connections: set[Connection] = field(default_factory=set)
     limiter: ConnectionLimiter = field(init=False)
     requests: int = 0
@@ -133,16 +132,22 @@ class ListenerState:
     draining: bool = False
     on_lost: Callable[[], None] = lambda: None
     errors_of: ErrorsOf = lambda _: render
-    urgency_of: Callable[[Scope], Urgency] = ordinary
-    min_share: Mapping[Priority, float] = field(default_factory=dict)
-    turns: Turns = field(init=False)
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(64 * 1024)))
     date_line: bytes = b""
     date_until: float = 0.0
+    _busy: dict[str, Rendered] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.limiter = ConnectionLimiter(self.limits.connections, self.limits.connections_per_client)
-        self.turns = Turns(self.loop, self.errors_of, self.urgency_of, self.min_share, self.limits.requests)
+
+    def busy(self, path: str) -> Rendered:
+        """The answer to a request at this path that is not begun: made once."""
+        reply = self._busy.get(path)
+        if reply is None:
+            if len(self._busy) >= _MOST_PATHS:
+                self._busy.clear()
+            reply = self._busy[path] = self.errors_of(path)(BUSY)
+        return reply
 
     def renew_date(self) -> bytes:
         """Make the line of the header Date, which holds for a second."""
@@ -238,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
         current = self._current
         if current is not None and current.task is None and not current.waits:
             if current.body_complete or current.ready:
-                self._shared.turns.enter(self, current)
+                self._enter(current)
             else:
                 current.scope.setdefault(AWAITED_SINCE, monotonic())
         if self._arriving is not None or self._queue or not self._reading:
@@ -431,9 +436,18 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- Exchanges ---
 
+    def _enter(self, exchange: Exchange) -> None:
+        """Begin a request now, or when its turn has come. Until then is part of its deadline."""
+        turns, nbytes = self._shared.turns, exchange.length or 0
+        if turns.free(nbytes):
+            self.begin(exchange)
+        else:
+            scope = exchange.scope
+            scope.setdefault(AWAITED_SINCE, monotonic())
+            turns.wait(exchange, nbytes, scope["method"], dict(scope["headers"]))
+
     def begin(self, exchange: Exchange) -> None:
         """Have the application answer a request, if there is room for it."""
-        exchange.waits = False
         shared = self._shared
         if shared.requests >= shared.limits.requests:
             full = QueueFull("too many requests in progress; retry later", 1.0)
@@ -449,10 +463,9 @@ class Connection(asyncio.BufferedProtocol):
         shared.requests += 1
         exchange.task = self._loop.create_task(exchange.run(shared.app), context=contextvars.Context())
 
-    def turn_down(self, exchange: Exchange, reply: Rendered) -> None:
-        """Answer a request that was not begun."""
-        exchange.waits = False
-        exchange.reply(reply)
+    def turn_down(self, exchange: Exchange) -> None:
+        """Answer a request that is not begun."""
+        exchange.reply(self._shared.busy(exchange.scope["path"]))
 
     def left(self, exchange: Exchange) -> None:
         """Note that the application has returned. The next request may have begun when it had answered."""
@@ -485,7 +498,7 @@ class Connection(asyncio.BufferedProtocol):
             if reply is not None:
                 exchange.reply(reply)
             elif exchange.ready:
-                self._shared.turns.enter(self, exchange)
+                self._enter(exchange)
             else:
                 exchange.scope[AWAITED_SINCE] = monotonic()
         self.steer()

@@ -7,17 +7,15 @@ import contextlib
 import functools
 import resource
 import socket
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
 from serve_app.http.errors import ErrorsOf, render
 from serve_app.http.http1 import Connection, Limits, ListenerState
 from serve_app.http.secure import SecureTransport
 from serve_app.http.tls import Certificates
-from serve_app.http.turns import Urgency, ordinary
-from serve_app.scheduling.entry import Priority
+from serve_app.http.turns import Turns
 
 _BACKLOG = 2048
 _POLL_INTERVAL_S = 1.0
@@ -71,8 +69,7 @@ class Listener:
         limits: What is allowed.
         certificates: For TLS; ``None`` for plain HTTP.
         errors_of: The shape of errors at a path, for requests that are refused before the application sees them.
-        urgency_of: How urgent a request is, by its head; see `Turns`.
-        min_share: What is guaranteed to a class; see `Turns`.
+        turns: Say when requests are begun; ``None``: those of this listener alone, all alike.
 
     Attributes:
         port: The port, also when it is closed.
@@ -85,19 +82,11 @@ class Listener:
         limits: Limits | None = None,
         certificates: Certificates | None = None,
         errors_of: ErrorsOf = lambda _: render,
-        urgency_of: Callable[[Scope], Urgency] = ordinary,
-        min_share: Mapping[Priority, float] = MappingProxyType({}),
+        turns: Turns | None = None,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self._shared = ListenerState(
-            app,
-            limits or Limits(),
-            loop,
-            on_lost=self._on_lost,
-            errors_of=errors_of,
-            urgency_of=urgency_of,
-            min_share=min_share,
-        )
+        loop, limits = asyncio.get_running_loop(), limits or Limits()
+        turns = turns or Turns(loop, most=limits.requests)
+        self._shared = ListenerState(app, limits, loop, turns, on_lost=self._on_lost, errors_of=errors_of)
         self._connection: Callable[[], asyncio.BaseProtocol] = (
             functools.partial(Connection, self._shared)
             if certificates is None
@@ -129,11 +118,6 @@ class Listener:
     def evicted(self) -> int:
         """Connections that had to make room for others, ever."""
         return self._shared.limiter.evicted
-
-    @property
-    def turned_down(self) -> Mapping[Priority, int]:
-        """Requests that were refused before they were begun, ever, by class."""
-        return self._shared.turns.refused
 
     async def start(self) -> None:
         """Listen. Does nothing when it listens already or was closed."""

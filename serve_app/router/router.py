@@ -23,6 +23,7 @@ from serve_app.errors import ConfigError, ServeAppError
 from serve_app.http.body import ALIGNMENT, allocate
 from serve_app.http.listener import Listener, bind
 from serve_app.http.tls import Certificates
+from serve_app.http.turns import Turns
 from serve_app.payloads import STALE, Bundle, BundleResult, Failure
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
@@ -37,7 +38,7 @@ from serve_app.router.traffic import TrafficStore
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.telemetry.connection_metrics import CONNECTIONS
+from serve_app.telemetry.connection_metrics import CONNECTIONS, TURNS
 from serve_app.telemetry.job_metrics import JOBS
 from serve_app.telemetry.key_metrics import KEYS
 from serve_app.telemetry.line_writer import LineWriter
@@ -199,6 +200,8 @@ class Router:
         if (jobs := self.jobs) is not None:
             self.service.add_status("jobs", jobs.status)
             self.metrics.registry.register(Readings(JOBS, lambda: jobs))
+        self._turns = self._make_turns()
+        self.metrics.registry.register(Readings(TURNS, lambda: self._turns))
         self.app = self._http_app()
         grpc = settings.grpc
         self.grpc = GrpcApp(
@@ -210,6 +213,7 @@ class Router:
             streams=grpc.streams,
             stream_idle_s=grpc.stream_idle_s,
             typed_answers=grpc.typed_answers,
+            turns=self._turns,
         )
         self._certificates = None if settings.tls is None else Certificates(settings.tls)
         self._http_listener = None if settings.http_port is None else self._listen_http(settings.http_port)
@@ -220,11 +224,26 @@ class Router:
         if self.jobs is not None:
             self.jobs.start(self.app.items.run)
 
+    def _make_turns(self) -> Turns:
+        settings, classes = self._settings, self._settings.classes
+        urgency_of = HeadUrgency(
+            {priority: limits.timeout_s for priority, limits in classes.items()},
+            levels_of(model.info for model in settings.models),
+            self._guard,
+        )
+        return Turns(self._loop, urgency_of, {priority: limits.min_share for priority, limits in classes.items()})
+
     def _http_app(self) -> HttpApp:
         """What answers requests that come by a server in front, which adds the request's id itself."""
         settings = replace(self._settings.http, send_request_id=False, listener="http")
         return create_app(
-            self.inference, settings, allocate=self._allocate, guard=self._guard, log=self._log, kept=self.jobs
+            self.inference,
+            settings,
+            allocate=self._allocate,
+            guard=self._guard,
+            log=self._log,
+            kept=self.jobs,
+            turns=self._turns,
         )
 
     def _listen_http(self, port: HttpPort) -> Listener:
@@ -236,14 +255,7 @@ class Router:
         app = create_app(
             self.inference, self._settings.http, self.app.bodies, guard=self._guard, log=self._log, kept=self.jobs
         )
-        classes = self._settings.classes
-        urgency_of = HeadUrgency(
-            {priority: limits.timeout_s for priority, limits in classes.items()},
-            levels_of(model.info for model in self._settings.models),
-            self._guard,
-        )
-        min_share = {priority: limits.min_share for priority, limits in classes.items()}
-        listener = Listener(app, sock, port.limits, self._certificates, app.errors_of, urgency_of, min_share)
+        listener = Listener(app, sock, port.limits, self._certificates, app.errors_of, self._turns)
         self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
         return listener
 

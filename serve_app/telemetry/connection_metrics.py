@@ -1,10 +1,11 @@
-"""What Prometheus is told of connections to the routers' own port for HTTP."""
+"""What Prometheus is told of connections to the routers' own port for HTTP, and of what was never begun."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from serve_app.http.listener import Listener
+from serve_app.http.turns import Turns
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.readings import Gauge, Total
 
@@ -21,11 +22,15 @@ CONNECTIONS: Final[tuple[Gauge[Listener], ...]] = (
         (),
         lambda listener: [((), listener.evicted)],
     ),
-    Total(
-        "serve_app_requests_shed",
-        "Requests to the routers' HTTP port refused before anything was decoded: the router was busy with others.",
-        ("priority",),
-        lambda listener: [((priority.label,), listener.turned_down[priority]) for priority in Priority],
-    ),
 )
 """Read of a `Listener`."""
+
+TURNS: Final[tuple[Gauge[Turns], ...]] = (
+    Total(
+        "serve_app_requests_shed",
+        "Requests refused before anything of them was decoded: the router was busy with others.",
+        ("priority",),
+        lambda turns: [((priority.label,), turns.refused[priority]) for priority in Priority],
+    ),
+)
+"""Read of `Turns`."""

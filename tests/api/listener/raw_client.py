@@ -14,7 +14,7 @@ from serve_app.http.errors import ErrorsOf, render
 from serve_app.http.http1 import Limits
 from serve_app.http.listener import Listener, bind
 from serve_app.http.tls import Certificates
-from serve_app.http.turns import Urgency, ordinary
+from serve_app.http.turns import Turns
 
 LARGE = 300_000
 """Bytes of a body that is read only when it is asked for."""
@@ -26,10 +26,10 @@ async def serving(
     limits: Limits | None = None,
     certificates: Certificates | None = None,
     errors_of: ErrorsOf = lambda _: render,
-    urgency_of: Callable[[Scope], Urgency] = ordinary,
+    turns: Turns | None = None,
 ) -> AsyncIterator[tuple[Listener, int]]:
     """A listener on a port of its own."""
-    listener = Listener(app, bind("127.0.0.1", 0), limits, certificates, errors_of, urgency_of)
+    listener = Listener(app, bind("127.0.0.1", 0), limits, certificates, errors_of, turns)
     port = listener.port
     await listener.start()
     try:

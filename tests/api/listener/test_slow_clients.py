@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.listener.raw_client import Client, serving, until
 from serve_app.http.http1 import Connection, Limits, ListenerState
 from serve_app.http.listener import bind
+from serve_app.http.turns import Turns
 
 MIB = 2**20
 GET = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -53,7 +54,7 @@ async def meeting(app: ASGIApp, limits: Limits) -> AsyncIterator[tuple[Watched, 
     made: asyncio.Future[Watched] = loop.create_future()
 
     def connect() -> Watched:
-        made.set_result(Watched(ListenerState(app, limits, loop)))
+        made.set_result(Watched(ListenerState(app, limits, loop, Turns(loop))))
         return made.result()
 
     with bind("127.0.0.1", 0) as listening, socket.socket() as client:

@@ -11,15 +11,15 @@ from api.listener.raw_client import Client, Gated, echo, post, serving, until
 from serve_app.access.guard import Guard
 from serve_app.api.urgency import HeadUrgency
 from serve_app.domain.keys import Key, digest_of
-from serve_app.http.turns import Urgency
+from serve_app.http.turns import Turns
 from serve_app.scheduling.entry import Priority
 
 TIMEOUTS_S = {Priority.HIGH: 10.0, Priority.NORMAL: 30.0, Priority.LOW: 60.0}
 
 
-def by_head(scope: Scope) -> Urgency:
-    """The urgency of a request without keys."""
-    return HeadUrgency(TIMEOUTS_S)(scope)
+def by_head() -> Turns:
+    """Turns by the headers of requests, without keys."""
+    return Turns(asyncio.get_running_loop(), HeadUrgency(TIMEOUTS_S))
 
 
 class Noted:
@@ -42,7 +42,7 @@ class Noted:
 async def test_of_what_comes_at_once_the_most_urgent_is_begun_first() -> None:
     """But for the first few, which are begun when they come."""
     app = Noted()
-    async with serving(app, urgency_of=by_head) as (_, port):
+    async with serving(app, turns=by_head()) as (_, port):
         clients = [await Client.connect(port) for _ in range(40)]
         for number, client in enumerate(clients):
             client.writer.write(post(b"x", f"X-Priority: {('low', 'normal', 'high', 'low')[number % 4]}"))
@@ -56,7 +56,8 @@ async def test_of_what_comes_at_once_the_most_urgent_is_begun_first() -> None:
 async def test_what_cannot_be_in_time_is_answered_without_being_begun() -> None:
     """With the code of a full queue, in the words of its path, and the connection lives on."""
     app = Noted()
-    async with serving(app, urgency_of=lambda _: (Priority.NORMAL, 0.0)) as (listener, port):
+    turns = Turns(asyncio.get_running_loop(), lambda _method, _headers: (Priority.NORMAL, 0.0))
+    async with serving(app, turns=turns) as (_, port):
         clients = [await Client.connect(port) for _ in range(40)]
         for client in clients:
             client.writer.write(post(b"x"))
@@ -64,7 +65,7 @@ async def test_what_cannot_be_in_time_is_answered_without_being_begun() -> None:
         refused = [(headers["retry-after"], json.loads(body)) for status, headers, body in answers if status == 429]
 
         assert refused
-        assert len(refused) == 40 - len(app.begun) == listener.turned_down[Priority.NORMAL]
+        assert len(refused) == 40 - len(app.begun) == turns.refused[Priority.NORMAL]
         assert refused[0][0] == "1"
         assert refused[0][1]["code"] == "queue_full"
         assert refused[0][1]["error"].startswith("the router is busy")
@@ -76,7 +77,7 @@ async def test_what_cannot_be_in_time_is_answered_without_being_begun() -> None:
 async def test_a_client_that_leaves_while_it_waits_costs_nothing() -> None:
     """Its request is never begun."""
     app = Noted()
-    async with serving(app, urgency_of=by_head) as (listener, port):
+    async with serving(app, turns=by_head()) as (listener, port):
         clients = [await Client.connect(port) for _ in range(40)]
         for client in clients:
             client.writer.write(post(b"x", "X-Priority: low"))
@@ -91,7 +92,7 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing() -> None:
 
 async def test_requests_in_one_piece_are_answered_in_their_order() -> None:
     """Each waits for the one before it, whatever its class."""
-    async with serving(echo, urgency_of=by_head) as (_, port):
+    async with serving(echo, turns=by_head()) as (_, port):
         client = await Client.connect(port)
         await client.send(*(post(b"%d" % n, f"X-Priority: {('low', 'high')[n % 2]}") for n in range(30)))
 
@@ -100,7 +101,7 @@ async def test_requests_in_one_piece_are_answered_in_their_order() -> None:
 
 async def test_a_large_body_is_read_when_its_turn_has_come() -> None:
     """It counts as several requests, and arrives whole."""
-    async with serving(echo, urgency_of=by_head) as (_, port):
+    async with serving(echo, turns=by_head()) as (_, port):
         clients = [await Client.connect(port) for _ in range(8)]
         bodies = [bytes([n]) * 200_000 for n in range(8)]
         answers = await asyncio.gather(*(ask(*each) for each in zip(clients, bodies, strict=True)))
@@ -119,7 +120,7 @@ async def ask(client: Client, body: bytes) -> bytes:
 async def test_the_end_waits_for_what_waits() -> None:
     """What has arrived is answered before a listener is closed."""
     app = Gated()
-    async with serving(app, urgency_of=by_head) as (listener, port):
+    async with serving(app, turns=by_head()) as (listener, port):
         clients = [await Client.connect(port) for _ in range(20)]
         for client in clients:
             client.writer.write(post(b"x"))
@@ -131,22 +132,16 @@ async def test_the_end_waits_for_what_waits() -> None:
         await closing
 
 
-def scope(method: str, *headers: tuple[bytes, bytes]) -> Scope:
-    """The head of a request."""
-    return {"type": "http", "method": method, "path": "/", "headers": list(headers)}
-
-
 def test_what_a_head_says_of_its_urgency() -> None:
     """Looks at the server are urgent; what will be refused is not."""
     urgency = HeadUrgency(TIMEOUTS_S)
-    timeout = (b"x-timeout-ms", b"250")
 
-    assert urgency(scope("GET"))[0] is Priority.HIGH
-    assert urgency(scope("POST")) == (Priority.NORMAL, 30.0)
-    assert urgency(scope("POST", (b"x-priority", b"high"))) == (Priority.HIGH, 10.0)
-    assert urgency(scope("POST", (b"x-priority", b"3"), timeout)) == (Priority.LOW, 0.25)
-    assert urgency(scope("POST", (b"x-priority", b"urgent")))[0] is Priority.LOW
-    assert urgency(scope("POST", (b"x-priority", b"high"), (b"x-timeout-ms", b"-1")))[0] is Priority.LOW
+    assert urgency("GET", {})[0] is Priority.HIGH
+    assert urgency("POST", {}) == (Priority.NORMAL, 30.0)
+    assert urgency("POST", {b"x-priority": b"high"}) == (Priority.HIGH, 10.0)
+    assert urgency("POST", {b"x-priority": b"3", b"x-timeout-ms": b"250"}) == (Priority.LOW, 0.25)
+    assert urgency("POST", {b"x-priority": b"urgent"})[0] is Priority.LOW
+    assert urgency("POST", {b"x-priority": b"high", b"x-timeout-ms": b"-1"})[0] is Priority.LOW
 
 
 def test_a_class_counts_as_far_as_the_key_may_use_it() -> None:
@@ -154,8 +149,8 @@ def test_a_class_counts_as_far_as_the_key_may_use_it() -> None:
     secret = b"sk-reports"
     key = Key(name="reports", digest=digest_of(secret), highest=Priority.NORMAL)
     urgency = HeadUrgency(TIMEOUTS_S, guard=Guard([key]))
-    high, known = (b"x-priority", b"high"), (b"authorization", b"Bearer " + secret)
+    known = {b"authorization": b"Bearer " + secret}
 
-    assert urgency(scope("POST", high))[0] is Priority.LOW
-    assert urgency(scope("POST", high, known))[0] is Priority.NORMAL
-    assert urgency(scope("POST", (b"x-priority", b"low"), known))[0] is Priority.LOW
+    assert urgency("POST", {b"x-priority": b"high"})[0] is Priority.LOW
+    assert urgency("POST", {b"x-priority": b"high", **known})[0] is Priority.NORMAL
+    assert urgency("POST", {b"x-priority": b"low", **known})[0] is Priority.LOW
