@@ -25,7 +25,8 @@ BUSY: Final = QueueFull(
 )
 """Why a request is turned down."""
 
-_PER_ROUND: Final = 4
+_PER_ROUND: Final = 32
+"""Requests. What is begun in one round may travel in one bundle: fewer would make small batches of a burst."""
 _UNIT: Final = 16 * 1024
 """Bytes. A body counts as one more request for each."""
 

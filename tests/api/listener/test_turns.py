@@ -43,13 +43,13 @@ async def test_of_what_comes_at_once_the_most_urgent_is_begun_first() -> None:
     """But for the first few, which are begun when they come."""
     app = Noted()
     async with serving(app, turns=by_head()) as (_, port):
-        clients = [await Client.connect(port) for _ in range(40)]
+        clients = [await Client.connect(port) for _ in range(100)]
         for number, client in enumerate(clients):
             client.writer.write(post(b"x", f"X-Priority: {('low', 'normal', 'high', 'low')[number % 4]}"))
         answers = [await client.answer() for client in clients]
 
-        assert [status for status, _, _ in answers] == [200] * 40
-        later = app.begun[-20:]
+        assert [status for status, _, _ in answers] == [200] * 100
+        later = app.begun[-60:]
         assert later == sorted(later, key=["high", "normal", "low"].index)
 
 
@@ -58,14 +58,14 @@ async def test_what_cannot_be_in_time_is_answered_without_being_begun() -> None:
     app = Noted()
     turns = Turns(asyncio.get_running_loop(), lambda _method, _headers: (Priority.NORMAL, 0.0))
     async with serving(app, turns=turns) as (_, port):
-        clients = [await Client.connect(port) for _ in range(40)]
+        clients = [await Client.connect(port) for _ in range(100)]
         for client in clients:
             client.writer.write(post(b"x"))
         answers = [await client.answer() for client in clients]
         refused = [(headers["retry-after"], json.loads(body)) for status, headers, body in answers if status == 429]
 
         assert refused
-        assert len(refused) == 40 - len(app.begun) == turns.refused[Priority.NORMAL]
+        assert len(refused) == 100 - len(app.begun) == turns.refused[Priority.NORMAL]
         assert refused[0][0] == "1"
         assert refused[0][1]["code"] == "queue_full"
         assert refused[0][1]["error"].startswith("the router is busy")
@@ -78,7 +78,7 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing() -> None:
     """Its request is never begun."""
     app = Noted()
     async with serving(app, turns=by_head()) as (listener, port):
-        clients = [await Client.connect(port) for _ in range(40)]
+        clients = [await Client.connect(port) for _ in range(100)]
         for client in clients:
             client.writer.write(post(b"x", "X-Priority: low"))
             client.writer.transport.abort()
@@ -87,7 +87,7 @@ async def test_a_client_that_leaves_while_it_waits_costs_nothing() -> None:
         last = await Client.connect(port)
         await last.send(post(b"z"))
         assert (await last.answer())[2] == b"z"
-        assert len(app.begun) < 40
+        assert len(app.begun) < 100
 
 
 async def test_requests_in_one_piece_are_answered_in_their_order() -> None:
@@ -121,14 +121,14 @@ async def test_the_end_waits_for_what_waits() -> None:
     """What has arrived is answered before a listener is closed."""
     app = Gated()
     async with serving(app, turns=by_head()) as (listener, port):
-        clients = [await Client.connect(port) for _ in range(20)]
+        clients = [await Client.connect(port) for _ in range(60)]
         for client in clients:
             client.writer.write(post(b"x"))
         await app.started.wait()
         closing = asyncio.ensure_future(listener.close(30.0))
         app.let.set()
 
-        assert [(await client.answer())[2] for client in clients] == [b"done"] * 20
+        assert [(await client.answer())[2] for client in clients] == [b"done"] * 60
         await closing
 
 
