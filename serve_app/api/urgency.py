@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 
 from serve_app.access.guard import Guard
 from serve_app.domain.options import parse_qos_headers
@@ -13,6 +12,7 @@ from serve_app.http.turns import Urgency
 from serve_app.scheduling.entry import Priority
 
 _LOOKS = frozenset({"GET", "HEAD"})
+_LOOK_S = 1.0
 
 
 class HeadUrgency:
@@ -38,11 +38,11 @@ class HeadUrgency:
     def __call__(self, method: str, headers: Mapping[bytes, bytes]) -> Urgency:
         """Tell it for one request."""
         if method in _LOOKS:
-            return Priority.HIGH, inf
+            return Priority.HIGH, _LOOK_S
         try:
             named, seconds = parse_qos_headers(headers, self._levels)
         except ServeAppError:
-            return Priority.LOW, inf
+            return Priority.LOW, self._timeouts_s[Priority.LOW]
         priority = named or Priority.NORMAL
         if self._guard is not None:
             priority = self._guard.waits_as(headers, priority)

@@ -8,6 +8,7 @@ and then begins a few more. What cannot be in time is answered without having be
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import inf
@@ -25,6 +26,9 @@ BUSY: Final = QueueFull(
 )
 """Why a request is turned down."""
 
+_log = logging.getLogger(__name__)
+
+_LOG_EVERY_S: Final = 10.0
 _PER_ROUND: Final = 32
 """Requests. What is begun in one round may travel in one bundle: fewer would make small batches of a burst."""
 _UNIT: Final = 16 * 1024
@@ -82,6 +86,8 @@ class Turns:
         self._intake = Intake[tuple[Waiter, int, Priority]](min_share, most)
         self._begun = 0.0  # in this round of the loop, in requests
         self.refused: Counter[Priority] = Counter()
+        self._logged = 0
+        self._log_at = 0.0
 
     def free(self, nbytes: int) -> bool:
         """Whether a request may be begun at once, and has been if so.
@@ -131,6 +137,8 @@ class Turns:
                 waiter.waits = False
                 self.refused[priority] += 1
                 waiter.turn_down()
+        if now >= self._log_at:
+            self._log_refused(now)
         while self._begun < _PER_ROUND and (taken := intake.take(now)) is not None:
             waiter, nbytes, _ = taken
             if waiter.waits:
@@ -139,6 +147,15 @@ class Turns:
                 waiter.begin()
         if self._begun:
             self._loop.call_soon(self._round)
+
+    def _log_refused(self, now: float) -> None:
+        """Say how many were refused; one line for all in a while."""
+        refused = self.refused.total()
+        if refused > self._logged:
+            _log.warning(
+                "the router is busy: %d requests were refused before anything was decoded", refused - self._logged
+            )
+            self._logged, self._log_at = refused, now + _LOG_EVERY_S
 
 
 class _Awaited:
