@@ -36,7 +36,8 @@ class Plan:
     Attributes:
         seconds: Length of each run.
         warm_up_s: Load before each run that is not counted, seconds.
-        rounds: Runs per contender and task.
+        rounds: Runs per contender and task in the closed loop.
+        open_rounds: The same at given rates.
         tried_s: Length of the runs in which settings are compared, seconds; 0 takes the first setting.
         kinds: Of load.
     """
@@ -44,6 +45,7 @@ class Plan:
     seconds: float
     warm_up_s: float
     rounds: int
+    open_rounds: int
     tried_s: float
     kinds: tuple[str, ...]
 
@@ -87,7 +89,7 @@ class Comparison:
         chosen = self._choose()
         for kind in self.plan.kinds:
             rates = {task: rate for task in self.tasks if (rate := self._rate(task, kind)) is not None}
-            for number in range(self.plan.rounds):
+            for number in range(self.plan.rounds if kind == CLOSED else self.plan.open_rounds):
                 for system in self.systems if number % 2 == 0 else self.systems[::-1]:
                     for setting in dict.fromkeys(chosen[system.name, task] for task in rates):
                         asked = [each for each in rates.items() if chosen[system.name, each[0]] == setting]
@@ -96,9 +98,9 @@ class Comparison:
     def _choose(self) -> dict[tuple[str, str], Setting]:
         """The best setting of each system for each task."""
         first = {(system.name, task): system.settings[0] for system in self.systems for task in self.tasks}
-        if not self.plan.tried_s:
+        if not self.plan.tried_s and not self.tried:
             return first
-        for system in self.systems:
+        for system in self.systems if not self.tried else ():
             for setting in system.settings if len(system.settings) > 1 else ():
                 asked = [(task, 0.0) for task in self.tasks if _differs(setting, task)]
                 self._visit(system, setting, CLOSED, -1, asked)

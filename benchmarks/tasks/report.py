@@ -33,8 +33,9 @@ def render(report: Report) -> str:
         _INTRO,
         machine_table(report.date, report.machine, tuple(report.versions.values())),
         (
-            f"{report.rounds} rounds in turns; each run takes {report.seconds:g} s, after {report.warm_up_s:g} s of the"
-            " same load. Figures are medians over the rounds.\n"
+            f"{report.rounds} rounds in turns ({report.open_rounds} at given rates); each run takes"
+            f" {report.seconds:g} s, after {report.warm_up_s:g} s of the same load. Figures are medians over the"
+            " rounds.\n"
         ),
     ]
     parts += [_closed(report, task) for task in report.medians]

@@ -46,6 +46,17 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """What is read of an earlier report.
+
+    Attributes:
+        tried: Runs in which settings were compared.
+    """
+
+    tried: list[Run]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything that was measured in one go.
 
@@ -55,7 +66,8 @@ class Report:
         versions: Of the rivals.
         seconds: Length of each run.
         warm_up_s: Load before each that is not counted.
-        rounds: Runs per contender and task.
+        rounds: Runs per contender and task in the closed loop.
+        open_rounds: The same at given rates.
         tried: Runs in which settings were compared.
         runs: All others, in order.
         left_out: Systems that could not be measured, and why.
@@ -69,6 +81,7 @@ class Report:
     seconds: float
     warm_up_s: float
     rounds: int
+    open_rounds: int
     tried: list[Run]
     runs: list[Run]
     left_out: Mapping[str, str]

@@ -13,8 +13,8 @@ from serve_app.config.values import Delay, Positive, Seconds, Section
 class AutoscalingConfig(Section):
     """How many replicas a model has. Replicas follow the rows queued in the routers plus those running.
 
-    They also follow how busy their processes are: one that computes for most of the time gets another while
-    its node has an idle core.
+    Those of models on the CPU without code of yours also follow how busy their processes are: one that computes for
+    most of the time gets another while its node has an idle core and memory for it.
     """
 
     min_replicas: int = Field(default=1, ge=0)
@@ -24,7 +24,8 @@ class AutoscalingConfig(Section):
     """Most replicas.
 
     `auto`: 2 on a CPU, where the second starts when the process of the first is busy, whatever the queue is; 1 with
-    `resources.gpus` and for Python models, which may keep a state of their own. Never less than `min_replicas`.
+    `resources.gpus`, and for a Python model or a processor of yours, which may keep a state. Never less than
+    `min_replicas`.
     """
 
     initial_replicas: int | None = Field(default=None, ge=0)

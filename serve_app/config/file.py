@@ -82,7 +82,9 @@ class ServeFile:
     def scaled(self) -> ServeFile:
         """The same file with our policy of scaling, where it names none."""
         applications = [dict(each) for each in self.document["applications"]]
-        applications[self.application].setdefault("autoscaling_policy", {"policy_function": SCALING_POLICY})
+        if applications[self.application].get("autoscaling_policy") is not None:
+            return self
+        applications[self.application]["autoscaling_policy"] = {"policy_function": SCALING_POLICY}
         return replace(self, document={**self.document, "applications": applications})
 
     def unscaled(self) -> tuple[str, ...]:

@@ -410,8 +410,16 @@ class ModelConfig(Section):
     @property
     def most_replicas(self) -> int:
         """Most replicas it may have."""
-        alone = self.pool is not None or self.resources.gpus or self.backend == "python"
-        return self.autoscaling.most(1 if alone else _AUTO_REPLICAS)
+        return self.autoscaling.most(_AUTO_REPLICAS if self.more_processes else 1)
+
+    @property
+    def more_processes(self) -> bool:
+        """Whether another replica may be started because the process of the first is busy.
+
+        On a GPU the device is what is busy, and what has code of its own may keep a state.
+        """
+        own = self.backend == "python" or isinstance(self.processor, CustomOptions)
+        return self.pool is None and not self.resources.gpus and not own
 
     @property
     def most_rows(self) -> int:

@@ -28,7 +28,7 @@ from serve_app.deployments.register import ClusterRegister
 from serve_app.domain.agreed import Agreed, Told
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.cores import CoreMeter
-from serve_app.replica.process_memory import ProcessMemory
+from serve_app.replica.process_memory import ProcessMemory, memory_problem, own_memory
 from serve_app.replica.revisions import Hosted, Revisions
 from serve_app.replica.worker import NO_SHARES
 from serve_app.scheduling.entry import Priority
@@ -130,6 +130,7 @@ class ModelDeployment:
         self._loop = asyncio.get_running_loop()
         self._checks = itertools.count()
         self._meter = CoreMeter()
+        self._scales = config.more_processes and not planned
         # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 
@@ -155,9 +156,12 @@ class ModelDeployment:
         return told
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """How busy this process is, for the application's autoscaling policy."""
+        """How busy this process is, for the application's autoscaling policy; nothing where another would not help."""
+        if not self._scales:
+            return {}
         busy, idle = self._meter.read(self._revisions.cores)
-        return {BUSY: busy, IDLE_CORES: idle}
+        fits = memory_problem(own_memory(), None) is None
+        return {BUSY: busy, IDLE_CORES: idle if fits else 0.0}
 
     async def prepare(self, name: str, version: int | None, claim: str) -> Told:
         """Load another revision beside the present one; see `Revisions.prepare`."""

@@ -10,14 +10,18 @@ from time import perf_counter, thread_time
 
 import psutil
 
+_ROOT, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
 
 class CoreMeter:
     """Tells what was computed since it was asked before. Asked in one thread, that of the event loop."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self._cores = available_cores()
-        self._before = 0.0, 0.0
+        self._quota, self._group = inf, None
+        with suppress(OSError):
+            self._quota, self._group = _limit(_ROOT, _MEMBERSHIP.read_text())
+        self._before = 0.0, 0.0, 0.0
         self.read(1)
 
     def read(self, cores: int) -> tuple[float, float]:
@@ -29,18 +33,21 @@ class CoreMeter:
         Args:
             cores: Of its runs.
         """
-        used = self._process.cpu_percent() / 100
-        idle = (1 - psutil.cpu_percent() / 100) * (psutil.cpu_count() or 1)
-        (began, before), self._before = self._before, (perf_counter(), thread_time())
-        loop = (self._before[1] - before) / (self._before[0] - began)
-        return max(used / cores, loop), max(0.0, min(idle, self._cores - used))
+        (then, loop_s, group_s), now = self._before, perf_counter()
+        self._before = now, thread_time(), 0.0 if self._group is None else used_s(self._group)
+        seconds = now - then
+        busy = max(self._process.cpu_percent() / 100 / cores, (self._before[1] - loop_s) / seconds)
+        usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        shares = enumerate(psutil.cpu_percent(percpu=True))
+        idle = sum(1 - share / 100 for core, share in shares if not usable or core in usable)
+        return min(1.0, busy), max(0.0, min(idle, self._quota - (self._before[2] - group_s) / seconds))
 
 
 def available_cores() -> int:
     """Those that it may run on, and no more than its control groups pay for; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError):
-        cores = int(min(cores, cpu_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text())))
+        cores = int(min(cores, cpu_quota(_ROOT, _MEMBERSHIP.read_text())))
     return max(1, cores)
 
 
@@ -51,14 +58,32 @@ def cpu_quota(root: Path, membership: str) -> float:
         root: Where their file system is mounted.
         membership: What ``/proc/self/cgroup`` says.
     """
-    least = inf
+    return _limit(root, membership)[0]
+
+
+def _limit(root: Path, membership: str) -> tuple[float, Path | None]:
+    """That least, and the group that it is of."""
+    least: tuple[float, Path | None] = inf, None
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or "cpu" in controllers.split(","):
             mounted = root / "cpu" if controllers else root
             group = mounted / path.lstrip("/")  # may be the host's, in a container: what is mounted is its own then
-            least = min(least, *(_quota(each) for each in (group, *group.parents) if each.is_relative_to(mounted)))
+            for each in (group, *group.parents):
+                if each.is_relative_to(mounted) and (quota := _quota(each)) < least[0]:
+                    least = quota, each
     return least
+
+
+def used_s(group: Path) -> float:
+    """CPU seconds that a control group (v1, v2) has used, ever; 0.0 where it does not tell."""
+    with suppress(OSError, ValueError):
+        used = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+        if "usage_usec" in used:
+            return int(used["usage_usec"]) / 1e6
+    with suppress(OSError, ValueError):
+        return int((group / "cpuacct.usage").read_text()) / 1e9
+    return 0.0
 
 
 def _quota(group: Path) -> float:

@@ -39,7 +39,8 @@ def desired_replicas(load_rows: int, target_rows: float, current: int, minimum: 
 def busy_replicas(busy: Collection[float], idle_cores: float, current: int) -> int:
     """Replicas so that each computes for about 0.8 of the time; one more than there are at most.
 
-    No more than there are where their nodes have no core left: another would only share those that are taken.
+    No more than there are where their nodes have no core left, as another would only share those that are taken, and
+    while some have not told anything: they are being started.
 
     Args:
         busy: For each replica, the part of the time for which it computes, on all the cores that it may use.
@@ -47,7 +48,7 @@ def busy_replicas(busy: Collection[float], idle_cores: float, current: int) -> i
         current: Replicas there are.
     """
     wanted = _wanted(sum(busy), _BUSY, current)
-    return min(wanted, current + (idle_cores >= _IDLE_CORES))
+    return min(wanted, current + (idle_cores >= _IDLE_CORES and len(busy) >= current))
 
 
 def _wanted(load: float, target: float, current: int) -> int:

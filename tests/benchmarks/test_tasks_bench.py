@@ -226,7 +226,18 @@ def test_the_report_says_what_was_measured(tmp_path: Path) -> None:
     machine = Machine("a CPU", 2, 8.0, "Linux 6", "3.11", {"numpy": "2"}, 0.5)
     left_out = {"LitServe": "it has ended:\nwith a log"}
     report = Report(
-        "today", machine, {}, 2.0, 8.0, 1, [run("FastAPI", 9.0)], runs, left_out, medians(runs), ratios(medians(runs))
+        "today",
+        machine,
+        {},
+        2.0,
+        8.0,
+        1,
+        1,
+        [run("FastAPI", 9.0)],
+        runs,
+        left_out,
+        medians(runs),
+        ratios(medians(runs)),
     )
     text = render(report)
 

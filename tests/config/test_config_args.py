@@ -424,6 +424,7 @@ def test_the_target_follows_the_batch_size() -> None:
         ({"resources": {"gpus": 0.25}}, 1),
         ({"backend": "python"}, 1),
         ({"backend": "python", "autoscaling": {"min_replicas": 2}}, 2),
+        ({"task": "sorting", "processor": {"class": "mine:Sorting"}}, 1),
     ],
 )
 def test_a_second_process_is_the_default_where_it_can_help(settings: dict[str, Any], most: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.replica.cores import CoreMeter, available_cores, cpu_quota
+from serve_app.replica.cores import CoreMeter, available_cores, cpu_quota, used_s
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -56,3 +56,16 @@ def test_the_meter_tells_what_this_thread_has_computed() -> None:
 
     assert 0 < busy <= 1.01
     assert 0 <= idle <= available_cores()
+
+
+@pytest.mark.parametrize(
+    ("files", "seconds"),
+    [
+        ({"cpu.stat": "usage_usec 2500000\nuser_usec 2000000"}, 2.5),
+        ({"cpu.stat": "nr_periods 7\nthrottled_time 0", "cpuacct.usage": "1500000000"}, 1.5),
+        ({}, 0.0),
+    ],
+)
+def test_what_a_control_group_has_used(files: dict[str, str], seconds: float, tmp_path: Path) -> None:
+    """Of both versions; one that does not tell has used nothing."""
+    assert used_s(write(tmp_path, files)) == seconds

@@ -68,3 +68,9 @@ def test_busy_processes_ask_for_one_more_while_cores_are_idle(
 ) -> None:
     """One at a time, as what it takes is known only when it is there; none where cores are taken."""
     assert busy_replicas(busy, idle_cores, len(busy)) == expected
+
+
+def test_none_is_added_while_one_is_being_started() -> None:
+    """It has told nothing yet, and will take its part."""
+    assert busy_replicas([1.0], 4.0, 2) == 2
+    assert busy_replicas([1.0, 1.0, 1.0], 4.0, 4) == 4
