@@ -59,7 +59,7 @@ def main(
         float, typer.Option(min=0, help="Length of the runs that look for a rival's best setting; 0: its first one.")
     ] = 3.0,
     settings_of: Annotated[
-        Path | None, typer.Option(help="An earlier report, tasks.json: what it tried is not tried again.")
+        Path | None, typer.Option(help="An earlier report, tasks.json, whose settings are taken.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One run of 2 s each, first settings; not published.")] = False,
     publish: Annotated[bool, typer.Option("--publish", help="Write the report into docs/benchmarks too.")] = False,

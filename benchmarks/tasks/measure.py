@@ -98,9 +98,7 @@ class Comparison:
     def _choose(self) -> dict[tuple[str, str], Setting]:
         """The best setting of each system for each task."""
         first = {(system.name, task): system.settings[0] for system in self.systems for task in self.tasks}
-        if not self.plan.tried_s and not self.tried:
-            return first
-        for system in self.systems if not self.tried else ():
+        for system in self.systems if self.plan.tried_s and not self.tried else ():
             for setting in system.settings if len(system.settings) > 1 else ():
                 asked = [(task, 0.0) for task in self.tasks if _differs(setting, task)]
                 self._visit(system, setting, CLOSED, -1, asked)

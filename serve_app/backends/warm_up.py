@@ -132,7 +132,7 @@ def warm_up(
         seconds: float | None = None
         known = per_row.setdefault(bucket, [])
         saves = backend.device != "cpu" or len(known) < 3 or min(known[-2:]) < PAYS * known[-3]
-        # `fits` comes last: it takes what it allows for what runs next.
+        # `fits` comes last: it counts the memory of a shape that it allows.
         if not measured or (saves and 2 * _predict(measured, work) <= left and (fits is None or fits(rows, bucket))):
             seconds = _measure(backend, make_inputs, rows, bucket, repeats, started + budget_s, clock)
             measured[work] = seconds
@@ -163,7 +163,7 @@ def try_warm_up(
         buckets: The model's cost buckets.
         repeats: Measured runs per shape.
         budget_s: Time for all of it, seconds. ``None``: the smallest input is run once, and nothing is measured.
-        fits: See `warm_up`.
+        fits: Says whether there is memory for a shape, as for `warm_up`.
         clock: Seconds, monotonic.
 
     Raises:

@@ -33,14 +33,14 @@ class CoreMeter:
         Args:
             cores: Of its runs.
         """
-        (then, loop_s, group_s), now = self._before, perf_counter()
-        self._before = now, thread_time(), 0.0 if self._group is None else used_s(self._group)
-        seconds = now - then
-        busy = max(self._process.cpu_percent() / 100 / cores, (self._before[1] - loop_s) / seconds)
+        then, loop_then, group_then = self._before
+        now, loop, group = perf_counter(), thread_time(), 0.0 if self._group is None else used_s(self._group)
+        self._before, seconds = (now, loop, group), now - then
+        busy = max(self._process.cpu_percent() / 100 / cores, (loop - loop_then) / seconds)
         usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
         shares = enumerate(psutil.cpu_percent(percpu=True))
         idle = sum(1 - share / 100 for core, share in shares if not usable or core in usable)
-        return min(1.0, busy), max(0.0, min(idle, self._quota - (self._before[2] - group_s) / seconds))
+        return min(1.0, busy), max(0.0, min(idle, self._quota - (group - group_then) / seconds))
 
 
 def available_cores() -> int:

@@ -57,7 +57,7 @@ def warm_up_replica(
         samples: Inputs of a model without a processor.
         max_rows: Most rows of a batch.
         budget_s: Time for all builds, seconds. ``None``: it is known what they cost, so that each runs once.
-        fits: See `serve_app.backends.warm_up.warm_up`.
+        fits: Says whether there is memory for a shape, as for `serve_app.backends.warm_up.warm_up`.
 
     Raises:
         SessionLost: A session has ended.

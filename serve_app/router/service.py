@@ -696,7 +696,7 @@ class Service:
         return await self._in_work.finish(limit_s)
 
     def on_warm_up(self, model: str, told: Sequence[Told | ReplicaReport]) -> None:
-        """Learn what the warm-up of a model's replicas came to and what they compute with: how many rows, for batches.
+        """Learn what a model's replicas measured at their start, and how many rows their batches may have.
 
         Args:
             model: Its name.

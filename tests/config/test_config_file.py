@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.config import load_file, parse_document
+from serve_app.config.file import SCALING_POLICY
 from serve_app.errors import ConfigError
 
 OURS = """\
@@ -168,6 +169,26 @@ def test_replicas_that_do_not_follow_their_queue_are_told(
     lines = parse_document({"applications": [application]}).unscaled()
     assert [line.partition(":")[0] for line in lines] == told
     assert all("of tiny" in line for line in lines)
+
+
+@pytest.mark.parametrize("given", [{}, {"autoscaling_policy": None}])
+def test_a_file_without_a_policy_gets_ours(given: dict[str, None]) -> None:
+    """As `serve-app run` serves it; the file as it was read stays."""
+    application = {"import_path": "serve_app.app:build", "args": {"models": [{"name": "a", "path": "a"}]}, **given}
+    file = parse_document({"applications": [application]})
+
+    scaled = file.scaled().document["applications"][0]
+    assert scaled["autoscaling_policy"] == {"policy_function": SCALING_POLICY}
+    assert file.document["applications"][0].get("autoscaling_policy") is None
+
+
+def test_a_policy_that_a_file_names_stays() -> None:
+    """It may be the operator's own."""
+    policy, model = {"policy_function": "mine:policy"}, {"name": "a", "path": "a"}
+    application = {"import_path": "serve_app.app:build", "args": {"models": [model]}, "autoscaling_policy": policy}
+    file = parse_document({"applications": [application]})
+
+    assert file.scaled() is file
 
 
 @pytest.mark.parametrize(("host", "told"), [("127.0.0.1", True), ("0.0.0.0", False)])
