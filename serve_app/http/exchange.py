@@ -121,6 +121,12 @@ AWAITED_SINCE: Final = "serve_app.awaited_since"
 """In the scope of a request that was not begun when its head was there: since when it waits, as `monotonic` tells."""
 
 
+def head_of(status: int, date_line: bytes, headers: Headers) -> bytes:
+    """The head of a response of HTTP/1.1 whose headers tell its length, and after which the connection stays open."""
+    lines = b"".join(b"%b: %b\r\n" % field for field in headers)
+    return b"%b%b%b\r\n" % (_STATUS_LINES[status], date_line, lines)
+
+
 class Exchange:
     """One request and its response. Calling it is ASGI's ``receive``, `send` is ASGI's ``send``.
 

@@ -5,6 +5,7 @@ Its grammar is the parser's. Here is nothing of connections: bytes and values in
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
@@ -13,6 +14,7 @@ from starlette.types import Scope
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed
 from serve_app.http.errors import Headers, Rendered, render
+from serve_app.http.turns import Urgency
 
 MAX_HEAD: Final = 64 * 1024
 """Most bytes of a head."""
@@ -110,3 +112,59 @@ def scope_of(
         "query_string": query,
         "headers": headers,
     }
+
+
+@dataclass(slots=True)
+class KnownHead:
+    """A head that came before, byte for byte, of a request that was complete with its body.
+
+    Attributes:
+        scope: What applications are told of it, less the addresses of the connection.
+        length: Bytes of its body.
+        urgency: Of such a request, when it was last looked at.
+        urgency_until: When it is to be looked at again, seconds.
+    """
+
+    scope: Scope
+    length: int
+    urgency: Urgency | None = None
+    urgency_until: float = 0.0
+
+
+class KnownHeads:
+    """The heads that came lately. Most clients send the same head with every request, and it need not be parsed again.
+
+    A head is taken from here where a message begins, and only as a whole: the parser would read the same from it.
+    """
+
+    _MOST: Final = 512
+    _LONGEST: Final = 2048
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, KnownHead] = {}
+
+    def of(self, data: bytes) -> tuple[KnownHead, int] | None:
+        """The head of a whole request, and where its body begins; ``None`` where it is not known.
+
+        Args:
+            data: What arrived. It is one request with its body, or unknown.
+        """
+        end = data.find(b"\r\n\r\n", 0, self._LONGEST) + 4
+        known = self._heads.get(data[:end])
+        return (known, end) if known is not None and end + known.length == len(data) else None
+
+    def learn(self, data: bytes, scope: Scope, length: int) -> None:
+        """Keep the head of a whole request that the parser has read.
+
+        Args:
+            data: All of it.
+            scope: What the parser read.
+            length: Bytes of its body.
+        """
+        end = len(data) - length
+        # An empty line before the request would be a part of the head here, and of nothing to the parser.
+        if end != data.find(b"\r\n\r\n", 0, self._LONGEST) + 4:
+            return
+        if len(self._heads) >= self._MOST:
+            self._heads.clear()
+        self._heads[data[:end]] = KnownHead(scope, length)

@@ -29,20 +29,25 @@ from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.http.body import SLOWEST, BodyTooSlow
 from serve_app.http.connection_limiter import ConnectionLimiter
 from serve_app.http.errors import ErrorsOf, Headers, Rendered, render
-from serve_app.http.exchange import AWAITED_SINCE, LARGE, Exchange
+from serve_app.http.exchange import AWAITED_SINCE, LARGE, Exchange, head_of
 from serve_app.http.head import (
     MAX_FIELDS,
     MAX_HEAD,
     Address,
+    KnownHead,
+    KnownHeads,
     refusal,
     scope_of,
     too_long,
     without_upgrade,
 )
-from serve_app.http.turns import BUSY, Turns
+from serve_app.http.turns import BUSY, Turns, Urgency
 
 _MAX_PIPELINED: Final = 64
 _MOST_PATHS: Final = 256
+_KNOWN_UP_TO: Final = 16 * 1024
+"""Bytes. Of requests that arrive in larger pieces the head costs little beside the rest."""
+_URGENCY_HOLDS_S: Final = 1.0
 
 
 class Input(IntEnum):
@@ -116,6 +121,7 @@ class ListenerState:
         draining: Whether connections end after their current response.
         on_lost: Called after a connection has ended.
         errors_of: The shape of errors at a path.
+        heads: That came lately.
         scratch: Where bytes arrive; used up before the next connection reads.
         date_line: The line of the header Date.
         date_until: When it is to be made again, seconds.
@@ -132,10 +138,12 @@ class ListenerState:
     draining: bool = False
     on_lost: Callable[[], None] = lambda: None
     errors_of: ErrorsOf = lambda _: render
+    heads: KnownHeads = field(default_factory=KnownHeads)
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(64 * 1024)))
     date_line: bytes = b""
     date_until: float = 0.0
     _busy: dict[str, Rendered] = field(default_factory=dict)
+    _busy_bytes: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.limiter = ConnectionLimiter(self.limits.connections, self.limits.connections_per_client)
@@ -149,11 +157,59 @@ class ListenerState:
             reply = self._busy[path] = self.errors_of(path)(BUSY)
         return reply
 
+    def busy_bytes(self, path: str) -> bytes:
+        """The same for a connection of HTTP/1.1 that stays open, ready to be sent."""
+        if self.loop.time() >= self.date_until:
+            self.renew_date()
+        whole = self._busy_bytes.get(path)
+        if whole is None:
+            reply = self.busy(path)
+            whole = self._busy_bytes[path] = head_of(reply.status, self.date_line, reply.headers) + reply.body
+        return whole
+
+    def urgency_of(self, head: KnownHead) -> Urgency:
+        """How urgent a request with this head is. What a key allows may change, so it is looked at now and then."""
+        now = self.loop.time()
+        if head.urgency is None or now >= head.urgency_until:
+            head.urgency = self.turns.urgency_of(head.scope["method"], dict(head.scope["headers"]))
+            head.urgency_until = now + _URGENCY_HOLDS_S
+        return head.urgency
+
     def renew_date(self) -> bytes:
         """Make the line of the header Date, which holds for a second."""
         self.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
         self.date_until = self.loop.time() + 1.0
+        self._busy_bytes.clear()
         return self.date_line
+
+
+class _Held:
+    """A whole request with a known head that waits for its turn, raw.
+
+    Attributes:
+        exchange: It, once more has arrived behind it.
+    """
+
+    __slots__ = ("body", "connection", "exchange", "head", "since", "waits")
+
+    def __init__(self, connection: Connection, head: KnownHead, body: bytes) -> None:
+        self.connection = connection
+        self.head = head
+        self.body = body
+        self.since = monotonic()
+        self.waits = True
+        self.exchange: Exchange | None = None
+
+    def begin(self) -> None:
+        """Its turn has come."""
+        self.connection.begin(self.exchange or self.connection.unhold())
+
+    def turn_down(self) -> None:
+        """It will not be begun."""
+        if self.exchange is None:
+            self.connection.turn_down_held(self.head)
+        else:
+            self.connection.turn_down(self.exchange)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -181,6 +237,7 @@ class Connection(asyncio.BufferedProtocol):
         self._arriving: Exchange | None = None
         self._current: Exchange | None = None
         self._queue: deque[tuple[Exchange, Rendered | None]] = deque()
+        self._held: _Held | None = None  # the one that waits, while it is no exchange yet
         self._input = Input.PARSING
         self._target: memoryview | None = None  # what is left of the application's memory, while `DIRECT`
         self._reading = True
@@ -232,8 +289,17 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._input is Input.DISCARDING:
             return
+        if self._held is not None:
+            self.unhold()
+        data = None
         if not self._unframed and self._current is None:
             self._since = self._loop.time()
+            if nbytes <= _KNOWN_UP_TO:
+                data = bytes(self._shared.scratch[:nbytes])
+                known = self._shared.heads.of(data)
+                if known is not None:
+                    self._take_known(known[0], data[known[1] :])
+                    return
         self._unframed += nbytes
         self._parse(self._shared.scratch[:nbytes])
         if not self._unframed and self._url:
@@ -243,11 +309,44 @@ class Connection(asyncio.BufferedProtocol):
         current = self._current
         if current is not None and current.task is None and not current.waits:
             if current.body_complete or current.ready:
+                if data is not None:
+                    self._learn(data, current)
                 self._enter(current)
             else:
                 current.scope.setdefault(AWAITED_SINCE, monotonic())
         if self._arriving is not None or self._queue or not self._reading:
             self.steer()
+
+    def _take_known(self, head: KnownHead, body: bytes) -> None:
+        """Take a whole request whose head is known."""
+        self._served = True
+        turns = self._shared.turns
+        self._held = held = _Held(self, head, body)
+        if turns.free(head.length):
+            held.waits = False
+            held.begin()
+        else:
+            turns.wait(held, head.length, self._shared.urgency_of(head))
+
+    def unhold(self) -> Exchange:
+        """Make an exchange of the request that is held."""
+        held, self._held = self._held, None
+        assert held is not None
+        head = held.head
+        scope = {**head.scope, "server": self._server, "client": self._client, "scheme": self._scheme}
+        held.exchange = self._current = exchange = Exchange(self, scope, head.length, keep_alive=True)
+        if held.body:
+            exchange.feed(held.body)
+        exchange.body_complete = True
+        exchange.waits = held.waits
+        scope[AWAITED_SINCE] = held.since
+        return exchange
+
+    def _learn(self, data: bytes, exchange: Exchange) -> None:
+        """Know the head again, where these bytes were one whole request."""
+        whole = exchange.body_complete and exchange.length is not None and not self._unframed and not self._queue
+        if whole and exchange.keep_alive and not exchange.expects and exchange.scope["http_version"] == "1.1":
+            self._shared.heads.learn(data, exchange.scope.copy(), exchange.length or 0)
 
     def eof_received(self) -> None:
         """The client has left. One that only closed its side to await an answer cannot be told apart. Closes."""
@@ -264,6 +363,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _lose(self) -> None:
         current, self._current, self._arriving = self._current, None, None
+        held, self._held = self._held, None
+        if held is not None:
+            held.waits = False
         self._move(_Event.ENDED)
         self._queue.clear()
         if current is not None:
@@ -444,7 +546,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             scope = exchange.scope
             scope.setdefault(AWAITED_SINCE, monotonic())
-            turns.wait(exchange, nbytes, scope["method"], dict(scope["headers"]))
+            turns.wait(exchange, nbytes, turns.urgency_of(scope["method"], dict(scope["headers"])))
 
     def begin(self, exchange: Exchange) -> None:
         """Have the application answer a request, if there is room for it."""
@@ -466,6 +568,17 @@ class Connection(asyncio.BufferedProtocol):
     def turn_down(self, exchange: Exchange) -> None:
         """Answer a request that is not begun."""
         exchange.reply(self._shared.busy(exchange.scope["path"]))
+
+    def turn_down_held(self, head: KnownHead) -> None:
+        """Answer the request that is held, which is not begun."""
+        if self._shared.draining:  # the connection ends
+            self.turn_down(self.unhold())
+            return
+        self._held = None
+        self._since = self._loop.time()
+        self.write(self._shared.busy_bytes(head.scope["path"]))
+        if self._drain is not None:
+            self.steer()
 
     def left(self, exchange: Exchange) -> None:
         """Note that the application has returned. The next request may have begun when it had answered."""
@@ -550,14 +663,16 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def idle(self) -> bool:
         """Whether no request is in work or on its way."""
-        return self._current is None and not self._queue and not self._unframed
+        return self._current is None and self._held is None and not self._queue and not self._unframed
 
     def idle_since(self) -> tuple[bool, float] | None:
         """Whether there ever was a whole request, and since when none is in work; ``None`` while one is."""
         current = self._current
         if current is not None and (current.task is not None or current.body_complete or current.waits):
             return None
-        return None if self._queue or self._transport.get_write_buffer_size() else (self._served, self._since)
+        if self._held is not None or self._queue or self._transport.get_write_buffer_size():
+            return None
+        return self._served, self._since
 
     def close(self) -> None:
         """End an idle connection."""
@@ -571,6 +686,8 @@ class Connection(asyncio.BufferedProtocol):
             self._check_taking(self._written - unsent, now)
             return
         self._cut_at = 0.0
+        if self._held is not None:
+            return
         if self._current is not None:
             # The application has limits of its own, and bodies that are read for it before it starts have this one.
             current = self._current

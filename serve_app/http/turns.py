@@ -71,6 +71,7 @@ class Turns:
         most: Requests that may wait.
 
     Attributes:
+        urgency_of: As given.
         refused: How many were turned down, ever, by class.
     """
 
@@ -82,7 +83,7 @@ class Turns:
         most: int = 4096,
     ) -> None:
         self._loop = loop
-        self._urgency_of = urgency_of
+        self.urgency_of = urgency_of
         self._intake = Intake[tuple[Waiter, int, Priority]](min_share, most)
         self._begun = 0.0  # in this round of the loop, in requests
         self.refused: Counter[Priority] = Counter()
@@ -103,9 +104,9 @@ class Turns:
         self._begun = begun + 1.0 + nbytes / _UNIT
         return True
 
-    def wait(self, waiter: Waiter, nbytes: int, method: str, headers: Fields) -> None:
+    def wait(self, waiter: Waiter, nbytes: int, urgency: Urgency) -> None:
         """Have a request that is not free to begin wait for its turn."""
-        priority, seconds = self._urgency_of(method, headers)
+        priority, seconds = urgency
         now = self._loop.time()
         waiter.waits = True
         self._intake.offer((waiter, nbytes, priority), priority, now + seconds, now)
@@ -120,7 +121,7 @@ class Turns:
         nbytes = int(length) if length.isdigit() else 0
         if not self.free(nbytes):
             waiter = _Awaited(self._loop.create_future())
-            self.wait(waiter, nbytes, "POST", headers)
+            self.wait(waiter, nbytes, self.urgency_of("POST", headers))
             try:
                 await waiter.decided
             finally:
