@@ -42,12 +42,15 @@ from serve_app.http.head import (
     without_upgrade,
 )
 from serve_app.http.turns import BUSY, Turns, Urgency
+from serve_app.scheduling.entry import Priority
 
 _MAX_PIPELINED: Final = 64
 _MOST_PATHS: Final = 256
 _KNOWN_UP_TO: Final = 16 * 1024
 """Bytes. Of requests that arrive in larger pieces the head costs little beside the rest."""
 _URGENCY_HOLDS_S: Final = 1.0
+_URGENT_FOR_S: Final = 10.0
+"""How long a connection counts as one that carries urgent requests after the last of them that had to wait."""
 
 
 class Input(IntEnum):
@@ -238,6 +241,8 @@ class Connection(asyncio.BufferedProtocol):
         self._current: Exchange | None = None
         self._queue: deque[tuple[Exchange, Rendered | None]] = deque()
         self._held: _Held | None = None  # the one that waits, while it is no exchange yet
+        self._urgent_until = 0.0  # it carried an urgent request lately
+        self._kept_back = False  # whether it is read later: requests of it are refused
         self._input = Input.PARSING
         self._target: memoryview | None = None  # what is left of the application's memory, while `DIRECT`
         self._reading = True
@@ -326,7 +331,12 @@ class Connection(asyncio.BufferedProtocol):
             held.waits = False
             held.begin()
         else:
-            turns.wait(held, head.length, self._shared.urgency_of(head))
+            self._wait(held, head.length, self._shared.urgency_of(head))
+
+    def _wait(self, waiter: _Held | Exchange, nbytes: int, urgency: Urgency) -> None:
+        if urgency[0] is Priority.HIGH:
+            self._urgent_until = self._loop.time() + _URGENT_FOR_S
+        self._shared.turns.wait(waiter, nbytes, urgency)
 
     def unhold(self) -> Exchange:
         """Make an exchange of the request that is held."""
@@ -527,7 +537,8 @@ class Connection(asyncio.BufferedProtocol):
         arriving = self._arriving
         # Answers wait here for a client that takes too little: the next request would only add to them.
         full = self._drain is not None and self._current is None
-        held = full or self._queue or (arriving is not None and not arriving.wants_more)
+        kept_back = self._kept_back and self._current is None
+        held = full or kept_back or self._queue or (arriving is not None and not arriving.wants_more)
         wanted = self._input is Input.DISCARDING or not held
         if wanted != self._reading and not self._transport.is_closing():
             self._reading = wanted
@@ -546,7 +557,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             scope = exchange.scope
             scope.setdefault(AWAITED_SINCE, monotonic())
-            turns.wait(exchange, nbytes, turns.urgency_of(scope["method"], dict(scope["headers"])))
+            self._wait(exchange, nbytes, turns.urgency_of(scope["method"], dict(scope["headers"])))
 
     def begin(self, exchange: Exchange) -> None:
         """Have the application answer a request, if there is room for it."""
@@ -568,6 +579,7 @@ class Connection(asyncio.BufferedProtocol):
     def turn_down(self, exchange: Exchange) -> None:
         """Answer a request that is not begun."""
         exchange.reply(self._shared.busy(exchange.scope["path"]))
+        self._keep_back()
 
     def turn_down_held(self, head: KnownHead) -> None:
         """Answer the request that is held, which is not begun."""
@@ -579,6 +591,19 @@ class Connection(asyncio.BufferedProtocol):
         self.write(self._shared.busy_bytes(head.scope["path"]))
         if self._drain is not None:
             self.steer()
+        self._keep_back()
+
+    def _keep_back(self) -> None:
+        """After a refusal: read the next request later, where refusals take too much time."""
+        if not self._kept_back:
+            self._kept_back = self._shared.turns.keep_back(self, urgent=self._loop.time() < self._urgent_until)
+            if self._kept_back:
+                self.steer()
+
+    def read_on(self) -> None:
+        """Read again, after `Turns.keep_back`."""
+        self._kept_back = False
+        self.steer()
 
     def left(self, exchange: Exchange) -> None:
         """Note that the application has returned. The next request may have begun when it had answered."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from math import inf
+from time import monotonic
 from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
@@ -33,6 +34,15 @@ _PER_ROUND: Final = 32
 """Requests. What is begun in one round may travel in one bundle: fewer would make small batches of a burst."""
 _UNIT: Final = 16 * 1024
 """Bytes. A body counts as one more request for each."""
+_REFUSING: Final = (0.6, 0.2)
+"""Parts of the time that may go into refusals before connections that carry urgent requests, and others, are read no
+more for a while."""
+_READ_TOO: Final = 1.5
+"""What a refusal costs with having been read, in what it costs alone."""
+_SAVED_S: Final = 0.01
+"""Most time for refusals that is saved up, and lacks."""
+_READ_ON: Final = 64
+"""Connections that are read again at once when nothing waits."""
 
 Urgency: TypeAlias = tuple[Priority, float]
 """A class, and seconds in which the answer is wanted."""
@@ -54,6 +64,13 @@ class Waiter(Protocol):
 
     def turn_down(self) -> None:
         """Answer that it will not be done: `BUSY`."""
+
+
+class Reader(Protocol):
+    """A connection, to what decides when its next request is read."""
+
+    def read_on(self) -> None:
+        """Read again."""
 
 
 def ordinary(_method: str, _headers: Fields) -> Urgency:
@@ -89,6 +106,27 @@ class Turns:
         self.refused: Counter[Priority] = Counter()
         self._logged = 0
         self._log_at = 0.0
+        self._round_at = monotonic()
+        self._spare_s = [0.0, 0.0]  # for refusals, as `_REFUSING`
+        self._refusal_s = 20e-6
+        self._kept_back: tuple[deque[Reader], deque[Reader]] = (deque(), deque())
+
+    def keep_back(self, reader: Reader, *, urgent: bool) -> bool:
+        """Have a connection whose request was just refused read again later, where too much time goes into refusals.
+
+        Its client waits as long: that costs nothing.
+
+        Args:
+            reader: The connection.
+            urgent: Whether it also carries urgent requests.
+
+        Returns:
+            Whether `read_on` will be called.
+        """
+        if self._spare_s[not urgent] > 0.0:
+            return False
+        self._kept_back[not urgent].append(reader)
+        return True
 
     def free(self, nbytes: int) -> bool:
         """Whether a request may be begun at once, and has been if so.
@@ -130,24 +168,46 @@ class Turns:
     def _round(self) -> None:
         self._begun = 0.0
         intake = self._intake
-        if not intake.waiting:
-            return
+        self._shed()
         now = self._loop.time()
-        for waiter, _, priority in intake.give_up(now):
-            if waiter.waits:
-                waiter.waits = False
-                self.refused[priority] += 1
-                waiter.turn_down()
-        if now >= self._log_at:
-            self._log_refused(now)
         while self._begun < _PER_ROUND and (taken := intake.take(now)) is not None:
             waiter, nbytes, _ = taken
             if waiter.waits:
                 waiter.waits = False
                 self._begun += 1.0 + nbytes / _UNIT
                 waiter.begin()
-        if self._begun:
+        self._read_on()
+        if self._begun or intake.waiting or self._kept_back[0] or self._kept_back[1]:
             self._loop.call_soon(self._round)
+
+    def _shed(self) -> None:
+        """Turn down what cannot be in time, and note what that costs."""
+        start, number = monotonic(), 0
+        if self._intake.waiting:
+            now = self._loop.time()
+            for waiter, _, priority in self._intake.give_up(now):
+                if waiter.waits:
+                    waiter.waits = False
+                    number += 1
+                    self.refused[priority] += 1
+                    waiter.turn_down()
+            if now >= self._log_at:
+                self._log_refused(now)
+        spent_s = _READ_TOO * (monotonic() - start) if number else 0.0
+        if number:
+            self._refusal_s += 0.1 * (spent_s / number - self._refusal_s)
+        elapsed_s, self._round_at = start - self._round_at, start
+        for rank, part in enumerate(_REFUSING):
+            spare_s = self._spare_s[rank] + part * elapsed_s - spent_s
+            self._spare_s[rank] = max(-_SAVED_S, min(spare_s, _SAVED_S))
+
+    def _read_on(self) -> None:
+        """Read again of connections that were kept back: those first that carry urgent requests."""
+        for readers, spare_s in zip(self._kept_back, self._spare_s, strict=True):
+            if readers:
+                number = spare_s / self._refusal_s if self._intake.waiting else _READ_ON
+                for _ in range(min(len(readers), int(number))):
+                    readers.popleft().read_on()
 
     def _log_refused(self, now: float) -> None:
         """Say how many were refused; one line for all in a while."""
