@@ -42,7 +42,9 @@ _READ_TOO: Final = 1.5
 _SAVED_S: Final = 0.01
 """Most time for refusals that is saved up, and lacks."""
 _READ_ON: Final = 64
-"""Connections that are read again at once when nothing waits."""
+"""Connections that are read again in one round when nothing waits."""
+_AT_LEAST: Final = 2
+"""Those that are in any case, so that no client waits for ever."""
 
 Urgency: TypeAlias = tuple[Priority, float]
 """A class, and seconds in which the answer is wanted."""
@@ -205,7 +207,7 @@ class Turns:
         """Read again of connections that were kept back: those first that carry urgent requests."""
         for readers, spare_s in zip(self._kept_back, self._spare_s, strict=True):
             if readers:
-                number = spare_s / self._refusal_s if self._intake.waiting else _READ_ON
+                number = max(_AT_LEAST, spare_s / self._refusal_s) if self._intake.waiting else _READ_ON
                 for _ in range(min(len(readers), int(number))):
                     readers.popleft().read_on()
 

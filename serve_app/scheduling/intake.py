@@ -8,6 +8,10 @@ it. So a request stays only while those before it are expected to be begun withi
 while there are more, the one with the least time left is given up. What is expected follows from how often the class
 was lately begun.
 
+A queue of that length helps in a burst. In an overload that lasts it only makes everybody wait, and holds clients'
+connections: once nothing of a class was begun within 5 ms, or two rounds, for 100 ms, its queue is kept at twice that,
+until nothing was given up for 100 ms. This is the idea of CoDel (Nichols and Jacobson, "Controlling Queue Delay", 2012), with its constants.
+
 Every class earns its guaranteed share of all turns while it waits, and takes one out of order when it has earned it.
 """
 
@@ -25,33 +29,51 @@ _T = TypeVar("_T")
 _RECENT = 0.1
 _PART = 0.5
 """Of the time that is left a request may wait here."""
+_SHORT_S = 0.005
+_LASTING_S = 0.1
 
 
 class _Class(Generic[_T]):
     """One class: what waits, by deadline, and how long it takes from one begin to the next, seconds."""
 
-    __slots__ = ("began", "credit", "interval_s", "share", "waiting")
+    __slots__ = ("began", "credit", "interval_s", "share", "shed_at", "short_at", "waiting")
 
     def __init__(self, share: float) -> None:
         self.share = share
         self.credit = 0.0
-        self.waiting: list[tuple[float, int, _T]] = []
+        self.waiting: list[tuple[float, int, float, _T]] = []  # deadline, number, arrival
         self.interval_s = 0.0
         self.began = -inf  # when one was last begun, or when the first came that has waited since
+        self.short_at = -inf  # when one was last begun soon after it came, or could have been
+        self.shed_at = -inf  # when one was last given up
 
-    def begin(self, now: float) -> _T:
+    def begin(self, now: float, short_s: float) -> _T:
         self.interval_s += _RECENT * (now - self.began - self.interval_s)
         self.began = now
-        return self.waiting.pop(0)[2]
+        _, _, arrived, item = self.waiting.pop(0)
+        if now - arrived <= short_s:
+            self.note_short(now)
+        return item
 
-    def is_too_long(self, now: float) -> bool:
+    def note_short(self, now: float) -> None:
+        """Note that the queue is short."""
+        if now - self.shed_at > _LASTING_S:
+            self.short_at = now
+
+    def give_up(self, now: float) -> _T:
+        """Take out the one with the least time left."""
+        self.shed_at = now
+        return self.waiting.pop(0)[3]
+
+    def is_too_long(self, now: float, short_s: float) -> bool:
         """Whether the first is too late, or one of those behind it will be if all before it are begun."""
         waiting, idle_s = self.waiting, now - self.began
         if waiting[0][0] <= now:
             return True
+        most_s = 2.0 * short_s if now - self.short_at > _LASTING_S else inf
         place = len(waiting)
         while place:  # the last one, and those at a half, a quarter ... of the queue
-            if idle_s + place * self.interval_s > _PART * (waiting[place - 1][0] - now):
+            if idle_s + place * self.interval_s > min(most_s, _PART * (waiting[place - 1][0] - now)):
                 return True
             place //= 2
         return False
@@ -69,6 +91,8 @@ class Intake(Generic[_T]):
         self._classes = {priority: _Class[_T](min_share.get(priority, 0.0)) for priority in Priority}
         self._most = most
         self._number = 0
+        self._short_s = _SHORT_S
+        self._round_at = inf
         self.waiting = 0
 
     def offer(self, item: _T, priority: Priority, deadline: float, now: float) -> None:
@@ -83,9 +107,10 @@ class Intake(Generic[_T]):
         own = self._classes[priority]
         if not own.waiting:
             own.began = now
+            own.note_short(now)
         self._number += 1
         self.waiting += 1
-        insort(own.waiting, (deadline, self._number, item))
+        insort(own.waiting, (deadline, self._number, now, item))
 
     def take(self, now: float) -> _T | None:
         """The request that is to be begun now; ``None`` where none waits."""
@@ -103,11 +128,13 @@ class Intake(Generic[_T]):
         if chosen is None:
             return None
         self.waiting -= 1
-        return chosen.begin(now)
+        return chosen.begin(now, self._short_s)
 
     def give_up(self, now: float) -> Iterator[_T]:
-        """Take out what would be too late, and what is too much; the least urgent first."""
+        """Take out what would be too late, and what is too much; the least urgent first. To be called in each round."""
+        self._short_s += _RECENT * (max(_SHORT_S, 2.0 * min(now - self._round_at, _LASTING_S)) - self._short_s)
+        self._round_at = now
         for own in reversed(self._classes.values()):
-            while own.waiting and (self.waiting > self._most or own.is_too_long(now)):
+            while own.waiting and (self.waiting > self._most or own.is_too_long(now, self._short_s)):
                 self.waiting -= 1
-                yield own.waiting.pop(0)[2]
+                yield own.give_up(now)
