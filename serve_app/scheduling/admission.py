@@ -163,7 +163,7 @@ def too_slow(entry: Entry, model: ModelState, now: float, ready_s: float = 0.0) 
         return None
     budget = entry.deadline - now - ready_s
     if entry.rows <= model.settings.max_rows:
-        own = latency.predict(entry.rows, entry.bucket) + model.overhead.seconds
+        own = latency.predict(entry.rows, entry.bucket) + model.overhead.alone_s
     else:
         own = _own_s(entry, latency, model)
     if own > budget and not entry.batch_key:
@@ -187,7 +187,7 @@ def _servers(model: ModelState, device: Device) -> int:
 
 
 def _own_s(entry: Entry, latency: LatencyModel, model: ModelState) -> float:
-    return execution_s(latency, entry.rows, entry.bucket, model.settings.max_rows) + model.overhead.seconds
+    return execution_s(latency, entry.rows, entry.bucket, model.settings.max_rows) + model.overhead.alone_s
 
 
 def unknown_model(model: str) -> Rejection:

@@ -7,6 +7,7 @@ from collections import deque
 
 _WINDOW = 32
 _QUANTILE = 0.9
+_LOW_QUANTILE = 0.1
 _FEW = 4
 
 
@@ -45,12 +46,14 @@ class Overhead:
 
     Attributes:
         seconds: That quantile of the last 32, seconds.
+        alone_s: Their tenth part from below: what it takes where nothing else is under way. Under load all others wait
+            for the event loop, too, which says nothing of the work.
     """
 
-    __slots__ = ("_least_s", "_quantile", "_window", "seconds")
+    __slots__ = ("_least_s", "_quantile", "_window", "alone_s", "seconds")
 
     def __init__(self, assumed_s: float, quantile: float = _QUANTILE) -> None:
-        self.seconds = assumed_s
+        self.seconds = self.alone_s = assumed_s
         self._quantile = quantile
         self._least_s = 0.1 * assumed_s
         self._window = QuantileWindow(_WINDOW)
@@ -59,4 +62,6 @@ class Overhead:
         """Learn from one bundle. Less than nothing, where the replica was free earlier than predicted, counts as 0."""
         ranked = self._window.add(max(0.0, seconds))
         if len(ranked) >= _FEW:
-            self.seconds = max(self._least_s, ranked[int(self._quantile * (len(ranked) - 1))])
+            last = len(ranked) - 1
+            self.seconds = max(self._least_s, ranked[int(self._quantile * last)])
+            self.alone_s = max(self._least_s, ranked[int(_LOW_QUANTILE * last)])
