@@ -32,6 +32,10 @@ _log = logging.getLogger(__name__)
 _LOG_EVERY_S: Final = 10.0
 _PER_ROUND: Final = 32
 """Requests. What is begun in one round may travel in one bundle: fewer would make small batches of a burst."""
+_CROWDED: Final = 16
+"""The same while requests wait: an urgent one takes some rounds from its arrival to its answer, so they are short."""
+_SHED: Final = 64
+"""Most refusals of a round."""
 _UNIT: Final = 16 * 1024
 """Bytes. A body counts as one more request for each."""
 _REFUSING: Final = (0.6, 0.2)
@@ -172,7 +176,7 @@ class Turns:
         intake = self._intake
         self._shed()
         now = self._loop.time()
-        while self._begun < _PER_ROUND and (taken := intake.take(now)) is not None:
+        while self._begun < _CROWDED and (taken := intake.take(now)) is not None:
             waiter, nbytes, _ = taken
             if waiter.waits:
                 waiter.waits = False
@@ -193,6 +197,8 @@ class Turns:
                     number += 1
                     self.refused[priority] += 1
                     waiter.turn_down()
+                    if number == _SHED:
+                        break
             if now >= self._log_at:
                 self._log_refused(now)
         spent_s = _READ_TOO * (monotonic() - start) if number else 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
-from serve_app.scheduling.batching.overhead import Overhead
+from serve_app.scheduling.batching.overhead import RoundTrip
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.entry import Entry, Priority
@@ -52,7 +52,7 @@ class ModelState:
         self.joins = True
         self.queue = ModelQueue(totals, settings.size_fairness)
         self.latencies = VariantLatency()
-        self.overhead = Overhead(network_s)
+        self.overhead = RoundTrip(network_s)
         self.slots = Slots(settings.window, 1.0 if settings.breaker is None else settings.breaker.max_ejected)
         self.probes = Probes()
         self.run_rows = 1.0
@@ -140,7 +140,7 @@ class ModelState:
                 executed_s += seconds
             # How long a replica that was given up sent nothing says nothing about delays.
             if replica.held_until is None and (sent := replica.bundles.get(bundle.id)) is not None:
-                self.overhead.observe(now - sent.sent - waited_s - executed_s)
+                self.overhead.observe(now - sent.sent - waited_s - executed_s, now)
         # What is recalled comes back also from a session that hangs.
         works = bool(executions) or not bundle.recalled
         self.slots.release(

@@ -874,7 +874,7 @@ class Scheduler:
         if tied:
             bundles += [self._count_in(following, other, now) for other in tied]
         exact = entries[0].batch_key != "" or (bool(model.latencies.limited) and model.has_limited_fallbacks)
-        overhead_s = model.overhead.seconds
+        overhead_s = model.overhead.at(now)
         _, _, _, rows, bucket, _, predicted_s, _ = following
         dispatches: list[Dispatch] = []
         for each in bundles:

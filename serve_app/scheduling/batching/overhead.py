@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from math import inf
 
 _WINDOW = 32
 _QUANTILE = 0.9
-_LOW_QUANTILE = 0.1
+_MEMORY_S = 10.0
 _FEW = 4
 
 
@@ -37,23 +38,18 @@ class QuantileWindow:
 class Overhead:
     """Something that comes on top of executions, as a quantile of what was lately seen.
 
-    E.g. what one model's bundles cost besides waiting at the gate and their execution (transport, preprocessing,
-    splitting): what a bundle took from being sent to its answer, less both.
-
     Args:
         assumed_s: What is assumed until a few bundles were seen, seconds. Never less than a tenth of it is.
         quantile: Which of the last 32 counts, 0 to 1: a high one for what is promised, the median for what is usual.
 
     Attributes:
         seconds: That quantile of the last 32, seconds.
-        alone_s: Their tenth part from below: what it takes where nothing else is under way. Under load all others wait
-            for the event loop, too, which says nothing of the work.
     """
 
-    __slots__ = ("_least_s", "_quantile", "_window", "alone_s", "seconds")
+    __slots__ = ("_least_s", "_quantile", "_window", "seconds")
 
     def __init__(self, assumed_s: float, quantile: float = _QUANTILE) -> None:
-        self.seconds = self.alone_s = assumed_s
+        self.seconds = assumed_s
         self._quantile = quantile
         self._least_s = 0.1 * assumed_s
         self._window = QuantileWindow(_WINDOW)
@@ -62,6 +58,46 @@ class Overhead:
         """Learn from one bundle. Less than nothing, where the replica was free earlier than predicted, counts as 0."""
         ranked = self._window.add(max(0.0, seconds))
         if len(ranked) >= _FEW:
-            last = len(ranked) - 1
-            self.seconds = max(self._least_s, ranked[int(self._quantile * last)])
-            self.alone_s = max(self._least_s, ranked[int(_LOW_QUANTILE * last)])
+            self.seconds = max(self._least_s, ranked[int(self._quantile * (len(ranked) - 1))])
+
+
+class RoundTrip:
+    """What one model's bundles take besides waiting at the gate and their execution: transport, preprocessing, splitting.
+
+    It contains how long event loops are busy with other things. So it tells when an answer will be there; how long the
+    work takes by itself is the least of it. And it is true as long as bundles come back: where it alone keeps bundles
+    from being sent, it would never be seen to fall.
+
+    Args:
+        assumed_s: What is assumed until a few bundles were seen, seconds.
+
+    Attributes:
+        alone_s: The least in the last 10 to 20 seconds.
+    """
+
+    __slots__ = ("_before_s", "_least_s", "_observed_at", "_since", "_usual", "alone_s")
+
+    def __init__(self, assumed_s: float) -> None:
+        self._usual = Overhead(assumed_s)
+        self.alone_s = assumed_s
+        self._before_s = self._least_s = inf  # in the 10 seconds before, and since
+        self._since = self._observed_at = -inf
+
+    @property
+    def seconds(self) -> float:
+        """What nine of ten of the last bundles took at most."""
+        return self._usual.seconds
+
+    def at(self, now: float) -> float:
+        """What to expect: ``seconds``, or ``alone_s`` where no bundle came back for twice as long."""
+        usual_s = self._usual.seconds
+        return usual_s if now - self._observed_at <= 2.0 * usual_s else min(usual_s, self.alone_s)
+
+    def observe(self, seconds: float, now: float) -> None:
+        """Learn from one bundle: what it took from being sent to its answer, less both."""
+        self._usual.observe(seconds)
+        self._observed_at = now
+        if now - self._since > _MEMORY_S:
+            self._before_s, self._least_s, self._since = self._least_s, inf, now
+        self._least_s = min(self._least_s, max(0.0, seconds))
+        self.alone_s = min(self._before_s, self._least_s, self._usual.seconds)

@@ -469,7 +469,7 @@ class SharedDevice:
             model.queue.retry[priority - 1].pop()
             return Composition([head], head.rows, head.bucket, head.variant, [])
         begins, extra_s = self._begins(candidate, now), self._blocking_limit.extra_s(model.settings, now)
-        room = BatchLimits(begins + model.overhead.seconds, most, longest_s, candidate.fill_first, extra_s)
+        room = BatchLimits(begins + model.overhead.at(now), most, longest_s, candidate.fill_first, extra_s)
         return compose(model.queue, priority, model.settings, model.latencies, room)
 
     def _account(self, candidate: Candidate, waiting: list[Priority], taken: Composition, now: float) -> NextBundle:

@@ -295,7 +295,7 @@ class PoolDevice(SharedDevice):
                 wants.append(want)
                 continue
             load_s = self.residency.load_s(member)
-            around_s = load_s + model.overhead.seconds
+            around_s = load_s + model.overhead.at(now)
             head = self._head_in_time(model, now + around_s, given_up)
             if head is not None:
                 latest = head.deadline - around_s - model.solo_s(head)
