@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -49,6 +51,8 @@ _MOST_PATHS: Final = 256
 _KNOWN_UP_TO: Final = 16 * 1024
 """Bytes. Of requests that arrive in larger pieces the head costs little beside the rest."""
 _URGENCY_HOLDS_S: Final = 1.0
+_LAST_DATA_RECEIVED: Final = 52
+"""Where struct tcp_info of Linux has tcpi_last_data_recv, milliseconds."""
 _URGENT_FOR_S: Final = 10.0
 """How long a connection counts as one that carries urgent requests after the last of them that had to wait."""
 
@@ -190,16 +194,17 @@ class _Held:
     """A whole request with a known head that waits for its turn, raw.
 
     Attributes:
+        since: When it arrived, seconds.
         exchange: It, once more has arrived behind it.
     """
 
     __slots__ = ("body", "connection", "exchange", "head", "since", "waits")
 
-    def __init__(self, connection: Connection, head: KnownHead, body: bytes) -> None:
+    def __init__(self, connection: Connection, head: KnownHead, body: bytes, since: float) -> None:
         self.connection = connection
         self.head = head
         self.body = body
-        self.since = monotonic()
+        self.since = since
         self.waits = True
         self.exchange: Exchange | None = None
 
@@ -243,6 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         self._held: _Held | None = None  # the one that waits, while it is no exchange yet
         self._urgent_until = 0.0  # it carried an urgent request lately
         self._kept_back = False  # whether it is read later: requests of it are refused
+        self._was_kept_back = False  # and what is read next may have arrived long ago
         self._input = Input.PARSING
         self._target: memoryview | None = None  # what is left of the application's memory, while `DIRECT`
         self._reading = True
@@ -326,17 +332,24 @@ class Connection(asyncio.BufferedProtocol):
         """Take a whole request whose head is known."""
         self._served = True
         turns = self._shared.turns
-        self._held = held = _Held(self, head, body)
+        self._held = held = _Held(self, head, body, self._arrival())
         if turns.free(head.length):
             held.waits = False
             held.begin()
         else:
-            self._wait(held, head.length, self._shared.urgency_of(head))
+            self._wait(held, head.length, self._shared.urgency_of(head), held.since)
 
-    def _wait(self, waiter: _Held | Exchange, nbytes: int, urgency: Urgency) -> None:
+    def _wait(self, waiter: _Held | Exchange, nbytes: int, urgency: Urgency, since: float) -> None:
         if urgency[0] is Priority.HIGH:
             self._urgent_until = self._loop.time() + _URGENT_FOR_S
-        self._shared.turns.wait(waiter, nbytes, urgency)
+        self._shared.turns.wait(waiter, nbytes, urgency, since)
+
+    def _arrival(self) -> float:
+        """When what is being read arrived, or a little before, seconds."""
+        if self._was_kept_back:
+            self._was_kept_back = False
+            return monotonic() - unread_s(self._transport.get_extra_info("socket"))
+        return self._shared.turns.read_since
 
     def unhold(self) -> Exchange:
         """Make an exchange of the request that is held."""
@@ -356,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
         """Know the head again, where these bytes were one whole request."""
         whole = exchange.body_complete and exchange.length is not None and not self._unframed and not self._queue
         if whole and exchange.keep_alive and not exchange.expects and exchange.scope["http_version"] == "1.1":
-            self._shared.heads.learn(data, exchange.scope.copy(), exchange.length or 0)
+            self._shared.heads.learn(data, {**exchange.scope}, exchange.length or 0)
 
     def eof_received(self) -> None:
         """The client has left. One that only closed its side to await an answer cannot be told apart. Closes."""
@@ -551,13 +564,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _enter(self, exchange: Exchange) -> None:
         """Begin a request now, or when its turn has come. Until then is part of its deadline."""
-        turns, nbytes = self._shared.turns, exchange.length or 0
+        turns, nbytes, scope = self._shared.turns, exchange.length or 0, exchange.scope
+        if self._was_kept_back:
+            scope.setdefault(AWAITED_SINCE, self._arrival())
         if turns.free(nbytes):
             self.begin(exchange)
         else:
-            scope = exchange.scope
-            scope.setdefault(AWAITED_SINCE, monotonic())
-            self._wait(exchange, nbytes, turns.urgency_of(scope["method"], dict(scope["headers"])))
+            since = scope.setdefault(AWAITED_SINCE, self._arrival())
+            self._wait(exchange, nbytes, turns.urgency_of(scope["method"], dict(scope["headers"])), since)
 
     def begin(self, exchange: Exchange) -> None:
         """Have the application answer a request, if there is room for it."""
@@ -602,7 +616,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def read_on(self) -> None:
         """Read again, after `Turns.keep_back`."""
-        self._kept_back = False
+        self._kept_back, self._was_kept_back = False, True
         self.steer()
 
     def left(self, exchange: Exchange) -> None:
@@ -735,3 +749,11 @@ class Connection(asyncio.BufferedProtocol):
 
 def _address(name: Any) -> Address | None:
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
+
+
+def unread_s(sock: socket.socket) -> float:
+    """How long the last bytes that arrived at a socket have been there, seconds; 0 where the system does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0.0
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED + 4)
+    return float(int.from_bytes(info[_LAST_DATA_RECEIVED:], sys.byteorder)) / 1e3

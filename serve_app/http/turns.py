@@ -148,12 +148,24 @@ class Turns:
         self._begun = begun + 1.0 + nbytes / _UNIT
         return True
 
-    def wait(self, waiter: Waiter, nbytes: int, urgency: Urgency) -> None:
-        """Have a request that is not free to begin wait for its turn."""
+    @property
+    def read_since(self) -> float:
+        """The earliest moment at which what is read now can have arrived, seconds: there was a round since."""
+        return self._round_at if self._intake.waiting else monotonic()
+
+    def wait(self, waiter: Waiter, nbytes: int, urgency: Urgency, since: float) -> None:
+        """Have a request that is not free to begin wait for its turn.
+
+        Args:
+            waiter: It.
+            nbytes: Of its body, as far as it is known.
+            urgency: As `urgency_of` tells.
+            since: When it arrived, seconds.
+        """
         priority, seconds = urgency
         now = self._loop.time()
         waiter.waits = True
-        self._intake.offer((waiter, nbytes, priority), priority, now + seconds, now)
+        self._intake.offer((waiter, nbytes, priority), priority, since + seconds, now)
 
     async def turn(self, headers: Fields) -> None:
         """Wait until a request that asks a model to work is begun.
@@ -165,7 +177,7 @@ class Turns:
         nbytes = int(length) if length.isdigit() else 0
         if not self.free(nbytes):
             waiter = _Awaited(self._loop.create_future())
-            self.wait(waiter, nbytes, self.urgency_of("POST", headers))
+            self.wait(waiter, nbytes, self.urgency_of("POST", headers), monotonic())
             try:
                 await waiter.decided
             finally:

@@ -8,9 +8,10 @@ it. So a request stays only while those before it are expected to be begun withi
 while there are more, the one with the least time left is given up. What is expected follows from how often the class
 was lately begun.
 
-A queue of that length helps in a burst. In an overload that lasts it only makes everybody wait, and holds clients'
+A queue of that length helps in a burst. In an overload that lasts it only makes all requests wait, and holds clients'
 connections: once nothing of a class was begun within 5 ms, or two rounds, for 100 ms, its queue is kept at twice that,
-until nothing was given up for 100 ms. This is the idea of CoDel (Nichols and Jacobson, "Controlling Queue Delay", 2012), with its constants.
+until nothing was given up for 100 ms. This is the idea of CoDel, with its constants (Nichols and Jacobson, "Controlling
+Queue Delay", 2012).
 
 Every class earns its guaranteed share of all turns while it waits, and takes one out of order when it has earned it.
 """
@@ -101,7 +102,7 @@ class Intake(Generic[_T]):
         Args:
             item: The request.
             priority: Its class.
-            deadline: When it has to be answered, seconds; infinite where nobody knows.
+            deadline: When it has to be answered, seconds; infinite where it is not known.
             now: Seconds.
         """
         own = self._classes[priority]

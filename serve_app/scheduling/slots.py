@@ -27,8 +27,6 @@ from typing import NamedTuple
 
 from serve_app.scheduling.entry import Entry, Priority
 
-import os
-_MOST_BUNDLES = int(os.environ.get("T_BUNDLES", "8"))
 _HOLD_S = 1.0
 _LONGEST_HOLD_S = 30.0
 
@@ -70,7 +68,6 @@ class Replica:
     __slots__ = (
         "ahead",
         "bundles",
-        "bundles_of",
         "ejected_until",
         "failures",
         "free_at",
@@ -89,7 +86,6 @@ class Replica:
         self.name = name
         self.bundles: dict[int, InFlight] = {}
         self.ahead = [0, 0, 0]
-        self.bundles_of = [0, 0, 0]
         self.tenants: dict[tuple[Priority, str], int] = {}
         self.suspects: set[int] = set()
         self.sent_at = -inf
@@ -186,7 +182,7 @@ class Slots:
             rows = before = 0
             if replica.bundles:
                 rows, before = replica.rows, replica.rows_before(priority)
-            if before < most and (not before or sum(replica.bundles_of[:priority]) < _MOST_BUNDLES):
+            if before < most:
                 begins = max(now, replica.free_at) + per_row_s * before
                 if (cost := (begins, rows, replica.sent_at)) < least:
                     best, least = replica, cost
@@ -245,7 +241,6 @@ class Slots:
         ahead[0] += high
         ahead[1] += normal
         ahead[2] += low
-        replica.bundles_of[0 if high else 1 if normal else 2] += 1
         replica.sent_at = now
         if suspect:
             replica.suspects.add(bundle_id)
@@ -276,7 +271,6 @@ class Slots:
             ahead[0] -= high
             ahead[1] -= normal
             ahead[2] -= low
-            replica.bundles_of[0 if high else 1 if normal else 2] -= 1
             for key, less in bundle.tenants.items():
                 if replica.tenants[key] == less:
                     del replica.tenants[key]

@@ -70,6 +70,18 @@ def test_what_comes_for_a_busy_replica_travels_together() -> None:
     assert _bundles(scheduler, _COALESCE_S) == [[first.id, second.id]]
 
 
+def test_a_light_model_gets_what_comes_within_a_millisecond_together() -> None:
+    """A sixteenth of its execution is less than a bundle costs."""
+    scheduler = make_scheduler(profile=[(rows, 0, 0.0001 + 0.00001 * rows) for rows in (1, 2, 4, 8)])
+    used_to_rows(scheduler, 8, now=-1.0)
+    accept(scheduler, make_entry())
+    _only(scheduler)
+    (first,) = accept(scheduler, make_entry(), now=0.0002)
+    assert _bundles(scheduler, 0.0009) == []
+    (second,) = accept(scheduler, make_entry(), now=0.0009)
+    assert _bundles(scheduler, 0.001) == [[first.id, second.id]]
+
+
 def test_what_comes_long_after_the_last_bundle_goes_at_once() -> None:
     """The replica is busy; nothing was sent for a while."""
     scheduler, _ = _busy()
@@ -473,5 +485,5 @@ def test_rows_in_flight_are_bounded_and_nothing_waits_beside_an_idle_replica(
             assert own < window * 8 + 9
             there += own
             if queued[up_to].rows:
-                assert there >= window * 8 or (scheduler.wake_at or inf) <= now + 0.0625 * 0.01, "it has room"
+                assert there >= window * 8 or (scheduler.wake_at or inf) <= now + 0.001, "it has room"
         assert in_flight or not sum(length.rows for length in queued.values())

@@ -68,8 +68,7 @@ def test_a_class_that_is_never_begun_is_given_up_before_its_deadline() -> None:
 
 
 def overload(intake: Intake[float], seconds: float, end: float) -> tuple[list[float], int]:
-    """One is begun each 2 ms and two come, with 0.2 s each; how long those waited that were begun, how many were given
-    up."""
+    """One is begun each 2 ms and two come, with 0.2 s each: how long each waited, and how many were given up."""
     waited, given_up, now, step = [], 0, end - seconds, 0
     while now < end:
         step += 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.batching.overhead import Overhead, QuantileWindow
+from serve_app.scheduling.batching.overhead import Overhead, QuantileWindow, RoundTrip
 
 
 def _overhead(*samples: float) -> Overhead:
@@ -55,3 +55,35 @@ def test_a_window_holds_the_latest_in_order(numbers: list[float], size: int) -> 
     window = QuantileWindow(size)
     for count, number in enumerate(numbers, 1):
         assert sorted(numbers[max(0, count - size) : count]) == window.add(number)
+
+
+def test_a_round_trip_alone_is_the_least_of_lately() -> None:
+    """Waiting for event loops is no part of the work; what was before 20 seconds does not count."""
+    trip = RoundTrip(0.002)
+    for at in range(10):
+        trip.observe(0.001 if at == 3 else 0.05, 0.1 * at)
+    assert trip.seconds == pytest.approx(0.05)
+    assert trip.alone_s == pytest.approx(0.001)
+
+    for at in range(10):
+        trip.observe(0.004, 12.0 + at)
+    assert trip.alone_s == pytest.approx(0.001)
+    trip.observe(0.004, 23.0)
+    assert trip.alone_s == pytest.approx(0.004)
+
+
+def test_a_long_round_trip_is_not_expected_for_ever() -> None:
+    """Where it is why nothing is sent, nothing would ever show that it has become short."""
+    trip = RoundTrip(0.002)
+    trip.observe(0.001, 0.0)
+    for at in range(32):
+        trip.observe(0.1, 1.0 + 0.01 * at)
+
+    assert trip.at(1.32) == pytest.approx(0.1)
+    assert trip.at(1.7) == pytest.approx(0.1)
+    assert trip.at(1.8) == pytest.approx(0.001)
+
+
+def test_without_observations_it_is_what_was_assumed() -> None:
+    """Then as for everything on top of executions."""
+    assert RoundTrip(0.002).at(5.0) == RoundTrip(0.002).alone_s == RoundTrip(0.002).seconds == 0.002

@@ -9,6 +9,7 @@ from math import inf
 _WINDOW = 32
 _QUANTILE = 0.9
 _MEMORY_S = 10.0
+_SILENT_S = 0.25
 _FEW = 4
 
 
@@ -62,11 +63,11 @@ class Overhead:
 
 
 class RoundTrip:
-    """What one model's bundles take besides waiting at the gate and their execution: transport, preprocessing, splitting.
+    """What one model's bundles take besides waiting at the gate and their execution.
 
-    It contains how long event loops are busy with other things. So it tells when an answer will be there; how long the
-    work takes by itself is the least of it. And it is true as long as bundles come back: where it alone keeps bundles
-    from being sent, it would never be seen to fall.
+    That is transport, preprocessing and splitting, and how long event loops are busy with other things. So it tells
+    when an answer will be there; how long the work takes by itself is the least of it. And it is true as long as
+    bundles come back: where it alone keeps bundles from being sent, it would never be seen to fall.
 
     Args:
         assumed_s: What is assumed until a few bundles were seen, seconds.
@@ -89,9 +90,9 @@ class RoundTrip:
         return self._usual.seconds
 
     def at(self, now: float) -> float:
-        """What to expect: ``seconds``, or ``alone_s`` where no bundle came back for twice as long."""
+        """What to expect: ``seconds``, or ``alone_s`` where no bundle has come back for a while."""
         usual_s = self._usual.seconds
-        return usual_s if now - self._observed_at <= 2.0 * usual_s else min(usual_s, self.alone_s)
+        return usual_s if now - self._observed_at <= _SILENT_S + 2.0 * usual_s else min(usual_s, self.alone_s)
 
     def observe(self, seconds: float, now: float) -> None:
         """Learn from one bundle: what it took from being sent to its answer, less both."""

@@ -27,6 +27,8 @@ _HOLD_FRACTION = 0.25
 """A bundle that is held back is looked at again after this part of its predicted time."""
 _COALESCE_FRACTION = 0.0625
 """Entries that come within this part of an execution travel together to a busy replica."""
+_COALESCE_S = 0.001
+"""The same where an execution is so short that a bundle, a task and a message in two processes, costs more."""
 _TIED_FROM_S = 0.005
 """Entries are tied where executions take as long: a copy costs two processes a message, and saves a part of one."""
 _APART_S = 0.002
@@ -113,9 +115,8 @@ class DedicatedDevice:
                 return self._bundle(replica, self._take(priority, head, replica, most))
             part = min(self._part(), self._together(head))
             if fresh.rows < part and replica.rows_before(priority):
-                send_at = replica.sent_at + _COALESCE_FRACTION * model.latencies.of(head.variant).predict(
-                    1, head.bucket
-                )
+                alone_s = model.latencies.of(head.variant).predict(1, head.bucket)
+                send_at = replica.sent_at + (_COALESCE_S if 0.0 < alone_s < _APART_S else _COALESCE_FRACTION * alone_s)
                 if now < send_at:
                     self.recheck_at = send_at
                     return None  # what is less urgent does not go before it
