@@ -24,6 +24,8 @@ CHAOS ?=
 SOAK ?=
 # Arguments for the measurement of jobs
 JOBS ?=
+# Arguments for the measurement of overload, e.g. `make bench-overload OVERLOAD="--against ../other --cases tiny"`
+OVERLOAD ?=
 # Arguments for the scheduler's experiments, e.g. `make bench-scheduling SCHEDULING="--cases gamma/3x/* --seconds 10"`,
 # or with a recorded hour of the Azure LLM inference trace: SCHEDULING="--trace FILE.csv"
 SCHEDULING ?=
@@ -262,6 +264,10 @@ bench: env models | .venv-uv/.made ## Measure beside other servers, an hour (BEN
 .PHONY: bench-tasks
 bench-tasks: env models | .venv-uv/.made ## Measure whole tasks, from media to answers, beside other servers, two hours (TASKS="--quick" narrows it)
 	@$(BIN)/python -m benchmarks.tasks $(TASKS)
+
+.PHONY: bench-overload
+bench-overload: env models ## Measure which classes are in time under overload (OVERLOAD="--against ../other-checkout --cases tiny")
+	@$(BIN)/python -m benchmarks.overload $(OVERLOAD)
 
 .PHONY: bench-smoke
 bench-smoke: env models ## Measure against stock Ray Serve on this machine

@@ -82,7 +82,7 @@ def take_turns(
     Raises:
         BenchmarkError: A server answered wrongly, or the load generator failed.
     """
-    samples = {model: make_samples(_newest(model)) for model in {c.model for c in cases}}
+    samples = {model: make_samples(newest_file(model)) for model in {c.model for c in cases}}
     checked = dict.fromkeys(samples, 0)
     turns: list[Turn] = []
     for case in cases:
@@ -140,7 +140,12 @@ def _url(server: Server, case: Case) -> str:
     return f"{server.urls[DIRECT]}/v2/models/{case.model}/infer"
 
 
-def _newest(model: str) -> Path:
+def newest_file(model: str) -> Path:
+    """A model's file, of its newest version.
+
+    Raises:
+        BenchmarkError: There is none.
+    """
     files = sorted((ROOT / "models" / model).rglob("model.onnx"))
     if not files:
         raise BenchmarkError(f"there is no model.onnx in models/{model}: make models")

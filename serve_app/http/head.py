@@ -19,6 +19,8 @@ from serve_app.http.turns import Urgency
 MAX_HEAD: Final = 64 * 1024
 """Most bytes of a head."""
 
+_LONGEST_KNOWN: Final = 2048
+
 MAX_FIELDS: Final = 256
 """Most headers of a request."""
 
@@ -131,6 +133,14 @@ class KnownHead:
     urgency_until: float = 0.0
 
 
+def end_of(data: bytes) -> int:
+    """Where the head ends with which this begins; less than 4 where it does not, or is longer than heads that are kept.
+
+    An empty line before the request would be a part of the head here, and of nothing to the parser.
+    """
+    return data.find(b"\r\n\r\n", 0, _LONGEST_KNOWN) + 4
+
+
 class KnownHeads:
     """The heads that came lately. Most clients send the same head with every request, and it need not be parsed again.
 
@@ -138,7 +148,6 @@ class KnownHeads:
     """
 
     _MOST: Final = 512
-    _LONGEST: Final = 2048
 
     def __init__(self) -> None:
         self._heads: dict[bytes, KnownHead] = {}
@@ -149,7 +158,7 @@ class KnownHeads:
         Args:
             data: What arrived. It is one request with its body, or unknown.
         """
-        end = data.find(b"\r\n\r\n", 0, self._LONGEST) + 4
+        end = data.find(b"\r\n\r\n", 0, _LONGEST_KNOWN) + 4
         known = self._heads.get(data[:end])
         return (known, end) if known is not None and end + known.length == len(data) else None
 
@@ -161,10 +170,6 @@ class KnownHeads:
             scope: What the parser read.
             length: Bytes of its body.
         """
-        end = len(data) - length
-        # An empty line before the request would be a part of the head here, and of nothing to the parser.
-        if end != data.find(b"\r\n\r\n", 0, self._LONGEST) + 4:
-            return
         if len(self._heads) >= self._MOST:
             self._heads.clear()
-        self._heads[data[:end]] = KnownHead(scope, length)
+        self._heads[data[: len(data) - length]] = KnownHead(scope, length)

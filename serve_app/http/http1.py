@@ -38,6 +38,7 @@ from serve_app.http.head import (
     Address,
     KnownHead,
     KnownHeads,
+    end_of,
     refusal,
     scope_of,
     too_long,
@@ -241,6 +242,8 @@ class Connection(asyncio.BufferedProtocol):
         self._headers: Headers = []
         self._refusal: Rendered | None = None
         self._unframed = 0  # bytes parsed since the last that were part of a body or ended a message
+        self._of_body = 0  # of the bytes that arrived last
+        self._between = True  # whether they ended with a message, for certain: the parser has nothing of the next
         # Exchanges: the one whose body arrives, the one that is being answered, those after it
         self._arriving: Exchange | None = None
         self._current: Exchange | None = None
@@ -305,23 +308,25 @@ class Connection(asyncio.BufferedProtocol):
         data = None
         if not self._unframed and self._current is None:
             self._since = self._loop.time()
-            if nbytes <= _KNOWN_UP_TO:
+            if self._arriving is None and nbytes <= _KNOWN_UP_TO:
                 data = bytes(self._shared.scratch[:nbytes])
-                known = self._shared.heads.of(data)
+                known = self._shared.heads.of(data) if self._between else None
                 if known is not None:
                     self._take_known(known[0], data[known[1] :])
                     return
         self._unframed += nbytes
+        self._of_body = 0
         self._parse(self._shared.scratch[:nbytes])
         if not self._unframed and self._url:
             self._unframed = 1  # the next head has begun
         if self._unframed > MAX_HEAD or len(self._headers) > MAX_FIELDS:
             self._refuse(too_long())
         current = self._current
+        self._between = self._of_body == nbytes and self._arriving is None
         if current is not None and current.task is None and not current.waits:
             if current.body_complete or current.ready:
-                if data is not None:
-                    self._learn(data, current)
+                if data is not None and current.body_complete:
+                    self._between = self._learn(data, current)
                 self._enter(current)
             else:
                 current.scope.setdefault(AWAITED_SINCE, monotonic())
@@ -332,12 +337,23 @@ class Connection(asyncio.BufferedProtocol):
         """Take a whole request whose head is known."""
         self._served = True
         turns = self._shared.turns
-        self._held = held = _Held(self, head, body, self._arrival())
+        since = self._arrival() if self._was_kept_back else None
         if turns.free(head.length):
-            held.waits = False
-            held.begin()
-        else:
-            self._wait(held, head.length, self._shared.urgency_of(head), held.since)
+            exchange = self._exchange_of(head, body)
+            if since is not None:
+                exchange.scope[AWAITED_SINCE] = since
+            self.begin(exchange)
+            return
+        self._held = held = _Held(self, head, body, self._arrival() if since is None else since)
+        self._wait(held, head.length, self._shared.urgency_of(head), held.since)
+
+    def _exchange_of(self, head: KnownHead, body: bytes) -> Exchange:
+        scope = {**head.scope, "server": self._server, "client": self._client, "scheme": self._scheme}
+        self._current = exchange = Exchange(self, scope, head.length, keep_alive=True)
+        if body:
+            exchange.feed(body)
+        exchange.body_complete = True
+        return exchange
 
     def _wait(self, waiter: _Held | Exchange, nbytes: int, urgency: Urgency, since: float) -> None:
         if urgency[0] is Priority.HIGH:
@@ -355,21 +371,20 @@ class Connection(asyncio.BufferedProtocol):
         """Make an exchange of the request that is held."""
         held, self._held = self._held, None
         assert held is not None
-        head = held.head
-        scope = {**head.scope, "server": self._server, "client": self._client, "scheme": self._scheme}
-        held.exchange = self._current = exchange = Exchange(self, scope, head.length, keep_alive=True)
-        if held.body:
-            exchange.feed(held.body)
-        exchange.body_complete = True
+        held.exchange = exchange = self._exchange_of(held.head, held.body)
         exchange.waits = held.waits
-        scope[AWAITED_SINCE] = held.since
+        exchange.scope[AWAITED_SINCE] = held.since
         return exchange
 
-    def _learn(self, data: bytes, exchange: Exchange) -> None:
-        """Know the head again, where these bytes were one whole request."""
-        whole = exchange.body_complete and exchange.length is not None and not self._unframed and not self._queue
-        if whole and exchange.keep_alive and not exchange.expects and exchange.scope["http_version"] == "1.1":
-            self._shared.heads.learn(data, {**exchange.scope}, exchange.length or 0)
+    def _learn(self, data: bytes, exchange: Exchange) -> bool:
+        """Know the head again, where these bytes were one whole request. Returns whether they were."""
+        method, length = exchange.scope["method"].encode(), exchange.length
+        # The parser may hold the first letters of a method from before, and then has read another head than this.
+        if length is None or self._queue or not data.startswith(method + b" ") or len(data) != end_of(data) + length:
+            return False
+        if exchange.keep_alive and not exchange.expects and exchange.scope["http_version"] == "1.1":
+            self._shared.heads.learn(data, {**exchange.scope}, length)
+        return True
 
     def eof_received(self) -> None:
         """The client has left. One that only closed its side to await an answer cannot be told apart. Closes."""
@@ -474,6 +489,7 @@ class Connection(asyncio.BufferedProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
         self._unframed = 0
+        self._of_body += len(body)
         if self._arriving is not None:
             self._arriving.feed(body)
 

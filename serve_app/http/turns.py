@@ -185,18 +185,23 @@ class Turns:
 
     def _round(self) -> None:
         self._begun = 0.0
-        intake = self._intake
-        self._shed()
+        try:
+            self._shed()
+            self._begin()
+            self._read_on()
+        finally:  # whatever is wrong with one request, the others get their turns
+            if self._begun or self._intake.waiting or self._kept_back[0] or self._kept_back[1]:
+                self._loop.call_soon(self._round)
+
+    def _begin(self) -> None:
+        """Begin the most urgent."""
         now = self._loop.time()
-        while self._begun < _CROWDED and (taken := intake.take(now)) is not None:
+        while self._begun < _CROWDED and (taken := self._intake.take(now)) is not None:
             waiter, nbytes, _ = taken
             if waiter.waits:
                 waiter.waits = False
                 self._begun += 1.0 + nbytes / _UNIT
                 waiter.begin()
-        self._read_on()
-        if self._begun or intake.waiting or self._kept_back[0] or self._kept_back[1]:
-            self._loop.call_soon(self._round)
 
     def _shed(self) -> None:
         """Turn down what cannot be in time, and note what that costs."""
@@ -249,7 +254,9 @@ class _Awaited:
         self.waits = True
 
     def begin(self) -> None:
-        self.decided.set_result(None)
+        if not self.decided.done():  # its task was cancelled, and does not know yet
+            self.decided.set_result(None)
 
     def turn_down(self) -> None:
-        self.decided.set_exception(QueueFull(BUSY.message, BUSY.retry_after_s))
+        if not self.decided.done():
+            self.decided.set_exception(QueueFull(BUSY.message, BUSY.retry_after_s))

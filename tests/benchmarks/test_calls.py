@@ -19,7 +19,7 @@ def test_a_small_request_calls_few_functions(make_model: Callable[[onnx_models.K
     assert calls.least <= _MOST
     per_request = {code.co_qualname: round(number) for code, number in calls.functions.items()}
     once = (
-        "Connection.on_headers_complete",
+        "Connection.begin",
         "ModelCodec.decode",
         "Scheduler.on_arrival",
         "Gate.next",

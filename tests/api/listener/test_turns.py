@@ -154,3 +154,16 @@ def test_a_class_counts_as_far_as_the_key_may_use_it() -> None:
     assert urgency("POST", {b"x-priority": b"high"})[0] is Priority.LOW
     assert urgency("POST", {b"x-priority": b"high", **known})[0] is Priority.NORMAL
     assert urgency("POST", {b"x-priority": b"low", **known})[0] is Priority.LOW
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_stops_nobody() -> None:
+    """Its turn passes to the next, also where it has not noticed yet."""
+    turns = Turns(asyncio.get_running_loop())
+    tasks = [asyncio.ensure_future(turns.turn({})) for _ in range(200)]
+    await asyncio.sleep(0)
+    for task in tasks[40:100]:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [isinstance(each, asyncio.CancelledError) for each in results] == [40 <= n < 100 for n in range(200)]
+    assert results[:40] + results[100:] == [None] * 140

@@ -1,0 +1,298 @@
+"""Measure which requests are in time when more come than the server can do: ``python -m benchmarks.overload``.
+
+An open loop by a generator in C (``load.c``, which the system's C compiler builds): a fifth of the requests are `high`,
+three fifths `normal`, a fifth `low`. Loads are multiples of what a closed loop of 64 connections gets just before, so
+that a machine that is slower for a while slows both. With ``--against`` another working tree is measured in turns.
+Writes ``overload.json``, ``overload.md`` and ``overload.svg``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import httpx
+import msgspec
+import typer
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from benchmarks.failure import BenchmarkError
+from benchmarks.peers.traffic import make_samples
+from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
+from benchmarks.session import ending_in_order, measuring, steps
+from benchmarks.trees import AFTER, BEFORE
+from benchmarks.turns import newest_file
+from benchmarks.wires import Json
+from serve_app.config.files import CACHE_VARIABLE
+
+_CLASSES = ("high", "normal", "low")
+_CLOSED = 64
+_START_WITHIN_S = 400.0
+_SHARED, _OWN = "shared", "own"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model and the deadline of its requests, milliseconds."""
+
+    model: str
+    deadline_ms: float
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.model}, {self.deadline_ms:g} ms"
+
+
+CASES = (Case("tiny", 100), Case("tiny", 1000), Case("wide", 200))
+
+
+class Answers(msgspec.Struct):
+    """What became of the requests of one class: as `load.c` tells. Times in milliseconds, of good answers."""
+
+    offered: int
+    good: int
+    in_time: int
+    full: int
+    expired: int
+    other: int
+    failed: int
+    p50_ms: float
+    p99_ms: float
+
+
+class Run(msgspec.Struct):
+    """One run.
+
+    Attributes:
+        system: `AFTER` is this tree.
+        case: Name of the case.
+        way: Port that was asked: of the router, or Serve's.
+        factor: Load as a multiple of ``closed``; 0 for the closed loop.
+        closed: Good answers per second of a closed loop just before.
+        seconds: Length.
+        generator_late_ms: How much later than due the generator took a request up at most.
+        classes: By class.
+    """
+
+    system: str
+    case: str
+    way: str
+    factor: float
+    closed: float
+    seconds: float
+    generator_late_ms: float
+    classes: dict[str, Answers]
+
+    def share(self, name: str) -> float:
+        """Percentage of a class that was in time."""
+        of = self.classes[name]
+        return 100.0 * of.in_time / max(1, of.offered)
+
+    @property
+    def in_time(self) -> float:
+        """Answers in time per second, as a multiple of the closed loop's."""
+        return sum(of.in_time for of in self.classes.values()) / self.seconds / self.closed
+
+    @property
+    def late(self) -> float:
+        """Percentage of the good answers that came too late."""
+        good = sum(of.good for of in self.classes.values())
+        return 100.0 * (good - sum(of.in_time for of in self.classes.values())) / max(1, good)
+
+
+class _Printed(msgspec.Struct):
+    generator_late_ms: float
+    classes: list[Answers]
+
+
+class Generator:
+    """The load generator, built into a folder.
+
+    Raises:
+        BenchmarkError: There is no C compiler.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            raise BenchmarkError("the load generator needs a C compiler: install build-essential, or what has cc")
+        self._folder, self._program = folder, folder / "load"
+        source = Path(__file__).with_name("load.c")
+        subprocess.run([compiler, "-O2", "-o", self._program, source, "-lm"], check=True)
+
+    def run(
+        self, url: str, path: str, body: bytes, deadline_ms: float, rate: float, seconds: float, connections: str
+    ) -> tuple[float, dict[str, Answers]]:
+        """Load a server; see `load.c`. A rate of 0 is a closed loop. Returns the generator's lateness, and answers.
+
+        Raises:
+            BenchmarkError: The generator failed.
+        """
+        port = httpx.URL(url).port
+        shared = rate == 0 or connections == _SHARED
+        given: list[object] = [port, seconds, 1.0, rate, deadline_ms if rate else 60_000, int(shared)]
+        of_classes = (_CLOSED, 0, 0) if rate == 0 else (2048, 0, 0) if shared else (512, 1536, 512)
+        for name, own, share in zip(_CLASSES, of_classes, (0.2, 0.6, 0.2), strict=True):
+            file = self._folder / f"{name}.request"
+            fields = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Content-Type: application/json"]
+            fields += [f"Content-Length: {len(body)}", f"X-Priority: {name}"]
+            fields += [f"X-Timeout-Ms: {deadline_ms:g}"] * (rate > 0)
+            file.write_bytes("\r\n".join((*fields, "", "")).encode() + body)
+            given += [own, file, share]
+        done = subprocess.run([self._program, *map(str, given)], capture_output=True, check=False)
+        if done.returncode:
+            raise BenchmarkError(f"the load generator ended with {done.returncode}: {done.stderr.decode().strip()}")
+        printed = msgspec.json.decode(done.stdout, type=_Printed)
+        return printed.generator_late_ms, dict(zip(_CLASSES, printed.classes, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How servers are loaded.
+
+    Attributes:
+        generator: Loads them.
+        way: Port that is asked.
+        connections: Whether classes share 2,048 connections, or have 512, 1,536 and 512 of their own.
+    """
+
+    generator: Generator
+    way: str
+    connections: str
+
+
+def measure(
+    servers: Sequence[Server], case: Case, factors: Sequence[float], rounds: int, seconds: float, plan: Plan
+) -> Iterable[Run]:
+    """Load servers in turns, each after a closed loop that says what it can do.
+
+    Raises:
+        BenchmarkError: The generator failed, or a server answered nothing.
+    """
+    path = f"/v2/models/{case.model}/infer"
+    body = Json().request(make_samples(newest_file(case.model))[0].inputs).body
+    for number in range(rounds):
+        for factor in factors:
+            for server in servers if number % 2 == 0 else servers[::-1]:
+                url = server.urls[plan.way]
+                _, answers = plan.generator.run(url, path, body, case.deadline_ms, 0.0, seconds, plan.connections)
+                if not answers["high"].good:
+                    raise BenchmarkError(f"{server.name} answers nothing at {path}: {answers}")
+                closed = answers["high"].good / seconds
+                rate = factor * closed
+                late_ms, answers = plan.generator.run(
+                    url, path, body, case.deadline_ms, rate, seconds, plan.connections
+                )
+                server.check_alive()
+                yield Run(server.name, case.name, plan.way, factor, closed, seconds, late_ms, answers)
+
+
+def report(runs: Sequence[Run]) -> str:
+    """A line for each load and system: medians of the rounds."""
+    lines = []
+    for case, system, factor, own in _groups(runs):
+        lines.append(
+            [
+                case,
+                system,
+                f"{factor:g} x {median(run.closed for run in own):,.0f}/s",
+                *(f"{median(run.share(name) for run in own):.1f}" for name in _CLASSES),
+                f"{median(run.in_time for run in own):.2f}",
+                f"{median(run.late for run in own):.1f}",
+                f"{median(run.classes['high'].p99_ms for run in own):,.0f}",
+                f"{max(run.generator_late_ms for run in own):,.0f}",
+            ]
+        )
+    header = ["model, deadline", "system", "load", *(f"{name} in time, %" for name in _CLASSES)]
+    header += ["in time in all, of the closed loop", "good answers late, %", "high p99, ms", "generator late, ms"]
+    return table(header, lines)
+
+
+def _groups(runs: Sequence[Run]) -> Iterable[tuple[str, str, float, list[Run]]]:
+    for key in dict.fromkeys((run.case, run.system, run.factor) for run in runs):
+        yield *key, [run for run in runs if (run.case, run.system, run.factor) == key]
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """What part of each class is in time, by the load."""
+    cases, systems = (list(dict.fromkeys(getattr(run, of) for run in runs)) for of in ("case", "system"))
+    with picture_style():
+        figure = Figure(figsize=(4 * len(cases), 3 * len(systems)), layout="constrained")
+        axes = figure.subplots(len(systems), len(cases), squeeze=False, sharey=True)
+        for row, system in zip(axes, systems, strict=True):
+            for axis, case in zip(row, cases, strict=True):
+                own = [group for group in _groups(runs) if group[:2] == (case, system)]
+                for name in _CLASSES:
+                    shares = [median(run.share(name) for run in group) for *_, group in own]
+                    axis.plot([factor for _, _, factor, _ in own], shares, marker="o", label=name)
+                axis.set(
+                    title=f"{case}: {system}", xlabel="load, of the closed loop", ylabel="in time, %", ylim=(0, 103)
+                )
+        axes[0][0].legend()
+        save_svg(figure, path)
+
+
+def main(
+    against: Annotated[Path | None, typer.Option(help="Another working tree, with its environment and models.")] = None,
+    cases: Annotated[str, typer.Option(help="Beginnings of the names of models, with commas; empty: all.")] = "",
+    factors: Annotated[str, typer.Option(help="Loads, as multiples of the closed loop.")] = "0.8,1,1.5,2,3",
+    way: Annotated[str, typer.Option(help="Port that is asked: direct, or proxy for Serve's.")] = DIRECT,
+    connections: Annotated[str, typer.Option(help="Of the classes: shared, or own.")] = _SHARED,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each load and system.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Length of each run.")] = 5.0,
+    publish: Annotated[bool, typer.Option("--publish", help="Write the report into docs/benchmarks too.")] = False,
+) -> None:
+    """Measure overload by urgency."""
+    console = Console()
+    with ending_in_order(console):
+        beginnings = tuple(filter(None, cases.split(","))) or ("",)
+        chosen = [case for case in CASES if case.model.startswith(beginnings)]
+        loads = [float(each) for each in factors.split(",")]
+        if not chosen or way not in {DIRECT, PROXY} or connections not in {_SHARED, _OWN}:
+            raise BenchmarkError(f"--cases of {[c.model for c in CASES]}, --way direct|proxy, --connections shared|own")
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="serve-app-")))
+            plan = Plan(Generator(folder), way, connections)
+            machine = stack.enter_context(measuring(console))
+            progress = stack.enter_context(steps(console))
+            task = progress.add_task("starting", total=len(chosen) * len(loads) * rounds * (2 if against else 1))
+            models = [{"name": model, "path": f"models/{model}"} for model in sorted({c.model for c in chosen})]
+            servers = []
+            for system, tree in ((BEFORE, against), (AFTER, ROOT)):
+                if tree is not None:
+                    servers.append(_started(stack, system, tree.resolve(), models, folder))
+            runs = []
+            for case in chosen:
+                for run in measure(servers, case, loads, rounds, seconds, plan):
+                    runs.append(run)
+                    done = f"{run.case}, {run.system}, {run.factor:g} x: high {run.share('high'):.1f}%"
+                    progress.update(task, advance=1, description=done)
+        what = f"{rounds} runs of {seconds:g} s each; the port is {way}; connections: {connections}."
+        text = f"{report(runs)}\n\n{what}\n\n{machine_table(now(), machine)}\n"
+        figures = {"machine": asdict(machine), "runs": msgspec.to_builtins(runs)}
+        name = "overload" if (way, connections) == (DIRECT, _SHARED) else f"overload_{way}_{connections}"
+        publish_report(console, name, figures, text, partial(draw, runs), publish=publish)
+
+
+def _started(stack: ExitStack, system: str, tree: Path, models: Sequence[object], folder: Path) -> Server:
+    python = ROOT / ".venv" / "bin" / "python" if tree == ROOT else tree / ".venv" / "bin" / "python"
+    command = (str(python), *SERVE_APP_RUN[1:])
+    variables = {CACHE_VARIABLE: str(folder / system)}
+    server = stack.enter_context(Server(system, demo_document(models=models), command, tree, variables))
+    server.wait_until(partial(is_ready, server.urls[DIRECT]), _START_WITHIN_S)
+    return server
+
+
+if __name__ == "__main__":
+    typer.run(main)
