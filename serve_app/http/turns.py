@@ -109,6 +109,7 @@ class Turns:
         self.urgency_of = urgency_of
         self._intake = Intake[tuple[Waiter, int, Priority]](min_share, most)
         self._begun = 0.0  # in this round of the loop, in requests
+        self._is_round_due = False
         self.refused: Counter[Priority] = Counter()
         self._logged = 0
         self._log_at = 0.0
@@ -132,6 +133,8 @@ class Turns:
         if self._spare_s[not urgent] > 0.0:
             return False
         self._kept_back[not urgent].append(reader)
+        if not self._is_round_due:
+            self._schedule()
         return True
 
     def free(self, nbytes: int) -> bool:
@@ -143,7 +146,8 @@ class Turns:
         begun = self._begun
         if begun >= _PER_ROUND or self._intake.waiting:
             return False
-        if not begun:
+        if not self._is_round_due:  # `_schedule`, without a call
+            self._is_round_due = True
             self._loop.call_soon(self._round)
         self._begun = begun + 1.0 + nbytes / _UNIT
         return True
@@ -166,6 +170,8 @@ class Turns:
         now = self._loop.time()
         waiter.waits = True
         self._intake.offer((waiter, nbytes, priority), priority, since + seconds, now)
+        if not self._is_round_due:
+            self._schedule()
 
     async def turn(self, headers: Fields) -> None:
         """Wait until a request that asks a model to work is begun.
@@ -183,15 +189,20 @@ class Turns:
             finally:
                 waiter.waits = False
 
+    def _schedule(self) -> None:
+        self._is_round_due = True
+        self._loop.call_soon(self._round)
+
     def _round(self) -> None:
-        self._begun = 0.0
+        self._is_round_due, self._begun = False, 0.0
         try:
             self._shed()
             self._begin()
             self._read_on()
         finally:  # whatever is wrong with one request, the others get their turns
-            if self._begun or self._intake.waiting or self._kept_back[0] or self._kept_back[1]:
-                self._loop.call_soon(self._round)
+            wanted = self._begun or self._intake.waiting or self._kept_back[0] or self._kept_back[1]
+            if wanted and not self._is_round_due:
+                self._schedule()
 
     def _begin(self) -> None:
         """Begin the most urgent."""
