@@ -12,13 +12,14 @@ from serve_app.http.turns import Urgency
 from serve_app.scheduling.entry import Priority
 
 _LOOKS = frozenset({"GET", "HEAD"})
-_LOOK_S = 1.0
+_HEALTH = ("/v2/health/", "/health", "/-/")
+_HEALTH_S = 1.0
 
 
 class HeadUrgency:
     """Tells the class and the deadline that the headers of a request name.
 
-    Health checks and other looks at the server come with class ``high``. What will be refused for its key or its
+    Health checks come with class ``high``, and so do other looks at the server as far as their key may use it. What will be refused for its key or its
     headers comes with ``low``: a class has to be allowed before it counts. What a body says of its class is not known
     yet; it counts from the scheduler on.
 
@@ -35,10 +36,13 @@ class HeadUrgency:
         self._levels = levels
         self._guard = guard
 
-    def __call__(self, method: str, headers: Mapping[bytes, bytes]) -> Urgency:
+    def __call__(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Urgency:
         """Tell it for one request."""
         if method in _LOOKS:
-            return Priority.HIGH, _LOOK_S
+            if path.startswith(_HEALTH):
+                return Priority.HIGH, _HEALTH_S
+            priority = Priority.HIGH if self._guard is None else self._guard.waits_as(headers, Priority.HIGH)
+            return priority, self._timeouts_s[priority]
         try:
             named, seconds = parse_qos_headers(headers, self._levels)
         except ServeAppError:

@@ -179,7 +179,7 @@ class ListenerState:
         """How urgent a request with this head is. What a key allows may change, so it is looked at now and then."""
         now = self.loop.time()
         if head.urgency is None or now >= head.urgency_until:
-            head.urgency = self.turns.urgency_of(head.scope["method"], dict(head.scope["headers"]))
+            head.urgency = self.turns.urgency_of(head.scope["method"], head.scope["path"], dict(head.scope["headers"]))
             head.urgency_until = now + _URGENCY_HOLDS_S
         return head.urgency
 
@@ -211,14 +211,21 @@ class _Held:
 
     def begin(self) -> None:
         """Its turn has come."""
-        self.connection.begin(self.exchange or self.connection.unhold())
+        exchange = self.exchange
+        if exchange is None:
+            self.connection.begin(self.connection.unhold())
+        elif exchange.waits:  # its client may have left
+            exchange.waits = False
+            self.connection.begin(exchange)
 
     def turn_down(self) -> None:
         """It will not be begun."""
-        if self.exchange is None:
+        exchange = self.exchange
+        if exchange is None:
             self.connection.turn_down_held(self.head)
-        else:
-            self.connection.turn_down(self.exchange)
+        elif exchange.waits:
+            exchange.waits = False
+            self.connection.turn_down(exchange)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -587,7 +594,9 @@ class Connection(asyncio.BufferedProtocol):
             self.begin(exchange)
         else:
             since = scope.setdefault(AWAITED_SINCE, self._arrival())
-            self._wait(exchange, nbytes, turns.urgency_of(scope["method"], dict(scope["headers"])), since)
+            self._wait(
+                exchange, nbytes, turns.urgency_of(scope["method"], scope["path"], dict(scope["headers"])), since
+            )
 
     def begin(self, exchange: Exchange) -> None:
         """Have the application answer a request, if there is room for it."""
@@ -613,7 +622,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def turn_down_held(self, head: KnownHead) -> None:
         """Answer the request that is held, which is not begun."""
-        if self._shared.draining:  # the connection ends
+        # What is prepared has a body, and leaves the connection open.
+        if self._shared.draining or head.scope["method"] == "HEAD":
             self.turn_down(self.unhold())
             return
         self._held = None
@@ -625,15 +635,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def _keep_back(self) -> None:
         """After a refusal: read the next request later, where refusals take too much time."""
-        if not self._kept_back:
+        if not self._kept_back and not self._shared.draining:
             self._kept_back = self._shared.turns.keep_back(self, urgent=self._loop.time() < self._urgent_until)
             if self._kept_back:
                 self.steer()
 
     def read_on(self) -> None:
         """Read again, after `Turns.keep_back`."""
-        self._kept_back, self._was_kept_back = False, True
-        self.steer()
+        if self._kept_back:
+            self._kept_back, self._was_kept_back = False, True
+            self._since = self._loop.time()
+            self.steer()
 
     def left(self, exchange: Exchange) -> None:
         """Note that the application has returned. The next request may have begun when it had answered."""
@@ -725,7 +737,7 @@ class Connection(asyncio.BufferedProtocol):
         current = self._current
         if current is not None and (current.task is not None or current.body_complete or current.waits):
             return None
-        if self._held is not None or self._queue or self._transport.get_write_buffer_size():
+        if self._held is not None or self._kept_back or self._queue or self._transport.get_write_buffer_size():
             return None
         return self._served, self._since
 
@@ -741,7 +753,7 @@ class Connection(asyncio.BufferedProtocol):
             self._check_taking(self._written - unsent, now)
             return
         self._cut_at = 0.0
-        if self._held is not None:
+        if self._held is not None or (self._kept_back and self._input is not Input.DISCARDING):
             return
         if self._current is not None:
             # The application has limits of its own, and bodies that are read for it before it starts have this one.

@@ -146,6 +146,8 @@ class Listener:
             return
         self._closed = True
         self._shared.draining = True
+        for connection in tuple(self._shared.connections):
+            connection.read_on()  # what its client has sent is to be answered
         await self._stop_accepting()
         started = self._shared.loop.time()
         if not await self._empty(min(grace_s, limit_s)):

@@ -47,8 +47,8 @@ _SAVED_S: Final = 0.01
 """Most time for refusals that is saved up, and lacks."""
 _READ_ON: Final = 64
 """Connections that are read again in one round when nothing waits."""
-_AT_LEAST: Final = 2
-"""Those that are in any case, so that no client waits for ever."""
+_UNREAD_S: Final = 0.25
+"""How long a connection is not read at most."""
 
 Urgency: TypeAlias = tuple[Priority, float]
 """A class, and seconds in which the answer is wanted."""
@@ -79,7 +79,11 @@ class Reader(Protocol):
         """Read again."""
 
 
-def ordinary(_method: str, _headers: Fields) -> Urgency:
+_KeptBack: TypeAlias = deque[tuple[float, Reader]]
+"""Connections, and since when they are not read, seconds; the one of the longest time first."""
+
+
+def ordinary(_method: str, _path: str, _headers: Fields) -> Urgency:
     """The urgency of every request where nobody knows better."""
     return Priority.NORMAL, inf
 
@@ -89,7 +93,8 @@ class Turns:
 
     Args:
         loop: Runs all of it.
-        urgency_of: How urgent a request is, as its method and its headers tell. Takes microseconds, and raises nothing.
+        urgency_of: How urgent a request is, as its method, its path and its headers tell. Takes microseconds, and raises
+            nothing.
         min_share: Part of all turns that a class gets while it waits, 0 to 1.
         most: Requests that may wait.
 
@@ -101,7 +106,7 @@ class Turns:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        urgency_of: Callable[[str, Fields], Urgency] = ordinary,
+        urgency_of: Callable[[str, str, Fields], Urgency] = ordinary,
         min_share: Mapping[Priority, float] = MappingProxyType({}),
         most: int = 4096,
     ) -> None:
@@ -116,7 +121,7 @@ class Turns:
         self._round_at = monotonic()
         self._spare_s = [0.0, 0.0]  # for refusals, as `_REFUSING`
         self._refusal_s = 20e-6
-        self._kept_back: tuple[deque[Reader], deque[Reader]] = (deque(), deque())
+        self._kept_back: tuple[_KeptBack, _KeptBack] = (deque(), deque())
 
     def keep_back(self, reader: Reader, *, urgent: bool) -> bool:
         """Have a connection whose request was just refused read again later, where too much time goes into refusals.
@@ -132,7 +137,7 @@ class Turns:
         """
         if self._spare_s[not urgent] > 0.0:
             return False
-        self._kept_back[not urgent].append(reader)
+        self._kept_back[not urgent].append((monotonic(), reader))
         if not self._is_round_due:
             self._schedule()
         return True
@@ -183,7 +188,7 @@ class Turns:
         nbytes = int(length) if length.isdigit() else 0
         if not self.free(nbytes):
             waiter = _Awaited(self._loop.create_future())
-            self.wait(waiter, nbytes, self.urgency_of("POST", headers), monotonic())
+            self.wait(waiter, nbytes, self.urgency_of("POST", "", headers), monotonic())
             try:
                 await waiter.decided
             finally:
@@ -240,10 +245,10 @@ class Turns:
     def _read_on(self) -> None:
         """Read again of connections that were kept back: those first that carry urgent requests."""
         for readers, spare_s in zip(self._kept_back, self._spare_s, strict=True):
-            if readers:
-                number = max(_AT_LEAST, spare_s / self._refusal_s) if self._intake.waiting else _READ_ON
-                for _ in range(min(len(readers), int(number))):
-                    readers.popleft().read_on()
+            number = int(spare_s / self._refusal_s) if self._intake.waiting else _READ_ON
+            while readers and (number > 0 or self._round_at - readers[0][0] > _UNREAD_S):
+                readers.popleft()[1].read_on()
+                number -= 1
 
     def _log_refused(self, now: float) -> None:
         """Say how many were refused; one line for all in a while."""

@@ -64,7 +64,10 @@ class _Class(Generic[_T]):
     def give_up(self, now: float) -> _T:
         """Take out the one with the least time left."""
         self.shed_at = now
-        return self.waiting.pop(0)[3]
+        item = self.waiting.pop(0)[3]
+        if not self.waiting:  # how long it took is forgotten: else one that is alone might be given up for ever
+            self.interval_s *= 1.0 - _RECENT
+        return item
 
     def is_too_long(self, now: float, short_s: float) -> bool:
         """Whether the first is too late, or one of those behind it will be if all before it are begun."""

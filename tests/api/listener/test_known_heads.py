@@ -145,7 +145,7 @@ async def test_more_may_come_behind_a_request_that_waits() -> None:
 def busy(*, refuses: bool) -> Turns:
     """Turns of requests that all want an answer at once, or any time."""
     seconds = 0.0 if refuses else 60.0
-    return Turns(asyncio.get_running_loop(), lambda _method, _headers: (Priority.NORMAL, seconds))
+    return Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: (Priority.NORMAL, seconds))
 
 
 async def test_refusals_take_a_part_of_the_time_only() -> None:

@@ -56,7 +56,7 @@ async def test_of_what_comes_at_once_the_most_urgent_is_begun_first() -> None:
 async def test_what_cannot_be_in_time_is_answered_without_being_begun() -> None:
     """With the code of a full queue, in the words of its path, and the connection lives on."""
     app = Noted()
-    turns = Turns(asyncio.get_running_loop(), lambda _method, _headers: (Priority.NORMAL, 0.0))
+    turns = Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: (Priority.NORMAL, 0.0))
     async with serving(app, turns=turns) as (_, port):
         clients = [await Client.connect(port) for _ in range(100)]
         for client in clients:
@@ -136,12 +136,12 @@ def test_what_a_head_says_of_its_urgency() -> None:
     """Looks at the server are urgent; what will be refused is not."""
     urgency = HeadUrgency(TIMEOUTS_S)
 
-    assert urgency("GET", {})[0] is Priority.HIGH
-    assert urgency("POST", {}) == (Priority.NORMAL, 30.0)
-    assert urgency("POST", {b"x-priority": b"high"}) == (Priority.HIGH, 10.0)
-    assert urgency("POST", {b"x-priority": b"3", b"x-timeout-ms": b"250"}) == (Priority.LOW, 0.25)
-    assert urgency("POST", {b"x-priority": b"urgent"})[0] is Priority.LOW
-    assert urgency("POST", {b"x-priority": b"high", b"x-timeout-ms": b"-1"})[0] is Priority.LOW
+    assert urgency("GET", "/status", {})[0] is Priority.HIGH
+    assert urgency("POST", "/x", {}) == (Priority.NORMAL, 30.0)
+    assert urgency("POST", "/x", {b"x-priority": b"high"}) == (Priority.HIGH, 10.0)
+    assert urgency("POST", "/x", {b"x-priority": b"3", b"x-timeout-ms": b"250"}) == (Priority.LOW, 0.25)
+    assert urgency("POST", "/x", {b"x-priority": b"urgent"})[0] is Priority.LOW
+    assert urgency("POST", "/x", {b"x-priority": b"high", b"x-timeout-ms": b"-1"})[0] is Priority.LOW
 
 
 def test_a_class_counts_as_far_as_the_key_may_use_it() -> None:
@@ -151,9 +151,12 @@ def test_a_class_counts_as_far_as_the_key_may_use_it() -> None:
     urgency = HeadUrgency(TIMEOUTS_S, guard=Guard([key]))
     known = {b"authorization": b"Bearer " + secret}
 
-    assert urgency("POST", {b"x-priority": b"high"})[0] is Priority.LOW
-    assert urgency("POST", {b"x-priority": b"high", **known})[0] is Priority.NORMAL
-    assert urgency("POST", {b"x-priority": b"low", **known})[0] is Priority.LOW
+    assert urgency("GET", "/v2/health/live", {}) == (Priority.HIGH, 1.0)
+    assert urgency("GET", "/status", {})[0] is Priority.LOW
+    assert urgency("GET", "/status", known)[0] is Priority.NORMAL
+    assert urgency("POST", "/x", {b"x-priority": b"high"})[0] is Priority.LOW
+    assert urgency("POST", "/x", {b"x-priority": b"high", **known})[0] is Priority.NORMAL
+    assert urgency("POST", "/x", {b"x-priority": b"low", **known})[0] is Priority.LOW
 
 
 async def test_a_task_that_is_cancelled_while_it_waits_stops_nobody() -> None:
@@ -167,3 +170,54 @@ async def test_a_task_that_is_cancelled_while_it_waits_stops_nobody() -> None:
 
     assert [isinstance(each, asyncio.CancelledError) for each in results] == [40 <= n < 100 for n in range(200)]
     assert results[:40] + results[100:] == [None] * 140
+
+
+async def test_a_refused_head_request_has_no_body() -> None:
+    """Else its body would be taken for the next answer."""
+    turns = Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: (Priority.NORMAL, 0.0))
+    async with serving(Noted(), turns=turns) as (_, port):
+        clients = [await Client.connect(port) for _ in range(100)]
+        for _ in range(2):
+            for client in clients:
+                client.writer.write(b"HEAD /x HTTP/1.1\r\nHost: h\r\n\r\n")
+            statuses = [(await client.answer(head_only=True))[0] for client in clients]
+        assert set(statuses) == {200, 429}
+        for client in clients:
+            await client.send(post(b"y"))
+            status, _, body = await client.answer()
+            assert body == b"y" if status == 200 else json.loads(body)["code"] == "queue_full"
+
+
+async def test_a_client_that_leaves_with_more_behind_a_request_that_waits() -> None:
+    """Neither is begun, and no other request waits longer for it."""
+    app = Noted()
+    async with serving(app, turns=by_head()) as (listener, port):
+        first = await Client.connect(port)
+        await first.send(post(b"x", "X-Priority: low"))
+        assert (await first.answer())[2] == b"x"
+        clients = [await Client.connect(port) for _ in range(100)]
+        for client in clients:
+            client.writer.write(post(b"x", "X-Priority: low"))
+        for client in clients:
+            client.writer.write(b"P")
+            client.writer.transport.abort()
+        await until(lambda: listener.connections == 1)
+        await first.send(post(b"z"))
+        assert (await first.answer())[2] == b"z"
+
+
+async def test_the_end_reads_what_was_kept_back() -> None:
+    """What clients have sent by then is answered."""
+    turns = Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: (Priority.NORMAL, 0.0))
+    async with serving(echo, turns=turns) as (listener, port):
+        clients = [await Client.connect(port) for _ in range(300)]
+        for _ in range(10):
+            for client in clients:
+                client.writer.write(post(b"x"))
+            for client in clients:
+                assert (await client.answer())[0] in {200, 429}
+        for client in clients:
+            client.writer.write(post(b"y"))
+        closing = asyncio.ensure_future(listener.close(30.0))
+        assert {(await client.answer())[0] for client in clients} <= {200, 429}
+        await closing
