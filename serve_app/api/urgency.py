@@ -19,9 +19,9 @@ _HEALTH_S = 1.0
 class HeadUrgency:
     """Tells the class and the deadline that the headers of a request name.
 
-    Health checks come with class ``high``, and so do other looks at the server as far as their key may use it. What will be refused for its key or its
-    headers comes with ``low``: a class has to be allowed before it counts. What a body says of its class is not known
-    yet; it counts from the scheduler on.
+    Health checks come with class ``high``, and so do other looks at the server as far as their key may use it. What
+    will be refused for its key or its headers comes with ``low``: a class has to be allowed before it counts. What a
+    body says of its class is not known yet; it counts from the scheduler on.
 
     Args:
         timeouts_s: Seconds that each class allows a request that names no deadline.

@@ -93,8 +93,8 @@ class Turns:
 
     Args:
         loop: Runs all of it.
-        urgency_of: How urgent a request is, as its method, its path and its headers tell. Takes microseconds, and raises
-            nothing.
+        urgency_of: How urgent a request is, as its method, its path and its headers tell. Takes microseconds,
+            and raises nothing.
         min_share: Part of all turns that a class gets while it waits, 0 to 1.
         most: Requests that may wait.
 
