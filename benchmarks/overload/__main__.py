@@ -175,7 +175,7 @@ class Plan:
 def measure(
     servers: Sequence[Server], case: Case, factors: Sequence[float], rounds: int, seconds: float, plan: Plan
 ) -> Iterable[Run]:
-    """Load servers in turns, each after a closed loop that says what it can do.
+    """Load servers in turns, each after a closed loop that measures its capacity.
 
     Raises:
         BenchmarkError: The generator failed, or a server answered nothing.

@@ -12,7 +12,7 @@ from serve_app.http.turns import Urgency
 from serve_app.scheduling.entry import Priority
 
 _LOOKS = frozenset({"GET", "HEAD"})
-_HEALTH = ("/v2/health/", "/health", "/-/")
+_HEALTH = ("/v2/health/", "/health")
 _HEALTH_S = 1.0
 
 

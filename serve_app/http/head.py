@@ -19,10 +19,11 @@ from serve_app.http.turns import Urgency
 MAX_HEAD: Final = 64 * 1024
 """Most bytes of a head."""
 
-_LONGEST_KNOWN: Final = 2048
-
 MAX_FIELDS: Final = 256
 """Most headers of a request."""
+
+_LONGEST_KNOWN: Final = 2048
+"""Most bytes of a head that is kept."""
 
 Address = tuple[str, int]
 """Host and port."""
@@ -158,7 +159,7 @@ class KnownHeads:
         Args:
             data: What arrived. It is one request with its body, or unknown.
         """
-        end = data.find(b"\r\n\r\n", 0, _LONGEST_KNOWN) + 4
+        end = data.find(b"\r\n\r\n", 0, _LONGEST_KNOWN) + 4  # `end_of`, without a call for each request
         known = self._heads.get(data[:end])
         return (known, end) if known is not None and end + known.length == len(data) else None
 

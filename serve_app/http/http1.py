@@ -129,7 +129,7 @@ class ListenerState:
         draining: Whether connections end after their current response.
         on_lost: Called after a connection has ended.
         errors_of: The shape of errors at a path.
-        heads: That came lately.
+        heads: Heads of requests that came lately.
         scratch: Where bytes arrive; used up before the next connection reads.
         date_line: The line of the header Date.
         date_until: When it is to be made again, seconds.
@@ -196,7 +196,7 @@ class _Held:
 
     Attributes:
         since: When it arrived, seconds.
-        exchange: It, once more has arrived behind it.
+        exchange: The same request, from when more arrives behind it; ``None`` until then.
     """
 
     __slots__ = ("body", "connection", "exchange", "head", "since", "waits")

@@ -1,8 +1,8 @@
 """When requests are begun: in turns, the most urgent first (`serve_app.scheduling.intake`).
 
-A request is begun at once while the event loop keeps up: in each round of the loop a few are. Those beyond wait here,
-with their heads parsed and their bodies raw. So each round reads whatever has arrived, sends what has been answered,
-and then begins a few more. What cannot be in time is answered without having been begun.
+A request is begun at once while the event loop keeps up. Once a round of the loop has begun a few, the others wait here
+with their bodies raw. Each round reads whatever has arrived, sends what has been answered, refuses what cannot be in
+time, and begins a few more.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _REFUSING: Final = (0.6, 0.2)
 """Parts of the time that may go into refusals before connections that carry urgent requests, and others, are read no
 more for a while."""
 _READ_TOO: Final = 1.5
-"""What a refusal costs with having been read, in what it costs alone."""
+"""Time for a refusal and for reading its request, as a multiple of the time for the refusal."""
 _SAVED_S: Final = 0.01
-"""Most time for refusals that is saved up, and lacks."""
+"""Most time for refusals that is saved up, and most that is borrowed."""
 _READ_ON: Final = 64
 """Connections that are read again in one round when nothing waits."""
 _UNREAD_S: Final = 0.25
@@ -66,7 +66,7 @@ class Waiter(Protocol):
     waits: bool
 
     def begin(self) -> None:
-        """Do what it asks."""
+        """Have it answered."""
 
     def turn_down(self) -> None:
         """Answer that it will not be done: `BUSY`."""
@@ -126,7 +126,7 @@ class Turns:
     def keep_back(self, reader: Reader, *, urgent: bool) -> bool:
         """Have a connection whose request was just refused read again later, where too much time goes into refusals.
 
-        Its client waits as long: that costs nothing.
+        Its client waits meanwhile; a request that is not read costs nothing.
 
         Args:
             reader: The connection.

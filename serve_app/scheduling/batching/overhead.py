@@ -95,7 +95,7 @@ class RoundTrip:
         return usual_s if now - self._observed_at <= _SILENT_S + 2.0 * usual_s else min(usual_s, self.alone_s)
 
     def observe(self, seconds: float, now: float) -> None:
-        """Learn from one bundle: what it took from being sent to its answer, less both."""
+        """Learn from one bundle: its time from sending to answer, less its wait at the gate and its execution."""
         self._usual.observe(seconds)
         self._observed_at = now
         if now - self._since > _MEMORY_S:
