@@ -116,8 +116,12 @@ class Intake(Generic[_T]):
         self.waiting += 1
         insort(own.waiting, (deadline, self._number, now, item))
 
-    def take(self, now: float) -> _T | None:
-        """The request that is to be begun now; ``None`` where none waits."""
+    def take(self, now: float) -> tuple[_T, bool] | None:
+        """The request that is to be begun now; ``None`` where none waits.
+
+        Returns:
+            It, and whether its deadline has passed: then it is to be given up instead.
+        """
         chosen: _Class[_T] | None = None
         for own in self._classes.values():
             if own.waiting:
@@ -132,7 +136,9 @@ class Intake(Generic[_T]):
         if chosen is None:
             return None
         self.waiting -= 1
-        return chosen.begin(now, self._short_s)
+        if chosen.waiting[0][0] <= now:
+            return chosen.give_up(now), True
+        return chosen.begin(now, self._short_s), False
 
     def give_up(self, now: float) -> Iterator[_T]:
         """Take out what would be too late, and what is too much; the least urgent first. To be called in each round."""
