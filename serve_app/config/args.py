@@ -149,7 +149,8 @@ class AppArgs(Section):
 
     def most_routers(self, cores: int | None = None) -> int:
         """Most router processes, on nodes of so many cores; ``None``: whatever nodes there are."""
-        return self.router.fewest if self.pools else self.router.most(cores)
+        one_decides = self.pools or self.device_groups  # what the hosts load, or how many batches a device runs
+        return self.router.fewest if one_decides else self.router.most(cores)
 
     def haproxy_problem(self, environ: Mapping[str, str]) -> str | None:
         """Why HAProxy's limit of connections is too small, or ``None``.
