@@ -52,6 +52,7 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
+from serve_app.transport.send import awaiting
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SEED = 7
@@ -181,7 +182,7 @@ def make_app(
     scheduler.seed("tiny", [(rows, 0, _RUN_S[0] + rows * _RUN_S[1], "") for rows in (1, 2, 4, 8, 16, 32, 64)])
     replica = replica or Replica(case.outputs)
     metrics = RouterMetrics(scheduler)
-    dispatcher = Dispatcher(scheduler, replica, metrics, 60.0)
+    dispatcher = Dispatcher(scheduler, awaiting(replica), metrics, 60.0)
     dispatcher.on_replicas("tiny", ["replica"])
 
     async def page() -> str:

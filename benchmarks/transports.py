@@ -7,6 +7,7 @@ values, so that nothing but the way is measured. One bundle is under way at a ti
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
@@ -148,7 +149,13 @@ class Sender:
             return send, lambda: None
         arena = None if way == "link" else self._arena
         link = await connect(await self._replica.address.remote(), "echo", TieTable(), arena, lambda: None)
-        return link.call, link.close
+
+        async def ask(bundle: Bundle) -> Any:
+            came: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            link.send(bundle, came.set_result)
+            return await came
+
+        return ask, link.close
 
     def _placed(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         block = self._arena.allocate(array.nbytes)

@@ -24,7 +24,7 @@ from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.telemetry.trace import RequestTraces
-from serve_app.transport.send import Recall
+from serve_app.transport.send import Recall, awaiting
 from serve_app.transport.ties import TieTable
 
 MODEL = "model"
@@ -124,7 +124,7 @@ def make_dispatcher(
     )
     metrics = RouterMetrics(scheduler)
     scheduler.seed(MODEL, executions)
-    dispatcher = Dispatcher(scheduler, send, metrics, bundle_timeout_s, recall, ties)
+    dispatcher = Dispatcher(scheduler, awaiting(send), metrics, bundle_timeout_s, recall, ties)
     dispatcher.on_replicas(MODEL, replicas)
     for replica in replicas:
         dispatcher.on_linked(MODEL, replica, linked=ties is not None)

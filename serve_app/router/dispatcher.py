@@ -10,14 +10,13 @@ also travels in one bundle.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from serve_app.domain.service import Answer
 from serve_app.errors import (
@@ -106,7 +105,7 @@ class Dispatcher:
 
     Args:
         scheduler: Decides. Nobody else may call it.
-        send: Carries one bundle to a replica and brings its result.
+        send: Carries one bundle to a replica and tells its result.
         observer: Is told what happens.
         bundle_timeout_s: See `RouterCore`.
         recall: Asks for entries back that nobody waits for any more; ``None``: nothing can, and they run.
@@ -136,10 +135,10 @@ class Dispatcher:
         self._revision_for = revision_for
         self._ids = itertools.count(1)
         self._name = uuid.uuid4().hex
-        self._context = contextvars.Context()
         self._timer: asyncio.Handle | None = None
         self._dispatched_at: dict[int, float] = {}
-        self._calls: dict[asyncio.Task[None], Dispatch] = {}
+        self._sent: dict[int, tuple[Dispatch, Callable[[], object] | None]] = {}  # by bundle, and what ends it early
+        self._one_ended = asyncio.Event()
         self._told_slow: set[str] = set()
         self._recovery = Recovery(scheduler.usable, observer.recovered)
         self.broken = False
@@ -354,16 +353,18 @@ class Dispatcher:
         self._core.remove_model(model, monotonic(), successor, refusal)
         self._told_slow.discard(model)
         self._recovery.forget(model)
-        sent = [(task, dispatch) for task, dispatch in self._calls.items() if dispatch.model == model]
-        for task, dispatch in sent:
-            if dispatch.replica is None:
-                task.cancel()  # it waits for a replica of which nothing is needed any more
+        sent = {bundle: each for bundle, each in self._sent.items() if each[0].model == model}
+        for dispatch, cancel in sent.values():
+            if dispatch.replica is None and cancel is not None:
+                cancel()  # it waits for a replica of which nothing is needed any more
         self._pump()
-        return self._ended([task for task, _ in sent])
+        return self._ended(sent.keys())
 
-    async def _ended(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        if tasks:
-            await asyncio.wait(tasks)
+    async def _ended(self, bundles: Set[int]) -> None:
+        while not bundles.isdisjoint(self._sent):
+            self._one_ended.clear()
+            await self._one_ended.wait()
+        if bundles:
             self._pump()  # what came back of them is refused
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
@@ -447,7 +448,10 @@ class Dispatcher:
 
     def wake_up(self, dispatch: Dispatch) -> None:
         """See `Driver.wake_up`."""
-        self._call(dispatch, self._wake_up(dispatch))
+        # The call carries no entries. It may wait for a start longer than their deadlines, and nothing could take out
+        # those that expire meanwhile or tell the replica how much of their budgets is left.
+        cancel = self._send(dispatch.model, Bundle([]), None, 0, partial(self._woken, dispatch))
+        self._sent[dispatch.bundle_id] = dispatch, cancel
 
     def send(self, dispatch: Dispatch, now: float, places: Sequence[int]) -> Bundle:
         """See `Driver.send`."""
@@ -479,7 +483,8 @@ class Dispatcher:
         member = dispatch.model if self._scheduler.pool_of(dispatch.model) is not None else ""
         sink = _Parts(dispatch, revision, self._on_part) if dispatch.entries[0].answer_by else None
         bundle = Bundle(wire, self._name, revision=revision, model=member, parts=sink)
-        self._call(dispatch, self._carry(dispatch, bundle, nbytes))
+        done = partial(self._came, dispatch, bundle)
+        self._sent[dispatch.bundle_id] = dispatch, self._send(dispatch.model, bundle, dispatch.replica, nbytes, done)
         return bundle
 
     def recall(self, sent: Bundle, dispatch: Dispatch, entries: Collection[Entry]) -> None:
@@ -519,13 +524,6 @@ class Dispatcher:
         """See `Driver.changed`."""
         log_changes(logger, changes)
 
-    def _call(self, dispatch: Dispatch, work: Coroutine[Any, Any, None]) -> None:
-        # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and
-        # cancel everybody's bundle when that one client leaves.
-        task = self._loop.create_task(work, context=self._context.copy())
-        self._calls[task] = dispatch
-        task.add_done_callback(self._calls.pop)
-
     # ------------------------------------------------------------------- ends
 
     def _why_late(self, entry: Entry, message: Callable[[Entry], str]) -> ServeAppError:
@@ -542,50 +540,43 @@ class Dispatcher:
         solo_s = self._scheduler.solo_s(entry.model, entry.rows, entry.bucket, entry.variant)
         return DeadlineExceeded(too_late(what, entry, solo_s))
 
-    async def _wake_up(self, dispatch: Dispatch) -> None:
-        """Ask for a replica of a model that has none, and give the entries back to the queue when there is one.
-
-        The call carries no entries. It may wait for a start longer than their deadlines, and nothing could take out
-        those that expire meanwhile or tell the replica how much of their budgets is left.
-        """
-        try:
-            await self._send(dispatch.model, Bundle([]), None, 0)
-        except ReplicaLost as lost:
-            logger.warning("No replica of %s could be woken up: %s", dispatch.model, lost)
+    def _woken(self, dispatch: Dispatch, result: BundleResult | BaseException) -> None:
+        """Give the entries back to the queue when a model that had no replica has one."""
+        self._end_sent(dispatch)
+        if isinstance(result, ReplicaLost):
+            logger.warning("No replica of %s could be woken up: %s", dispatch.model, result)
+        if not isinstance(result, BaseException) or isinstance(result, ReplicaLost | asyncio.CancelledError):
             self._core.woken(dispatch, monotonic())
-        except asyncio.CancelledError:
-            self._core.woken(dispatch, monotonic())
-            raise
-        except ServeAppError as error:
-            self._on_error(dispatch, error)
-        except Exception:  # as in `_carry`
-            logger.exception("No replica of %s could be woken up", dispatch.model)
+        elif isinstance(result, ServeAppError):
+            self._on_error(dispatch, result)
+        else:  # as in `_came`
+            logger.error("No replica of %s could be woken up", dispatch.model, exc_info=result)
             self._on_error(dispatch, ModelUnavailable(f"no replica of model {dispatch.model} could be started", 1.0))
-        else:
-            self._core.woken(dispatch, monotonic())
 
-    async def _carry(self, dispatch: Dispatch, bundle: Bundle, nbytes: int) -> None:
-        """Send one bundle and deal out what comes back."""
+    def _came(self, dispatch: Dispatch, bundle: Bundle, result: BundleResult | BaseException) -> None:
+        """Deal out what came back of a bundle."""
+        self._end_sent(dispatch)
         core = self._core
-        try:
-            result = await self._send(dispatch.model, bundle, dispatch.replica, nbytes)
-        except ReplicaLost as lost:
+        if not isinstance(result, BaseException):
+            self._on_result(dispatch, result, bundle.revision)
+        elif isinstance(result, ReplicaLost):
             self._observer.replica_lost(dispatch.model)
-            logger.warning("A bundle of %d entries for %s failed: %s", len(bundle.entries), dispatch.model, lost)
+            logger.warning("A bundle of %d entries for %s failed: %s", len(bundle.entries), dispatch.model, result)
             now, before = monotonic(), self._scheduler.listed(dispatch.model)
-            core.lost(dispatch, now, replica_lost=True, reached=lost.reached)
+            core.lost(dispatch, now, replica_lost=True, reached=result.reached)
             self._recovery.lost(dispatch.model, before, now)
-        except asyncio.CancelledError:
+        elif isinstance(result, asyncio.CancelledError):
             # The call was cancelled, here or in the replica. Its entries are not: they get their other try.
             core.lost(dispatch, monotonic(), replica_lost=False)
-            raise
-        except ServeAppError as error:
-            self._on_error(dispatch, error)
-        except Exception:  # whatever the way to the replica raises, its entries are answered
-            logger.exception("A bundle for %s failed", dispatch.model)
+        elif isinstance(result, ServeAppError):
+            self._on_error(dispatch, result)
+        else:  # whatever the way to the replica raises, its entries are answered
+            logger.error("A bundle for %s failed", dispatch.model, exc_info=result)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
-        else:
-            self._on_result(dispatch, result, bundle.revision)
+
+    def _end_sent(self, dispatch: Dispatch) -> None:
+        del self._sent[dispatch.bundle_id]
+        self._one_ended.set()
 
     def _on_part(
         self,

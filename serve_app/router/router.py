@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
 
 from serve_app.api.grpc_app import GrpcApp
@@ -50,7 +51,7 @@ from serve_app.telemetry.trace import RequestTraces, configured_tracer
 from serve_app.telemetry.traffic_metrics import TRAFFIC
 from serve_app.transport.arena import Arena
 from serve_app.transport.links import Links
-from serve_app.transport.send import ReplicaLost
+from serve_app.transport.send import Call, Done, ReplicaLost, awaiting
 from serve_app.transport.ties import TieTable
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,6 @@ logger = logging.getLogger(__name__)
 OPEN_ANYWAY_S: Final = 30.0
 """After so many seconds the ports are opened even if some model has no replica yet."""
 
-Call = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
 """Sends a bundle of a model to a replica that has no link (``None``: to any), and waits for its results. The last
 argument is the size of the bundle's payloads, bytes."""
 
@@ -130,7 +130,7 @@ class Router:
         self._under_way: Counter[tuple[str, str]] = Counter()  # bundles by model and the revision that they name
         self._one_ended = asyncio.Event()
         self._settings = settings
-        self._call = call
+        self._by_call = awaiting(call)
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._arena = Arena(settings.shared_memory) if Arena.supported() and settings.shared_memory else None
@@ -510,22 +510,37 @@ class Router:
             self._dispatcher.on_unresponsive(member, replica)
         self._pools.on_lost(model, replica)
 
-    async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
+    def _send(
+        self, model: str, bundle: Bundle, replica: str | None, nbytes: int, done: Done
+    ) -> Callable[[], object] | None:
+        came = partial(self._came, model, bundle, replica, done)
         link = self._links.find(replica)
-        try:
-            result = await (self._call(model, bundle, replica, nbytes) if link is None else link.call(bundle))
-        finally:
-            if bundle.revision:
-                self._end_under_way(model, bundle.revision)
+        if link is None:
+            return self._by_call(model, bundle, replica, nbytes, came)
+        link.send(bundle, came)
+        return None
+
+    def _came(
+        self, model: str, bundle: Bundle, replica: str | None, done: Done, result: BundleResult | BaseException
+    ) -> None:
+        """Take what came back of a bundle."""
+        if bundle.revision:
+            self._end_under_way(model, bundle.revision)
+        done(result if isinstance(result, BaseException) else self._seen(model, bundle, replica, result))
+
+    def _seen(
+        self, model: str, bundle: Bundle, replica: str | None, result: BundleResult
+    ) -> BundleResult | ReplicaLost:
+        """Learn what a result tells of its replica. One that was asked for what it does not have has not been asked."""
         if result.results and isinstance(first := result.results[0], Failure) and first.code == STALE.code:
             if bundle.model:
                 pool = self._scheduler.pool_of(model)
                 if pool is not None and replica is not None:
                     self._dispatcher.on_unloaded(pool, model, replica)
-                raise ReplicaLost(f"host {replica} has not loaded {model}", reached=False)
+                return ReplicaLost(f"host {replica} has not loaded {model}", reached=False)
             if self._on_stale is not None:
                 self._on_stale(model)
-            raise ReplicaLost(f"replica {replica} does not have revision {bundle.revision}", reached=False)
+            return ReplicaLost(f"replica {replica} does not have revision {bundle.revision}", reached=False)
         routed = self._routed.get(model) if result.joinable is not None else None
         if result.joinable is not None and routed is not None and bundle.revision in ("", routed.info.revision):
             self.service.on_joinable(model, result.joinable)

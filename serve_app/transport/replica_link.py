@@ -1,4 +1,4 @@
-"""The router's end of a link: sends bundles to one replica, and hands each result to who waits for it."""
+"""The router's end of a link: sends bundles to one replica, and hands each result to who asked for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from serve_app.errors import InferenceFailed
-from serve_app.payloads import Bundle, BundleResult, Failure
+from serve_app.payloads import Bundle, Failure
 from serve_app.scheduling.health.liveness import Liveness, Watch
 from serve_app.transport.arena import Arena
 from serve_app.transport.frames import (
@@ -36,7 +36,7 @@ from serve_app.transport.link_protocol import (
     check_peer,
     new_socket,
 )
-from serve_app.transport.send import ReplicaLost
+from serve_app.transport.send import Done, ReplicaLost
 from serve_app.transport.ties import TieTable
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class ReplicaLink(FramedProtocol):
         self._arena = arena
         self._on_lost = on_lost
         self._ids = itertools.count(1)
-        # What an answer is waited for with, the bundle, and its arrays: the replica reads them where they lie.
-        self._calls: dict[int, tuple[asyncio.Future[BundleResult], Bundle, Any]] = {}
+        # Who takes the answer, the bundle, and its arrays: the replica reads them where they lie.
+        self._calls: dict[int, tuple[Done, Bundle, Any]] = {}
         self._retired = False
         self._process = process
         self._liveness: Liveness | None = None
@@ -98,20 +98,22 @@ class ReplicaLink(FramedProtocol):
         data_received, self.data_received = self.data_received, False
         return data_received
 
-    async def call(self, bundle: Bundle) -> BundleResult:
-        """Send a bundle and wait for its result.
+    def send(self, bundle: Bundle, done: Done) -> None:
+        """Send a bundle.
 
-        Raises:
-            ReplicaLost: The connection has ended.
-            InferenceFailed: The replica failed on the bundle as a whole; its log says why.
+        Args:
+            bundle: It.
+            done: Takes its result, `ReplicaLost` where the connection has ended, or `InferenceFailed` where the replica
+                failed on the bundle as a whole; its log says why. Is not called before this returns.
         """
         if self.lost or self.transport is None or self.transport.is_closing():  # it would be dropped, not written
-            raise ReplicaLost(f"the link to replica {self._name} has ended", reached=False)
+            lost = ReplicaLost(f"the link to replica {self._name} has ended", reached=False)
+            asyncio.get_running_loop().call_soon(done, lost)
+            return
         call = next(self._ids)
         parts, kept = encode_bundle(call, bundle, self._arena)
-        future: asyncio.Future[BundleResult] = asyncio.get_running_loop().create_future()
         # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
-        self._calls[call] = (future, bundle, kept)
+        self._calls[call] = (done, bundle, kept)
         if bundle.parts is not None:
             for position in range(len(bundle.entries)):
                 bundle.parts.on_taken(position, partial(self._taken, call, position))
@@ -119,10 +121,6 @@ class ReplicaLink(FramedProtocol):
         liveness = self._liveness
         if liveness is not None and liveness.at_rest:
             liveness.begin()
-        try:
-            return await future
-        finally:
-            del bundle, parts, kept, future  # which the traceback of an error of this future would keep, in a cycle
 
     def _taken(self, call: int, position: int, count: int) -> None:
         """Say that so many more parts of an answer have been read."""
@@ -143,19 +141,20 @@ class ReplicaLink(FramedProtocol):
             if bundle is not None and bundle.parts is not None:
                 bundle.parts.send(*decode_part(frame))
             return
-        future, _, _ = self._calls.pop(frame.call, (None, None, None))
+        done, _, _ = self._calls.pop(frame.call, (None, None, None))
         if self._retired and not self._calls:
             self.close()
-        if future is None or future.done():
+        if done is None:
+            return
+        if isinstance(frame.kind, Failure):
+            done(InferenceFailed(frame.kind.message))
             return
         try:
-            if isinstance(frame.kind, Failure):
-                future.set_exception(InferenceFailed(frame.kind.message))
-            else:
-                future.set_result(decode_result(frame))
+            result = decode_result(frame)
         except Exception:  # the link is cut then; but this call is not among those that it fails
-            future.set_exception(ReplicaLost(f"the answer of replica {self._name} cannot be read"))
+            done(ReplicaLost(f"the answer of replica {self._name} cannot be read"))
             raise
+        done(result)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what waits. Called by asyncio."""
@@ -163,10 +162,9 @@ class ReplicaLink(FramedProtocol):
         if self._liveness is not None:
             self._liveness.end()
         calls, self._calls = self._calls, {}
-        for future, _, _ in calls.values():
-            if not future.done():
-                reason = "" if exc is None else f" ({exc})"
-                future.set_exception(ReplicaLost(f"the link to replica {self._name} was cut{reason}"))
+        reason = "" if exc is None else f" ({exc})"
+        for done, _, _ in calls.values():
+            done(ReplicaLost(f"the link to replica {self._name} was cut{reason}"))
         self._on_lost()
 
     def retire(self) -> None:

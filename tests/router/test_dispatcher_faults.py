@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from link_calls import ask
 from runtime_harness import MODEL, Transport, classes, make_dispatcher, settle, submit, tensor
 
 from serve_app.domain.service import Answer
@@ -19,7 +20,7 @@ from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.transport.arena import Arena
 from serve_app.transport.link_server import LinkServer
 from serve_app.transport.replica_link import connect
-from serve_app.transport.send import ReplicaLost
+from serve_app.transport.send import ReplicaLost, awaiting
 from serve_app.transport.ties import TieTable
 
 needs_arena = pytest.mark.skipif(not Arena.supported(), reason="needs memory files")
@@ -90,7 +91,7 @@ async def test_what_a_lost_link_carried_is_freed_at_once() -> None:
 
     async def call() -> None:
         with pytest.raises(ReplicaLost):
-            await link.call(Bundle([WireEntry(1, 1.0, 1, "", _shared_payload(arena))]))
+            await ask(link, Bundle([WireEntry(1, 1.0, 1, "", _shared_payload(arena))]))
 
     calling = asyncio.create_task(call())
     await started.wait()
@@ -118,7 +119,7 @@ async def test_a_fault_in_dealing_out_answers_is_answered(caplog: pytest.LogCapt
     scheduler = Scheduler(
         [ModelScheduling(MODEL, max_rows=4, slo_s=1.0, window=1)], classes(), ProcessLimits(total_bytes=10**9)
     )
-    dispatcher = Dispatcher(scheduler, transport, Faulty(scheduler), 60.0)
+    dispatcher = Dispatcher(scheduler, awaiting(transport), Faulty(scheduler), 60.0)
     dispatcher.on_replicas(MODEL, ("a",))
     tasks = [submit(dispatcher, tensor(value)) for value in range(2)]
     (await transport.next()).succeed()

@@ -19,6 +19,7 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
+from serve_app.transport.send import awaiting
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 """uvloop's clock has whole milliseconds, and its timers go by it."""
@@ -41,7 +42,7 @@ def make(transport: Transport, model: ModelScheduling) -> tuple[CountingSchedule
     """A dispatcher of a model with one idle replica whose batches of up to four rows take a millisecond."""
     scheduler = CountingScheduler([model], classes(), ProcessLimits(total_bytes=10**9))
     scheduler.seed(MODEL, [(rows, 0, 0.001, "") for rows in (1, 4)])
-    dispatcher = Dispatcher(scheduler, transport, RouterMetrics(scheduler), 60.0)
+    dispatcher = Dispatcher(scheduler, awaiting(transport), RouterMetrics(scheduler), 60.0)
     dispatcher.on_replicas(MODEL, ["a"])
     return scheduler, dispatcher
 

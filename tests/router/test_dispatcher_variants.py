@@ -21,7 +21,7 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
-from serve_app.transport.send import Send
+from serve_app.transport.send import Call, awaiting
 
 TOO_LONG_S = 1000.0
 QUICK_S = 0.001
@@ -30,11 +30,11 @@ QUICK_S = 0.001
 class Line:
     """A dispatcher of a model with one replica, which gets one batch at a time."""
 
-    def __init__(self, send: Send, replicas: tuple[str, ...] = ("a",), **settings: Any) -> None:
+    def __init__(self, send: Call, replicas: tuple[str, ...] = ("a",), **settings: Any) -> None:
         model = ModelScheduling(MODEL, max_rows=4, slo_s=1.0, window=1, **settings)
         self.scheduler = Scheduler([model], classes(), ProcessLimits(total_bytes=10**9))
         self.metrics = RouterMetrics(self.scheduler)
-        self.dispatcher = Dispatcher(self.scheduler, send, self.metrics, 60.0)
+        self.dispatcher = Dispatcher(self.scheduler, awaiting(send), self.metrics, 60.0)
         self.dispatcher.on_replicas(MODEL, replicas)
 
     def submit(self, value: float, **options: Any) -> asyncio.Task[Answer]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from link_calls import ask
 from runtime_harness import (
     MODEL,
     Paced,
@@ -267,10 +268,10 @@ async def test_a_recall_travels_by_the_link(stage: Stage) -> None:
     """Also right behind its bundle; what is no entry is ignored, and the call of the rest goes on."""
     worker = stage.worker()
     async with linked(worker) as ([link], lost, told):
-        running = asyncio.ensure_future(link.call(bundle(1.0)))
+        running = asyncio.ensure_future(ask(link, bundle(1.0)))
         await stage.begun()
         sent = bundle(2.0, 3.0)
-        waiting = asyncio.ensure_future(link.call(sent))
+        waiting = asyncio.ensure_future(ask(link, sent))
         await asyncio.sleep(0)
         link.recall(sent, [1, 1, 7, -1])
         await told.acquire()
@@ -289,12 +290,12 @@ async def test_a_recall_of_what_is_not_there_changes_nothing(stage: Stage, caplo
     async with linked(worker) as ([link], lost, _):
         sent = bundle(1.0)
         stage.backend.go.release(2)
-        await link.call(sent)
+        await ask(link, sent)
         link.recall(sent, [0])
         link.recall(bundle(1.0), [0])
         link.write(encode_recall(1, [0]))
         link.write(encode_recall(99, [0]))
-        assert values(await link.call(bundle(2.0))) == [3.0]
+        assert values(await ask(link, bundle(2.0))) == [3.0]
         assert not lost.is_set()
     assert [record.levelno for record in caplog.records if "recalled" in record.message] == [logging.DEBUG] * 2
 
@@ -312,7 +313,7 @@ def by(links: Sequence[ReplicaLink]) -> dict[str, Any]:
     """The ways of a dispatcher whose replicas are these, named by their numbers."""
 
     async def send(_: str, sent: Bundle, replica: str | None, __: int) -> BundleResult:
-        return await links[int(replica or 0)].call(sent)
+        return await ask(links[int(replica or 0)], sent)
 
     def recall(sent: Bundle, replica: str | None, positions: Sequence[int]) -> None:
         links[int(replica or 0)].recall(sent, positions)

@@ -17,6 +17,7 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
+from serve_app.transport.send import awaiting
 
 SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("x", "FP32", (-1, -1)),))
 REAL, COPY = version_key("m", "3"), version_key("m", "5")
@@ -33,7 +34,7 @@ class Versions:
         ]
         scheduler = Scheduler(scheduling, classes(), ProcessLimits(total_bytes=10**9))
         self.metrics = RouterMetrics(scheduler)
-        dispatcher = Dispatcher(scheduler, self.transport, self.metrics, 60.0)
+        dispatcher = Dispatcher(scheduler, awaiting(self.transport), self.metrics, 60.0)
         self.service = Service(dispatcher=dispatcher, metrics=self.metrics, metrics_page=self._page)
         info = ModelInfo(
             name="m",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from link_calls import ask
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Success, WireEntry
@@ -87,7 +88,7 @@ async def test_bundles_of_every_size(shape: tuple[int, ...], shared: int) -> Non
     server, link, _ = await linked(double, arena)
     arrays = [np.full(shape, value, np.float32) for value in (1, 2, 3)]
     for _ in range(3):
-        assert doubled(await link.call(bundle_of(*arrays)), *arrays)
+        assert doubled(await ask(link, bundle_of(*arrays)), *arrays)
     link.close()
     server.close()
 
@@ -96,7 +97,7 @@ async def test_many_calls_at_once() -> None:
     """Many calls at once."""
     server, link, _ = await linked(double, Arena(4 * 1024**2))
     arrays = [np.full((1, size), size, np.float32) for size in (1, 7, 64, 5000, 20000, 80000) for _ in range(20)]
-    results = await asyncio.gather(*(link.call(bundle_of(array, array)) for array in arrays))
+    results = await asyncio.gather(*(ask(link, bundle_of(array, array)) for array in arrays))
     assert all(doubled(result, array, array) for result, array in zip(results, arrays, strict=True))
     link.close()
     server.close()
@@ -106,7 +107,7 @@ async def test_a_block_is_kept_until_the_replica_has_answered() -> None:
     """A block is kept until the replica has answered."""
     held, arena = Held(), Arena(1024**2)
     server, link, _ = await linked(held, arena)
-    call = asyncio.create_task(link.call(bundle_of(np.zeros((1, 30000), np.float32))))
+    call = asyncio.create_task(ask(link, bundle_of(np.zeros((1, 30000), np.float32))))
     await held.started.acquire()
     assert arena.held > 0
     call.cancel()
@@ -115,7 +116,7 @@ async def test_a_block_is_kept_until_the_replica_has_answered() -> None:
     del call  # with the frames of its traceback
     held.go.set()
     arrays = [np.ones((1, 1), np.float32)]
-    assert doubled(await link.call(bundle_of(*arrays)), *arrays)
+    assert doubled(await ask(link, bundle_of(*arrays)), *arrays)
     assert arena.held == 0
     link.close()
     server.close()
@@ -129,7 +130,7 @@ async def test_a_bundle_that_fails_as_a_whole() -> None:
 
     server, link, _ = await linked(broken)
     with pytest.raises(InferenceFailed) as raised:
-        await link.call(bundle_of(np.zeros((1, 2))))
+        await ask(link, bundle_of(np.zeros((1, 2))))
     assert "secret" not in str(raised.value)
     link.close()
     server.close()
@@ -145,7 +146,7 @@ async def test_entries_fail_alone() -> None:
 
     server, link, _ = await linked(first_fails)
     one = np.ones((1, 2))
-    result = await link.call(bundle_of(one, one))
+    result = await ask(link, bundle_of(one, one))
     assert result.results[0] == Failure("invalid_request", "bad")
     assert doubled(BundleResult(result.results[1:], [], 0, 0, 0), one)
     link.close()
@@ -156,7 +157,7 @@ async def test_the_replica_hangs_up() -> None:
     """The replica hangs up."""
     held = Held()
     server, link, lost = await linked(held)
-    call = asyncio.create_task(link.call(bundle_of(np.zeros((1, 2)))))
+    call = asyncio.create_task(ask(link, bundle_of(np.zeros((1, 2)))))
     await held.started.acquire()
     server.close()
     with pytest.raises(ReplicaLost) as raised:
@@ -164,7 +165,7 @@ async def test_the_replica_hangs_up() -> None:
     assert raised.value.reached
     await lost.wait()
     with pytest.raises(ReplicaLost) as raised:
-        await link.call(bundle_of(np.zeros((1, 2))))
+        await ask(link, bundle_of(np.zeros((1, 2))))
     assert not raised.value.reached
 
 
@@ -174,7 +175,7 @@ async def test_what_is_not_written_any_more_has_not_reached_the_replica() -> Non
     link.close()
     assert not link.lost
     with pytest.raises(ReplicaLost) as raised:
-        await link.call(bundle_of(np.ones((1, 4), np.float32)))
+        await ask(link, bundle_of(np.ones((1, 4), np.float32)))
     assert not raised.value.reached
     await lost.wait()
     server.close()
@@ -184,7 +185,7 @@ async def test_bundles_of_a_router_that_left_are_cancelled() -> None:
     """Bundles of a router that left are cancelled."""
     held = Held()
     server, link, _ = await linked(held)
-    call = asyncio.create_task(link.call(bundle_of(np.zeros((1, 2)))))
+    call = asyncio.create_task(ask(link, bundle_of(np.zeros((1, 2)))))
     await held.started.acquire()
     link.close()
     await held.cancelled.wait()
@@ -198,7 +199,7 @@ async def test_draining_answers_what_runs() -> None:
     held = Held()
     server, link, lost = await linked(held)
     one = np.ones((1, 2))
-    call = asyncio.create_task(link.call(bundle_of(one)))
+    call = asyncio.create_task(ask(link, bundle_of(one)))
     await held.started.acquire()
     draining = asyncio.create_task(server.drain(60.0))
     await asyncio.sleep(0)
@@ -215,7 +216,7 @@ async def test_draining_ends_in_any_case() -> None:
     """Draining ends in any case."""
     held = Held()
     server, link, _ = await linked(held)
-    call = asyncio.create_task(link.call(bundle_of(np.zeros((1, 2)))))
+    call = asyncio.create_task(ask(link, bundle_of(np.zeros((1, 2)))))
     await held.started.acquire()
     await server.drain(0.01)
     with pytest.raises(ReplicaLost):
@@ -227,7 +228,7 @@ async def test_retiring_waits_for_what_is_owed() -> None:
     held = Held()
     server, link, lost = await linked(held)
     one = np.ones((1, 2))
-    call = asyncio.create_task(link.call(bundle_of(one)))
+    call = asyncio.create_task(ask(link, bundle_of(one)))
     await held.started.acquire()
     link.retire()
     held.go.set()
@@ -277,7 +278,7 @@ async def test_links_follow_the_replicas() -> None:
     assert links.find("a") is None
     kept = links.find("b")
     assert kept is not None
-    assert doubled(await kept.call(bundle_of(np.ones((1, 2)))), np.ones((1, 2)))
+    assert doubled(await ask(kept, bundle_of(np.ones((1, 2)))), np.ones((1, 2)))
     links.close()
     one.close()
     two.close()
@@ -322,7 +323,7 @@ async def test_a_killed_replica_is_noticed_at_once() -> None:
     address = await asyncio.to_thread(ours.recv)
     link = await connect(address, "r1", TieTable(), Arena(1024**2), lambda: None)
     large = np.ones((1, 50000), np.float32)
-    assert doubled(await link.call(bundle_of(large)), large)
+    assert doubled(await ask(link, bundle_of(large)), large)
     with pytest.raises(ReplicaLost):
-        await link.call(bundle_of(large, large))
+        await ask(link, bundle_of(large, large))
     await asyncio.to_thread(process.join)

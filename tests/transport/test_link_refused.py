@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from link_calls import ask
 
 from serve_app.payloads import Bundle, WireEntry
 from serve_app.transport.frames import PREFIX, _frame
@@ -129,5 +130,5 @@ async def test_an_answer_that_cannot_be_read_ends_its_call() -> None:
         link = await connect(address, "r", TieTable(), None, lost.set)
         async with asyncio.timeout(30.0):
             with pytest.raises(ReplicaLost):
-                await link.call(Bundle([WireEntry(1, 1.0, 1, "", {"x": np.zeros((1, 2), np.float32)})]))
+                await ask(link, Bundle([WireEntry(1, 1.0, 1, "", {"x": np.zeros((1, 2), np.float32)})]))
             await lost.wait()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from link_calls import ask
 from runtime_harness import MODEL, make_dispatcher, submit, tensor
 from transport.doubling_replica import DEADLY, serve_doubles
 
@@ -65,7 +66,7 @@ class _Fleet:
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         if (link := self.links.find(replica)) is None:
             raise ReplicaLost(f"no link to {replica}", reached=False)
-        return await link.call(bundle)
+        return await ask(link, bundle)
 
     def _silent(self, model: str, replica: str) -> None:
         self.dispatcher.on_unresponsive(model, replica)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from link_calls import ask
 from runtime_harness import MODEL, Paced, acquired, batch_same_turn, make_dispatcher, submit, tensor, until
 
 from serve_app.domain.service import Answer
@@ -149,7 +150,7 @@ def routed(links: list[ReplicaLink], table: TieTable) -> Dispatcher:
     """A dispatcher whose replicas these are."""
 
     async def send(_: str, sent: Bundle, replica: str | None, __: int) -> BundleResult:
-        return await links[int(replica or 0)].call(sent)
+        return await ask(links[int(replica or 0)], sent)
 
     def recall(sent: Bundle, replica: str | None, positions: object) -> None:
         links[int(replica or 0)].recall(sent, list(positions))  # type: ignore[call-overload]
@@ -247,13 +248,13 @@ async def test_what_another_replica_has_taken_is_returned_at_the_next_batch(repl
         return WireEntry(2, 60.0, 1, "", tensor(value), place=place)
 
     async with linked(replicas[:1], table) as [link]:
-        running = asyncio.ensure_future(link.call(Bundle([entry(1.0, 0)], "router")))
+        running = asyncio.ensure_future(ask(link, Bundle([entry(1.0, 0)], "router")))
         await replicas[0].begun()
-        mixed = asyncio.ensure_future(link.call(Bundle([entry(2.0, places[0]), entry(3.0, places[1])], "router")))
-        taken = asyncio.ensure_future(link.call(Bundle([entry(4.0, places[2])], "router")))
+        mixed = asyncio.ensure_future(ask(link, Bundle([entry(2.0, places[0]), entry(3.0, places[1])], "router")))
+        taken = asyncio.ensure_future(ask(link, Bundle([entry(4.0, places[2])], "router")))
         # The link's frames come in order: when this one has been answered, the others are at the gate.
         recalled = Bundle([entry(5.0, 0)], "router")
-        behind = asyncio.ensure_future(link.call(recalled))
+        behind = asyncio.ensure_future(ask(link, recalled))
         await asyncio.sleep(0)
         link.recall(recalled, [0])
         await behind
