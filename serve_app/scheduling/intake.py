@@ -21,9 +21,18 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator, Mapping
 from math import inf
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from serve_app.scheduling.entry import Priority
+
+AT_ONCE: Final = 32
+"""Requests. What is begun in one round may travel in one bundle: fewer would make small batches of a burst."""
+PER_ROUND: Final = 16
+"""The same while requests wait: an urgent one takes some rounds from its arrival to its answer, so they are short."""
+REFUSALS: Final = 64
+"""Most refusals of a round."""
+MOST_WAITING: Final = 4096
+"""Requests that may wait."""
 
 _T = TypeVar("_T")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from math import isfinite
 
 from serve_app.errors import ConfigError
@@ -72,9 +73,9 @@ def _problems(scenario: Scenario) -> Iterator[str]:
         yield f"noise.spread: must be below 1 for uniform noise, got {noise.spread:g}"
     if noise.drift_every_s > 0.0 and not noise.drift > 0.0:
         yield f"noise.drift: must be above 0, got {noise.drift:g}"
-    for field in ("request_s", "send_s", "answer_s", "between_s", "scatter", "router_s"):
-        if not getattr(scenario.overheads, field) >= 0.0:
-            yield f"overheads.{field}: must be at least 0, got {getattr(scenario.overheads, field):g}"
+    for field in fields(scenario.overheads):
+        if not getattr(scenario.overheads, field.name) >= 0.0:
+            yield f"overheads.{field.name}: must be at least 0, got {getattr(scenario.overheads, field.name):g}"
 
 
 def _pool_problems(pool: SimulatedPool, scenario: Scenario) -> Iterator[str]:

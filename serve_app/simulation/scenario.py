@@ -151,7 +151,19 @@ class Overheads:
     scatter: float = 0.0
     """All of these are medians of lognormal distributions with this sigma, drawn for each message. 0: constants."""
     router_s: float = 0.0
-    """Time of a router's processor per request; a router takes one after the other."""
+    """Time of a router's processor for each request that it begins: decoding and dispatch, and all that the times below
+    leave out."""
+    router_read_s: float = 0.0
+    """For each request that arrives: reading its head."""
+    router_refusal_s: float = 0.0
+    """For each request that it refuses before it is begun, since it would be late."""
+    router_answer_s: float = 0.0
+    """For each answer on its way back: encoding and sending. It goes before requests that have not been begun."""
+
+    @property
+    def router_takes_time(self) -> bool:
+        """Whether anything takes time of a router's processor."""
+        return max(self.router_s, self.router_read_s, self.router_refusal_s, self.router_answer_s) > 0.0
 
     @property
     def direct_s(self) -> float:

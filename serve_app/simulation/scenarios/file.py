@@ -42,7 +42,16 @@ class OverheadsConfig(Section):
     """All of these are medians of lognormal distributions with this sigma; 0 makes them constants."""
 
     router_ms: Millis = 0.0
-    """Time of a router's processor per request."""
+    """Time of a router's processor for each request that it begins: all of it that the times below leave out."""
+
+    router_read_ms: Millis = 0.0
+    """For each request that arrives: reading its head."""
+
+    router_refusal_ms: Millis = 0.0
+    """For each request that it refuses before it is begun, since it would be late."""
+
+    router_answer_ms: Millis = 0.0
+    """For each answer on its way back: encoding and sending."""
 
     def simulated(self) -> Overheads:
         """The values for the simulator."""
@@ -53,6 +62,9 @@ class OverheadsConfig(Section):
             self.between_ms / 1000,
             self.scatter,
             self.router_ms / 1000,
+            self.router_read_ms / 1000,
+            self.router_refusal_ms / 1000,
+            self.router_answer_ms / 1000,
         )
 
 
