@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias
 
 from serve_app.errors import QueueFull
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.intake import AT_ONCE, MOST_WAITING, PER_ROUND, REFUSALS, Intake
+from serve_app.scheduling.intake import CROWDED, MOST_WAITING, PER_ROUND, SHED, Intake
 
 BUSY: Final = QueueFull(
     "the router is busy: requests that are more urgent take its time until this one would be too late; try again"
@@ -143,7 +143,7 @@ class Turns:
             nbytes: Of its body, as far as it is known.
         """
         begun = self._begun
-        if begun >= AT_ONCE or self._intake.waiting:
+        if begun >= PER_ROUND or self._intake.waiting:
             return False
         if not self._is_round_due:  # `_schedule`, without a call
             self._is_round_due = True
@@ -206,7 +206,7 @@ class Turns:
     def _begin(self) -> None:
         """Begin the most urgent."""
         now = self._loop.time()
-        while self._begun < PER_ROUND and (taken := self._intake.take(now)) is not None:
+        while self._begun < CROWDED and (taken := self._intake.take(now)) is not None:
             waiter, nbytes, _ = taken
             if waiter.waits:
                 waiter.waits = False
@@ -224,7 +224,7 @@ class Turns:
                     number += 1
                     self.refused[priority] += 1
                     waiter.turn_down()
-                    if number == REFUSALS:
+                    if number == SHED:
                         break
             if now >= self._log_at:
                 self._log_refused(now)

@@ -25,11 +25,11 @@ from typing import Final, Generic, TypeVar
 
 from serve_app.scheduling.entry import Priority
 
-AT_ONCE: Final = 32
+PER_ROUND: Final = 32
 """Requests. What is begun in one round may travel in one bundle: fewer would make small batches of a burst."""
-PER_ROUND: Final = 16
+CROWDED: Final = 16
 """The same while requests wait: an urgent one takes some rounds from its arrival to its answer, so they are short."""
-REFUSALS: Final = 64
+SHED: Final = 64
 """Most refusals of a round."""
 MOST_WAITING: Final = 4096
 """Requests that may wait."""

@@ -112,7 +112,7 @@ class SimulatedRouter:
         self._watched: dict[str, _Watched] = {}
         self._newest_frame_wins = newest_frame_wins
         shares = {priority: settings.min_share for priority, settings in world.scenario.classes.items()}
-        self._processor = Processor(world, world.overheads, shares, self._arrived, world.drop)
+        self._processor = Processor(world, shares, self._arrived, world.drop)
         self._frames: dict[int, Entry] = {}
         self._timer: Timer | None = None
 

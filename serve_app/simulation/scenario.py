@@ -106,6 +106,11 @@ class Noise:
     """Mean time from the end of an episode to the next at a replica (exponential), seconds; 0: there are none."""
     drift_s: float = 0.0
     """Mean length of an episode (exponential), seconds."""
+    router_stall_every_s: float = 0.0
+    """Mean time from the end of a stall of a router's processor to the next (exponential), seconds; 0: there are none.
+    The process has no core meanwhile, where several share few."""
+    router_stall_s: float = 0.0
+    """How long such a stall holds up what the processor does."""
 
 
 @dataclass(frozen=True, slots=True)
