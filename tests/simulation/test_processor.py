@@ -27,6 +27,7 @@ from serve_app.simulation.world import SimulatedWorld
 ROUTER = Path(__file__).parents[2] / "configs" / "scenarios" / "router.yaml"
 SHARE = {HIGH: 0.2, NORMAL: 0.6, LOW: 0.2}
 LIGHT = make_model(max_rows=32, curve=Affine(0.00005, 0.000002))
+CALM = Noise()
 MEASURED = Overheads(router_s=55e-6, router_read_s=5e-6, router_refusal_s=15e-6, router_answer_s=15e-6)
 
 Coming = list[tuple[float, Priority, float]]
@@ -38,7 +39,7 @@ def asked(number: int, priority: Priority, arrival: float, seconds: float) -> Re
     return Request(number, "m", priority, arrival, arrival + seconds)
 
 
-def processed(coming: Coming, overheads: Overheads, noise: Noise = Noise()) -> list[tuple[float, int, str]]:
+def processed(coming: Coming, overheads: Overheads, noise: Noise = CALM) -> list[tuple[float, int, str]]:
     """What became of requests, and when: each is begun or refused."""
     seen: list[tuple[float, int, str]] = []
 
@@ -136,7 +137,7 @@ def test_nothing_is_lost_and_nothing_is_done_twice(coming: Coming, overheads: Ov
 @given(st.lists(st.floats(0.0, 0.1), max_size=60), st.sampled_from([0.00013, 0.001]))
 def test_the_time_per_request_alone_means_the_same_as_before(times: list[float], router_s: float) -> None:
     """While no more come together than are begun in one round, in the order of their arrival."""
-    coming: Coming = [(at, NORMAL, 9.0) for at in sorted(times)]
+    times = sorted(times)
     before: list[tuple[float, int, str]] = []
 
     def script(world: World, _: Scripted) -> None:
@@ -145,12 +146,12 @@ def test_the_time_per_request_alone_means_the_same_as_before(times: list[float],
         def note(number: int) -> None:
             before.append((round(world.now, 9), number, "begun"))
 
-        for number, (at, _, _) in enumerate(coming):
+        for number, at in enumerate(times):
             world.at(at, partial(serial.take, partial(note, number)))
 
     SimulatedWorld(make_scenario(), 0, 1.0).run(Scripted(script), make_arrivals())
-    found = processed(coming, Overheads(router_s=router_s))
-    together = max(Counter(at for at, _, _ in before).values(), default=0)
+    found = processed([(at, NORMAL, 9.0) for at in times], Overheads(router_s=router_s))
+    together = max(Counter(at for at, _number, _what in before).values(), default=0)
     if together <= 32:
         assert found == before
     assert len(found) == len(before)
