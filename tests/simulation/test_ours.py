@@ -130,15 +130,7 @@ _SCENARIOS = st.builds(
     workload=st.lists(_STREAMS, min_size=1, max_size=3).map(tuple),
     failures=st.lists(_FAILURES, max_size=4).map(tuple),
     routers=st.integers(1, 3),
-    overheads=st.builds(
-        Overheads,
-        _MILLISECONDS,
-        _MILLISECONDS,
-        _MILLISECONDS,
-        router_s=_MILLISECONDS,
-        router_refusal_s=_MILLISECONDS,
-        router_answer_s=_MILLISECONDS,
-    ),
+    overheads=st.builds(Overheads, _MILLISECONDS, _MILLISECONDS, _MILLISECONDS),
     noise=st.builds(
         Noise,
         st.sampled_from(["none", "uniform", "lognormal"]),
