@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeAlias
 
 from serve_app.errors import QueueFull
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.intake import Intake
+from serve_app.scheduling.intake import CROWDED, LATE, MOST_WAITING, PER_ROUND, SHED, Intake
 
 BUSY: Final = QueueFull(
     "the router is busy: requests that are more urgent take its time until this one would be too late; try again"
@@ -30,14 +30,6 @@ BUSY: Final = QueueFull(
 _log = logging.getLogger(__name__)
 
 _LOG_EVERY_S: Final = 10.0
-_PER_ROUND: Final = 32
-"""Requests. What is begun in one round may travel in one bundle: fewer would make small batches of a burst."""
-_CROWDED: Final = 16
-"""The same while requests wait: an urgent one takes some rounds from its arrival to its answer, so they are short."""
-_SHED: Final = 64
-"""Most refusals of a round."""
-_LATE: Final = 0.25
-"""What a refusal counts among what is begun, in requests."""
 _UNIT: Final = 16 * 1024
 """Bytes. A body counts as one more request for each."""
 _REFUSING: Final = (0.6, 0.2)
@@ -110,7 +102,7 @@ class Turns:
         loop: asyncio.AbstractEventLoop,
         urgency_of: Callable[[str, str, Fields], Urgency] = ordinary,
         min_share: Mapping[Priority, float] = MappingProxyType({}),
-        most: int = 4096,
+        most: int = MOST_WAITING,
     ) -> None:
         self._loop = loop
         self.urgency_of = urgency_of
@@ -151,7 +143,7 @@ class Turns:
             nbytes: Of its body, as far as it is known.
         """
         begun = self._begun
-        if begun >= _PER_ROUND or self._intake.waiting:
+        if begun >= PER_ROUND or self._intake.waiting:
             return False
         if not self._is_round_due:  # `_schedule`, without a call
             self._is_round_due = True
@@ -214,12 +206,12 @@ class Turns:
     def _begin(self) -> None:
         """Begin the most urgent, and turn down those of them that are late."""
         now = self._loop.time()
-        while self._begun < _CROWDED and (taken := self._intake.take(now)) is not None:
+        while self._begun < CROWDED and (taken := self._intake.take(now)) is not None:
             (waiter, nbytes, priority), late = taken
             if waiter.waits:
                 waiter.waits = False
                 if late:
-                    self._begun += _LATE
+                    self._begun += LATE
                     self.refused[priority] += 1
                     waiter.turn_down()
                 else:
@@ -237,7 +229,7 @@ class Turns:
                     number += 1
                     self.refused[priority] += 1
                     waiter.turn_down()
-                    if number == _SHED:
+                    if number == SHED:
                         break
             if now >= self._log_at:
                 self._log_refused(now)

@@ -21,9 +21,20 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator, Mapping
 from math import inf
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from serve_app.scheduling.entry import Priority
+
+PER_ROUND: Final = 32
+"""Requests. What is begun in one round may travel in one bundle: fewer would make small batches of a burst."""
+CROWDED: Final = 16
+"""The same while requests wait: an urgent one takes some rounds from its arrival to its answer, so they are short."""
+SHED: Final = 64
+"""Most refusals of a round."""
+LATE: Final = 0.25
+"""What the refusal of one that is taken too late counts among those that are begun, in requests."""
+MOST_WAITING: Final = 4096
+"""Requests that may wait."""
 
 _T = TypeVar("_T")
 

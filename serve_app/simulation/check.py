@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from math import isfinite
 
 from serve_app.errors import ConfigError
@@ -65,16 +66,17 @@ def _problems(scenario: Scenario) -> Iterator[str]:
             if not getattr(failure, field) >= 0:
                 yield f"failures[{place}].{field}: must be at least 0, got {getattr(failure, field)}"
     noise = scenario.noise
-    for field in ("spread", "stall_every_s", "stall_s", "drift_every_s", "drift_s"):
+    stalls = ("stall_every_s", "stall_s", "router_stall_every_s", "router_stall_s")
+    for field in ("spread", *stalls, "drift_every_s", "drift_s"):
         if not getattr(noise, field) >= 0.0:
             yield f"noise.{field}: must be at least 0, got {getattr(noise, field):g}"
     if noise.kind == "uniform" and noise.spread >= 1.0:
         yield f"noise.spread: must be below 1 for uniform noise, got {noise.spread:g}"
     if noise.drift_every_s > 0.0 and not noise.drift > 0.0:
         yield f"noise.drift: must be above 0, got {noise.drift:g}"
-    for field in ("request_s", "send_s", "answer_s", "between_s", "scatter", "router_s"):
-        if not getattr(scenario.overheads, field) >= 0.0:
-            yield f"overheads.{field}: must be at least 0, got {getattr(scenario.overheads, field):g}"
+    for each in fields(scenario.overheads):
+        if not getattr(scenario.overheads, each.name) >= 0.0:
+            yield f"overheads.{each.name}: must be at least 0, got {getattr(scenario.overheads, each.name):g}"
 
 
 def _pool_problems(pool: SimulatedPool, scenario: Scenario) -> Iterator[str]:

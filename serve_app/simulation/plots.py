@@ -27,6 +27,7 @@ _STEPS_SHOWN = 60
 _AXES = {
     "load": "load (rate / capacity within the latency target)",
     "memory": "memory of each host, bytes",
+    "rate": "requests per second",
     "streams": "video streams",
     "slo_scale": "deadline / time of one request alone",
     "noise": "spread of execution times",

@@ -15,8 +15,8 @@ from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Eviction,
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.liveness import Liveness
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.simulation.delays import Serial
 from serve_app.simulation.members import Members
+from serve_app.simulation.processor import Processor
 from serve_app.simulation.replica import Sent, SimulatedReplica
 from serve_app.simulation.system import Loaded, Request, Timer, World
 from serve_app.simulation.ties import SimulatedTies
@@ -111,13 +111,14 @@ class SimulatedRouter:
         self._watches = any(failure.kind == "hang" for failure in world.scenario.failures)
         self._watched: dict[str, _Watched] = {}
         self._newest_frame_wins = newest_frame_wins
-        self._processor = Serial(world, world.overheads.router_s)
+        shares = {priority: settings.min_share for priority, settings in world.scenario.classes.items()}
+        self._processor = Processor(world, shares, self._arrived, world.drop)
         self._frames: dict[int, Entry] = {}
         self._timer: Timer | None = None
 
     def arrive(self, request: Request) -> None:
-        """A request has reached this router, whose processor takes one after the other."""
-        self._processor.take(partial(self._arrived, request))
+        """A request has reached this router, whose processor reads it."""
+        self._processor.arrive(request)
 
     def _arrived(self, request: Request) -> None:
         now = self._world.now
@@ -163,7 +164,10 @@ class SimulatedRouter:
         self._core.on_hosts(pool, names, self._world.now)
 
     def done(self, sent: Sent) -> None:
-        """A bundle's answer has come back."""
+        """A bundle's answer has come back. Its answers go to the clients when the processor has encoded them."""
+        self._processor.answer(len(sent.dispatch.entries), partial(self._answered_by, sent))
+
+    def _answered_by(self, sent: Sent) -> None:
         dispatch = sent.dispatch
         self._data_received(dispatch)
         codes = [sent.codes.get(entry) for entry in dispatch.entries]

@@ -106,6 +106,11 @@ class Noise:
     """Mean time from the end of an episode to the next at a replica (exponential), seconds; 0: there are none."""
     drift_s: float = 0.0
     """Mean length of an episode (exponential), seconds."""
+    router_stall_every_s: float = 0.0
+    """Mean time from the end of a stall of a router's processor to the next (exponential), seconds; 0: there are none.
+    The process has no core meanwhile, where several share few."""
+    router_stall_s: float = 0.0
+    """How long such a stall holds up what the processor does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,19 @@ class Overheads:
     scatter: float = 0.0
     """All of these are medians of lognormal distributions with this sigma, drawn for each message. 0: constants."""
     router_s: float = 0.0
-    """Time of a router's processor per request; a router takes one after the other."""
+    """Time of a router's processor for each request that it begins: decoding and dispatch, and all that the times below
+    leave out."""
+    router_read_s: float = 0.0
+    """For each request that arrives: reading its head."""
+    router_refusal_s: float = 0.0
+    """For each request that it refuses before it is begun, since it would be late."""
+    router_answer_s: float = 0.0
+    """For each answer on its way back: encoding and sending. It goes before requests that have not been begun."""
+
+    @property
+    def router_takes_time(self) -> bool:
+        """Whether anything takes time of a router's processor."""
+        return max(self.router_s, self.router_read_s, self.router_refusal_s, self.router_answer_s) > 0.0
 
     @property
     def direct_s(self) -> float:

@@ -128,6 +128,9 @@ class World(Protocol):
     def hop_s(self, hop: Hop) -> float:
         """How long the next message takes, seconds; each call draws anew. Systems must not plan by what they draw."""
 
+    def next_stall_s(self) -> float:
+        """Seconds from the end of a stall of a router's processor to the next; ``inf`` where there are none."""
+
     def at(self, when: float, action: Callable[[], None]) -> Timer:
         """Run ``action`` at ``when``; times in the past mean now. Equal times run in the order they were asked for."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import exp
+from math import exp, inf
 
 import numpy as np
 
@@ -62,6 +62,7 @@ class SimulatedWorld:
             hop: SampledDelays(median_s, overheads.scatter, (seed, place, 8))
             for place, (hop, median_s) in enumerate(medians.items())
         }
+        self._router_stalls = np.random.default_rng((seed, 0, 9))
         self._waiting = {name: Waiting(scenario.warm_up_s, scenario.duration_s) for name in self._fleets}
         self._hosts: dict[str, Hosts] = {pool.scheduling.name: self._make_hosts(pool) for pool in scenario.pools}
         self._hosts_of = {
@@ -131,6 +132,12 @@ class SimulatedWorld:
     def hop_s(self, hop: Hop) -> float:
         """See `World.hop_s`."""
         return self._hops[hop]()
+
+    def next_stall_s(self) -> float:
+        """See `World.next_stall_s`."""
+        noise = self._scenario.noise
+        stalls = noise.router_stall_every_s > 0.0 and noise.router_stall_s > 0.0
+        return float(self._router_stalls.exponential(noise.router_stall_every_s)) if stalls else inf
 
     def execute(
         self,

@@ -8,7 +8,8 @@ from baselines_runs import Ask, run
 from simulation_builders import Fifo, Scripted, make_arrivals, make_model, make_scenario
 
 from benchmarks.scheduling.baselines import SlidingWindow, Triton
-from serve_app.simulation.delays import SampledDelays, Serial
+from benchmarks.scheduling.baselines.serial import Serial
+from serve_app.simulation.delays import SampledDelays
 from serve_app.simulation.machine import NoiseSource
 from serve_app.simulation.results import IN_TIME, LATE, Waiting
 from serve_app.simulation.run import simulate

@@ -93,6 +93,9 @@ def test_values_reach_the_simulator_in_seconds() -> None:
             "between_ms": 4,
             "scatter": 0.5,
             "router_ms": 0.1,
+            "router_read_ms": 0.01,
+            "router_refusal_ms": 0.02,
+            "router_answer_ms": 0.04,
         },
         noise={
             "kind": "uniform",
@@ -102,6 +105,8 @@ def test_values_reach_the_simulator_in_seconds() -> None:
             "drift": 1.5,
             "drift_every_s": 8,
             "drift_s": 3,
+            "router_stall_every_s": 6,
+            "router_stall_s": 0.5,
         },
         failures=[
             {"model": "images", "at_s": 3, "down_s": 2},
@@ -128,8 +133,8 @@ def test_values_reach_the_simulator_in_seconds() -> None:
     (case,) = parsed(data).cases
     scenario = case.scenario
     assert (scenario.duration_s, scenario.warm_up_s, scenario.routers) == (10, 1, 2)
-    assert scenario.overheads == Overheads(0.001, 0.002, 0.003, 0.004, 0.5, 0.0001)
-    assert scenario.noise == Noise("uniform", 0.2, 5, 1, 1.5, 8, 3)
+    assert scenario.overheads == Overheads(0.001, 0.002, 0.003, 0.004, 0.5, 0.0001, 0.00001, 0.00002, 0.00004)
+    assert scenario.noise == Noise("uniform", 0.2, 5, 1, 1.5, 8, 3, 6, 0.5)
     assert scenario.failures == (
         Failure("images", 0, 3, 2),
         Failure("images", 0, 4, 2, kind="hang", lasts_s=1),
@@ -234,6 +239,8 @@ def test_sweeps_make_one_case_per_value() -> None:
     loaded = parsed(document(sweep={"load": [0.5, 2]})).cases
     assert [case.value for case in loaded] == [0.5, 2]
     assert [case.loads["images"] for case in loaded] == [pytest.approx(0.5), pytest.approx(2)]
+    rated = parsed(document(sweep={"rate": [50, 20_000]})).cases
+    assert [sum(stream.rate for stream in case.scenario.workload) for case in rated] == [pytest.approx(50), 20_000]
     scaled = parsed(document(sweep={"slo_scale": [2, 10]})).cases
     assert [case.scenario.workload[0].timeout_s for case in scaled] == [pytest.approx(0.012), pytest.approx(0.06)]
     assert [case.scenario.models[1].scheduling.slo_s for case in scaled] == [pytest.approx(0.04), pytest.approx(0.2)]

@@ -88,6 +88,11 @@ FAULTS = [
         "noise.drift_s: drift_every_s and drift_s go together: set both or neither",
         id="half of an episode",
     ),
+    pytest.param(
+        document(noise={"router_stall_s": 1}),
+        "noise.router_stall_s: router_stall_every_s and router_stall_s go together: set both or neither",
+        id="half of a router's stall",
+    ),
     pytest.param(stream(kind="gamma", cv=0), "workload[0].cv: must be more than 0, got 0", id="cv 0"),
     pytest.param(
         stream(cv=2),
@@ -256,7 +261,7 @@ FAULTS = [
     ),
     pytest.param(
         document(sweep={"load": [1], "noise": [1]}),
-        "sweep: needs values for exactly one of load, streams, slo_scale, noise, memory",
+        "sweep: needs values for exactly one of load, streams, slo_scale, noise, memory, rate",
         id="two sweeps",
     ),
     pytest.param(document(sweep={"load": [1, 1]}), "sweep.load: values must rise", id="sweep that stands still"),

@@ -29,7 +29,7 @@ from math import inf
 from typing import ClassVar
 from zlib import crc32
 
-from serve_app.simulation.delays import Serial
+from benchmarks.scheduling.baselines.serial import Serial
 from serve_app.simulation.system import Execution, Loaded, Request, World
 
 _RATE_S = 10.0

@@ -23,8 +23,8 @@ from collections import deque
 from functools import partial
 from random import Random
 
+from benchmarks.scheduling.baselines.serial import Serial
 from benchmarks.scheduling.baselines.serving import Baseline, ModelServer, Worker
-from serve_app.simulation.delays import Serial
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
 

@@ -104,8 +104,10 @@ def _swept(scenario: Scenario, key: str, value: float | None) -> Scenario:
     if value is None:
         return scenario
     match key:
-        case "load":
-            factor = value / max(loads(scenario.models, scenario.workload).values())
+        case "load" | "rate":
+            rates = [each.rate for each in scenario.workload]
+            unit = max(loads(scenario.models, scenario.workload).values()) if key == "load" else sum(rates)
+            factor = value / unit
             return replace(
                 scenario, workload=tuple(replace(each, rate=each.rate * factor) for each in scenario.workload)
             )

@@ -17,7 +17,7 @@ from serve_app.simulation.scenario import WEIGHTS, Failure, Noise, Overheads
 from serve_app.simulation.scenarios.models import DeviceConfig, SimulatedModelConfig
 from serve_app.simulation.scenarios.pools import SimulatedPoolConfig, pool_faults
 from serve_app.simulation.scenarios.systems import OURS, AnySystem, system_config
-from serve_app.simulation.scenarios.workload import AnyStream, Factor
+from serve_app.simulation.scenarios.workload import AnyStream, Factor, Rate
 
 Problem: TypeAlias = tuple[Location, str]
 Millis = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
@@ -42,7 +42,16 @@ class OverheadsConfig(Section):
     """All of these are medians of lognormal distributions with this sigma; 0 makes them constants."""
 
     router_ms: Millis = 0.0
-    """Time of a router's processor per request."""
+    """Time of a router's processor for each request that it begins: all of it that the times below leave out."""
+
+    router_read_ms: Millis = 0.0
+    """For each request that arrives: reading its head."""
+
+    router_refusal_ms: Millis = 0.0
+    """For each request that it refuses before it is begun, since it would be late."""
+
+    router_answer_ms: Millis = 0.0
+    """For each answer on its way back: encoding and sending."""
 
     def simulated(self) -> Overheads:
         """The values for the simulator."""
@@ -53,6 +62,9 @@ class OverheadsConfig(Section):
             self.between_ms / 1000,
             self.scatter,
             self.router_ms / 1000,
+            self.router_read_ms / 1000,
+            self.router_refusal_ms / 1000,
+            self.router_answer_ms / 1000,
         )
 
 
@@ -74,6 +86,12 @@ class NoiseConfig(Section):
     stall_s: Delay = 0.0
     """How long a stall holds up the execution it falls in."""
 
+    router_stall_every_s: Delay = 0.0
+    """Mean time between stalls of a router's processor, while other processes have its core; 0 for none."""
+
+    router_stall_s: Delay = 0.0
+    """How long such a stall holds up the router."""
+
     drift: Factor = 1.0
     """Executions that begin in an episode take this many times as long."""
 
@@ -91,6 +109,9 @@ class NoiseConfig(Section):
             raise validation_error([(("spread",), f"must be less than 1 with kind: uniform, got {self.spread:g}")])
         if (self.stall_every_s > 0) != (self.stall_s > 0):
             raise validation_error([(("stall_s",), "stall_every_s and stall_s go together: set both or neither")])
+        if (self.router_stall_every_s > 0) != (self.router_stall_s > 0):
+            message = "router_stall_every_s and router_stall_s go together: set both or neither"
+            raise validation_error([(("router_stall_s",), message)])
         if (self.drift_every_s > 0) != (self.drift_s > 0):
             raise validation_error([(("drift_s",), "drift_every_s and drift_s go together: set both or neither")])
         return self
@@ -98,7 +119,17 @@ class NoiseConfig(Section):
     def simulated(self) -> Noise:
         """The values for the simulator."""
         kind = "lognormal" if self.kind == "measured" else self.kind
-        return Noise(kind, self.spread, self.stall_every_s, self.stall_s, self.drift, self.drift_every_s, self.drift_s)
+        return Noise(
+            kind,
+            self.spread,
+            self.stall_every_s,
+            self.stall_s,
+            self.drift,
+            self.drift_every_s,
+            self.drift_s,
+            self.router_stall_every_s,
+            self.router_stall_s,
+        )
 
 
 class FailureConfig(Section):
@@ -188,6 +219,9 @@ class SweepConfig(Section):
 
     memory: Annotated[tuple[Size, ...], Field(strict=False)] = ()
     """`memory` of every pool."""
+
+    rate: Annotated[tuple[Rate, ...], Field(strict=False)] = ()
+    """All rates are scaled alike, so that this many requests arrive per second in all (without surges)."""
 
     @model_validator(mode="after")
     def _check(self) -> SweepConfig:
@@ -369,7 +403,7 @@ class ScenarioFile(Section):
         for number, pool in enumerate(self.pools if key == "memory" else ()):
             for where, fault in pool.memory_faults(int(min(self.sweep.values))):
                 yield ("pools", number, *where), f"{fault} in the sweep"
-        fixed = {"load": ("video", "trace"), "slo_scale": ("trace",)}.get(key, ())
+        fixed = {"load": ("video", "trace"), "rate": ("video", "trace"), "slo_scale": ("trace",)}.get(key, ())
         for kind in fixed:
             if kind in kinds:
                 yield ("sweep", key), f"cannot change workload[{kinds.index(kind)}], which is of kind {kind}"
