@@ -1,6 +1,4 @@
-"""Clients that send half requests, wrong headers, or leave, in crowds: each is answered as if alone, and none keeps
-one of class `high` waiting for more than a round.
-"""
+"""Crowds of clients that send half requests or wrong headers, or leave: `high` is begun a round later at most."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import asyncio
 import itertools
 import json
 import resource
-import socket
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -68,7 +65,8 @@ def room(wanted: int) -> int:
 
 async def crowd(listener: Listener, number: int) -> list[Client]:
     """So many more clients, all of which have been accepted."""
-    before, clients = listener.connections, []
+    before = listener.connections
+    clients: list[Client] = []
     while len(clients) < number:
         some = min(200, number - len(clients))
         clients += await asyncio.gather(*(Client.connect(listener.port) for _ in range(some)))
@@ -409,6 +407,24 @@ async def test_clients_that_leave_while_they_wait(sent: bytes, *, cut: bool) -> 
         assert watched.overtook() <= A_ROUND
         assert await asked(late, HIGH) == (200, b"high")
         await until(lambda: listener.connections == 2 and listener.requests == 0)
+
+
+@pytest.mark.parametrize("blocked_s", [0.15, 1.0])
+async def test_a_request_that_blocks_the_event_loop_refuses_no_other(blocked_s: float) -> None:
+    """What waited meanwhile is begun, as its deadline is far away."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        until_s = monotonic() + blocked_s
+        while len(noted.scopes) == MOST_AT_ONCE - 1 and monotonic() < until_s:
+            pass
+        await noted(scope, receive, send)
+
+    noted = Noted()
+    async with serving(app, turns=by_head()) as (listener, _):
+        clients = await crowd(listener, 100)
+        for client in clients:
+            client.writer.write(HIGH)
+        assert {(await client.answer())[0] for client in clients} == {200}
 
 
 async def test_room_is_made_for_an_urgent_client_where_all_connections_send_half_requests() -> None:

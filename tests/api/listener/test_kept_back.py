@@ -162,7 +162,10 @@ async def meeting(clients: int) -> AsyncIterator[Meeting]:
 @needs_tcp_info
 def test_how_long_bytes_have_been_there() -> None:
     """The last of them, whether or not they were read; to the tick of the kernel's clock."""
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+    ):
         server, _ = listening.accept()
         with server:
             for read in (False, True, False):
@@ -237,6 +240,34 @@ async def test_clients_that_leave_while_they_are_not_read(*, cut: bool) -> None:
         await met.be_kept_back(3)
         await met.clients[3].send(HIGH)
         assert (await met.clients[3].answer())[2] == b"high"
+
+
+class Reader:
+    """A connection that notes when it is read again.
+
+    Args:
+        read: Where.
+    """
+
+    def __init__(self, read: list[Reader]) -> None:
+        self._read = read
+
+    def read_on(self) -> None:
+        """Note it."""
+        self._read.append(self)
+
+
+async def test_what_carries_urgent_requests_is_read_first() -> None:
+    """Even where another connection was kept back before it."""
+    read: list[Reader] = []
+    async with meeting(0) as met:
+        turns, other, urgent = met.state.turns, Reader(read), Reader(read)
+        while not (turns.keep_back(other, urgent=False) and turns.keep_back(urgent, urgent=True)):
+            await asyncio.sleep(0)
+            other, urgent = Reader(read), Reader(read)
+        met.let_go()
+        await until(lambda: {other, urgent} <= {*read})
+        assert read.index(urgent) < read.index(other)
 
 
 async def test_a_connection_is_kept_back_between_requests_only() -> None:
