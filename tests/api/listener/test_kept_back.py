@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from time import monotonic
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from api.listener.raw_client import Client, echo, post, until
+from api.authority import Authority
+from api.listener.raw_client import Client, echo, post, serving, until
 from serve_app.api.urgency import HeadUrgency
 from serve_app.http.exchange import AWAITED_SINCE
 from serve_app.http.http1 import Connection, Limits, ListenerState, unread_s
-from serve_app.http.turns import Turns
+from serve_app.http.tls import Certificates
+from serve_app.http.turns import BUSY, Turns
 from serve_app.scheduling.entry import Priority
 
 needs_tcp_info = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system does not tell")
 LOW = post(b"low", "X-Priority: low")
 HIGH = post(b"high", "X-Priority: high")
+TIMEOUTS_S = {Priority.HIGH: 10.0, Priority.NORMAL: 30.0, Priority.LOW: 0.0}
+"""What comes with class `low` and has to wait is refused."""
 REFUSAL_S = 0.02
 CLOCK_S = 0.03
 """The kernel's clock ticks a hundred times a second, or more often."""
@@ -126,10 +134,10 @@ class Meeting:
 
 
 @asynccontextmanager
-async def meeting(clients: int) -> AsyncIterator[Meeting]:
-    """So many connections; what comes with class `low` is refused."""
+async def meeting(clients: int, *, is_costly: bool = True) -> AsyncIterator[Meeting]:
+    """So many connections; what comes with class `low` is refused, which takes long or not."""
     loop = asyncio.get_running_loop()
-    turns = Turns(loop, HeadUrgency({Priority.HIGH: 10.0, Priority.NORMAL: 30.0, Priority.LOW: 0.0}))
+    turns = Turns(loop, HeadUrgency(TIMEOUTS_S))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         met.scopes.append(scope)
@@ -149,7 +157,8 @@ async def meeting(clients: int) -> AsyncIterator[Meeting]:
         endless, costly = Endless(turns), Costly(turns)
         met.crowd += [endless, costly]
         endless.begin()
-        costly.wait()
+        if is_costly:
+            costly.wait()
         yield met
     finally:
         met.let_go()
@@ -277,3 +286,67 @@ async def test_a_connection_is_kept_back_between_requests_only() -> None:
             await met.clients[0].send((LOW + HIGH) * 5)
             answers = [await met.clients[0].answer() for _ in range(10)]
             assert [status for status, _, _ in answers] == [429, 200] * 5
+
+
+async def test_connections_of_tls_are_kept_back_and_read_again(tmp_path: Path) -> None:
+    """Their socket tells since when what was not read is there."""
+    authority, scopes = Authority(tmp_path), []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+        await echo(scope, receive, send)
+
+    turns = Turns(asyncio.get_running_loop(), HeadUrgency(TIMEOUTS_S))
+    endless, costly = Endless(turns), Costly(turns)
+    async with serving(app, certificates=Certificates(authority.server()), turns=turns) as (_, port):
+        clients = [await Client.connect(port, authority.client()) for _ in range(3)]
+        endless.begin()
+        costly.wait()
+        for number in range(6):
+            for client in clients:
+                client.writer.write(LOW + post(b"high", "X-Priority: high", f"X-Number: {number // 2}"))
+            for client in clients:
+                assert [(await client.answer())[0] for _ in range(2)] == [429, 200]
+        endless.goes_on = costly.goes_on = False
+        assert len(scopes) == 18
+        assert all(scope[AWAITED_SINCE] <= monotonic() for scope in scopes)
+
+
+CHUNKED = post(b"", "X-Priority: high", "Transfer-Encoding: chunked").replace(b"Content-Length: 0\r\n", b"")
+CHUNKED += b"1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
+REQUESTS = {
+    HIGH: (200, b"high"),
+    post(b"", "X-Priority: low"): (429, None),
+    LOW: (429, None),
+    b"HEAD / HTTP/1.1\r\nHost: h\r\n\r\n": (200, b""),
+    CHUNKED: (200, b"abc"),
+}
+"""Requests, and the status and body of their answers where something else waits; ``None``: that of a refusal."""
+
+
+@given(
+    st.lists(st.sampled_from(list(REQUESTS)), min_size=1, max_size=12),
+    st.lists(st.integers(1, 200), max_size=12),
+    st.booleans(),
+)
+def test_each_request_is_answered_once_wherever_its_bytes_are_cut(
+    requests: list[bytes], cuts: list[int], is_costly: bool
+) -> None:
+    """In its order, begun or refused, whatever waits, and whether or not it is read at once."""
+
+    async def ask() -> None:
+        async with meeting(1, is_costly=is_costly) as met:
+            (client,) = met.clients
+            data = b"".join(requests)
+            for cut in cuts:
+                client.writer.write(data[:cut])
+                data = data[cut:]
+                await asyncio.sleep(0)
+            client.writer.write(data)
+            for request in requests:
+                status, headers, body = await client.answer(head_only=request.startswith(b"HEAD"))
+                expected, content = REQUESTS[request]
+                assert (status, "connection" in headers) == (expected, False)
+                assert body == content if content is not None else json.loads(body)["error"] == BUSY.message
+
+    asyncio.run(ask())
