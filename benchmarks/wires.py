@@ -19,7 +19,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Answer = npt.NDArray[np.float32]
 
 _DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
-_HEADER_LENGTH = "Inference-Header-Content-Length"
+HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class Wire(ABC):
@@ -82,7 +82,7 @@ class Binary(Wire):
     @override
     def answer(self, headers: Mapping[str, str], content: bytes) -> Answer:
         """What stands after the JSON; the only output is asked for."""
-        at = int(headers[_HEADER_LENGTH.lower()])
+        at = int(headers[HEADER_LENGTH.lower()])
         size = orjson.loads(content[:at])["outputs"][0]["parameters"]["binary_data_size"]
         return np.frombuffer(content[at : at + size], np.float32)
 
@@ -148,7 +148,7 @@ def binary_request(inputs: Arrays) -> Request:
         {**_described(name, array), "parameters": {"binary_data_size": array.nbytes}} for name, array in inputs.items()
     ]
     header = orjson.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}})
-    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
+    headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     return Request(headers, b"".join((header, *(array.tobytes() for array in inputs.values()))))
 
 

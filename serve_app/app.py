@@ -23,6 +23,8 @@ from serve_app.deployments.router import RouterDeployment
 from serve_app.domain.agreed import Agreed
 
 _POOL_CALLS = 100_000
+_MORE_ROUTERS_AFTER_S, _FEWER_ROUTERS_AFTER_S = 5.0, 300.0
+"""A start costs little, and an end moves connections."""
 _SURGE = 100
 """Percent: a redeploy starts new replicas first and stops the old ones when those are ready."""
 
@@ -69,13 +71,18 @@ def build(args: dict[str, Any]) -> serve.Application:
         )
         for pool in config.pools
     }
+    most_routers = config.most_routers()
     router = serve.deployment(serve.ingress()(RouterDeployment)).options(
         name=ROUTER,
         autoscaling_config={
-            "min_replicas": config.router.replicas,
-            "max_replicas": config.router.replicas,
+            "min_replicas": config.router.fewest,
+            "max_replicas": most_routers,
+            # Without the policy, in a file that does not name it, Serve would count what its proxy brings alone.
+            "target_ongoing_requests": config.ongoing_requests,
             "metrics_interval_s": 1.0,
             "look_back_period_s": 5.0,
+            "upscale_delay_s": _MORE_ROUTERS_AFTER_S,
+            "downscale_delay_s": _FEWER_ROUTERS_AFTER_S,
         },
         max_ongoing_requests=config.ongoing_requests,
         ray_actor_options={"num_cpus": config.router.cpus},
@@ -125,7 +132,7 @@ def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
         name=model.deployment,
         ray_actor_options=actor_options,
         # The scheduler's slots keep every router to its window; Serve must never be the one to say no.
-        max_ongoing_requests=3 * model.batching.window * model.batching.configured_rows * config.router.replicas,
+        max_ongoing_requests=3 * model.batching.window * model.batching.configured_rows * config.most_routers(),
         autoscaling_config={
             "min_replicas": scaling.min_replicas,
             "initial_replicas": scaling.start_replicas,

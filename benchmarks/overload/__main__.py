@@ -2,14 +2,15 @@
 
 An open loop by a generator in C (``load.c``, which the system's C compiler builds): a fifth of the requests are `high`,
 three fifths `normal`, a fifth `low`. Loads are multiples of what a closed loop of 64 connections gets just before, so
-that a machine that is slower for a while slows both. With ``--against`` another working tree is measured in turns.
+that a machine that is slower for a while slows both. With ``--against`` another working tree is measured in turns, and
+with ``--rivals`` other servers: FastAPI in one process, and Triton with levels of priority and queue timeouts.
 Writes ``overload.json``, ``overload.md`` and ``overload.svg``.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,31 +18,43 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
+import httpx
 import msgspec
 import typer
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.overload.generator import CLASSES, OWN, SHARED, Answers, Generator
+from benchmarks.overload.generator import CLASSES, OWN, SHARED, Answers, Asked, Generator, Tells
+from benchmarks.peers.cases import FASTAPI, TRITON
+from benchmarks.peers.systems import PeerServer, Subject, wire_of
 from benchmarks.peers.traffic import make_samples
+from benchmarks.process import ServerProcess
 from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
 from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
 from benchmarks.session import ending_in_order, measuring, steps
 from benchmarks.trees import AFTER, BEFORE
 from benchmarks.turns import newest_file
-from benchmarks.wires import Json
+from benchmarks.wires import Arrays
 from serve_app.config.files import CACHE_VARIABLE
 
 _START_WITHIN_S = 400.0
 
 
+_RIVALS = {"fastapi": FASTAPI, "triton": TRITON}
+_TELLS: Mapping[str, Tells] = {FASTAPI: "nothing", TRITON: "parameters"}
+_QUIET, _CALM_S = 0.5, 2.0
+"""What comes right after an overload, as a part of the closed loop, and for how long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model and the deadline of its requests, milliseconds."""
+    """A model, the deadline of its requests, milliseconds, and the connections of its closed loop."""
 
     model: str
     deadline_ms: float
+    closed: int = 64
+    wire: str = "json"
 
     @property
     def name(self) -> str:
@@ -49,7 +62,13 @@ class Case:
         return f"{self.model}, {self.deadline_ms:g} ms"
 
 
-CASES = (Case("tiny", 100), Case("tiny", 1000), Case("wide", 200))
+CASES = (
+    Case("tiny", 100),
+    Case("tiny", 1000),
+    Case("wide", 200),
+    Case("minilm", 200, 32),
+    Case("resnet50", 400, 16, "binary"),  # about 5 x L(1)
+)
 
 
 class Run(msgspec.Struct):
@@ -64,6 +83,8 @@ class Run(msgspec.Struct):
         seconds: Length.
         generator_late_ms: How much later than due the generator took a request up at most.
         classes: By class.
+        after: Percentage of all that was in time from 1 s after an overload on, at half of the closed loop's rate;
+            ``None`` where there was none.
     """
 
     system: str
@@ -74,6 +95,7 @@ class Run(msgspec.Struct):
     seconds: float
     generator_late_ms: float
     classes: dict[str, Answers]
+    after: float | None = None
 
     def share(self, name: str) -> float:
         """Percentage of a class that was in time."""
@@ -107,30 +129,38 @@ class Plan:
     connections: str
 
 
+def _asked(server: ServerProcess, case: Case, inputs: Arrays) -> Asked:
+    request = wire_of(server.name, case.wire).request(inputs)
+    return Asked(f"/v2/models/{case.model}/infer", request, case.deadline_ms, _TELLS.get(server.name, "headers"))
+
+
 def measure(
-    servers: Sequence[Server], case: Case, factors: Sequence[float], rounds: int, seconds: float, plan: Plan
+    servers: Sequence[ServerProcess], case: Case, factors: Sequence[float], rounds: int, seconds: float, plan: Plan
 ) -> Iterable[Run]:
     """Load servers in turns, each after a closed loop that measures its capacity.
 
     Raises:
         BenchmarkError: The generator failed, or a server answered nothing.
     """
-    path = f"/v2/models/{case.model}/infer"
-    body = Json().request(make_samples(newest_file(case.model))[0].inputs).body
+    samples = make_samples(newest_file(case.model))
+    inputs = sorted((sample.inputs for sample in samples), key=lambda each: sum(a.nbytes for a in each.values()))
+    typical = inputs[len(inputs) // 2]
     for number in range(rounds):
         for factor in factors:
             for server in servers if number % 2 == 0 else servers[::-1]:
-                url = server.urls[plan.way]
-                _, answers = plan.generator.run(url, path, body, case.deadline_ms, 0.0, seconds, plan.connections)
+                url, asked = server.urls.get(plan.way, server.url), _asked(server, case, typical)
+                load = partial(plan.generator.run, url, asked, connections=plan.connections, closed=case.closed)
+                _, answers = load(rate=0.0, seconds=seconds)
                 if not answers["high"].good:
-                    raise BenchmarkError(f"{server.name} answers nothing at {path}: {answers}")
-                closed = answers["high"].good / seconds
-                rate = factor * closed
-                late_ms, answers = plan.generator.run(
-                    url, path, body, case.deadline_ms, rate, seconds, plan.connections
-                )
+                    raise BenchmarkError(f"{server.name} answers nothing at {asked.path}: {answers}")
+                closed, after = answers["high"].good / seconds, None
+                late_ms, answers = load(rate=factor * closed, seconds=seconds)
+                if factor > 1:
+                    _, calm = load(rate=_QUIET * closed, seconds=_CALM_S)
+                    in_time = sum(of.in_time for of in calm.values())
+                    after = 100.0 * in_time / max(1, sum(of.offered for of in calm.values()))
                 server.check_alive()
-                yield Run(server.name, case.name, plan.way, factor, closed, seconds, late_ms, answers)
+                yield Run(server.name, case.name, plan.way, factor, closed, seconds, late_ms, answers, after)
 
 
 def report(runs: Sequence[Run]) -> str:
@@ -146,12 +176,17 @@ def report(runs: Sequence[Run]) -> str:
                 f"{median(run.in_time for run in own):.2f}",
                 f"{median(run.late for run in own):.1f}",
                 f"{median(run.classes['high'].p99_ms for run in own):,.0f}",
+                _percent([run.after for run in own if run.after is not None]),
                 f"{max(run.generator_late_ms for run in own):,.0f}",
             ]
         )
     header = ["model, deadline", "system", "load", *(f"{name} in time, %" for name in CLASSES)]
-    header += ["in time in all, of the closed loop", "good answers late, %", "high p99, ms", "generator late, ms"]
-    return table(header, lines)
+    header += ["in time in all, of the closed loop", "good answers late, %", "high p99, ms"]
+    return table([*header, "in time after it, %", "generator late, ms"], lines)
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return f"{median(shares):.1f}" if shares else ""
 
 
 def _groups(runs: Sequence[Run]) -> Iterable[tuple[str, str, float, list[Run]]]:
@@ -181,7 +216,8 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 def main(
     against: Annotated[Path | None, typer.Option(help="Another working tree, with its environment and models.")] = None,
     cases: Annotated[str, typer.Option(help="Beginnings of the names of models, with commas; empty: all.")] = "",
-    factors: Annotated[str, typer.Option(help="Loads, as multiples of the closed loop.")] = "0.8,1,1.5,2,3",
+    rivals: Annotated[str, typer.Option(help="Other servers, with commas: fastapi, triton.")] = "",
+    factors: Annotated[str, typer.Option(help="Loads, as multiples of the closed loop.")] = "0.25,0.8,1,1.5,3,10",
     way: Annotated[str, typer.Option(help="Port that is asked: direct, or proxy for Serve's.")] = DIRECT,
     connections: Annotated[str, typer.Option(help="Of the classes: shared, or own.")] = SHARED,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load and system.")] = 3,
@@ -194,6 +230,9 @@ def main(
         beginnings = tuple(filter(None, cases.split(","))) or ("",)
         chosen = [case for case in CASES if case.model.startswith(beginnings)]
         loads = [float(each) for each in factors.split(",")]
+        others = [each for each in rivals.split(",") if each]
+        if set(others) - _RIVALS.keys():
+            raise BenchmarkError(f"--rivals of {sorted(_RIVALS)}")
         if not chosen or way not in {DIRECT, PROXY} or connections not in {SHARED, OWN}:
             raise BenchmarkError(f"--cases of {[c.model for c in CASES]}, --way direct|proxy, --connections shared|own")
         with ExitStack() as stack:
@@ -201,18 +240,21 @@ def main(
             plan = Plan(Generator(folder), way, connections)
             machine = stack.enter_context(measuring(console))
             progress = stack.enter_context(steps(console))
-            task = progress.add_task("starting", total=len(chosen) * len(loads) * rounds * (2 if against else 1))
+            systems = len(others) + (2 if against else 1)
+            task = progress.add_task("starting", total=len(chosen) * len(loads) * rounds * systems)
             models = [{"name": model, "path": f"models/{model}"} for model in sorted({c.model for c in chosen})]
-            servers = []
+            servers: list[ServerProcess] = []
             for system, tree in ((BEFORE, against), (AFTER, ROOT)):
                 if tree is not None:
                     servers.append(started(stack, system, tree.resolve(), models, folder))
             runs = []
             for case in chosen:
-                for run in measure(servers, case, loads, rounds, seconds, plan):
-                    runs.append(run)
-                    done = f"{run.case}, {run.system}, {run.factor:g} x: high {run.share('high'):.1f}%"
-                    progress.update(task, advance=1, description=done)
+                with ExitStack() as those:  # a rival serves one model
+                    more = [_rival(those, _RIVALS[each], case) for each in others]
+                    for run in measure([*servers, *more], case, loads, rounds, seconds, plan):
+                        runs.append(run)
+                        done = f"{run.case}, {run.system}, {run.factor:g} x: high {run.share('high'):.1f}%"
+                        progress.update(task, advance=1, description=done)
         what = f"{rounds} runs of {seconds:g} s each; the port is {way}; connections: {connections}."
         text = f"{report(runs)}\n\n{what}\n\n{machine_table(now(), machine)}\n"
         figures = {"machine": asdict(machine), "runs": msgspec.to_builtins(runs)}
@@ -235,6 +277,23 @@ def started(stack: ExitStack, system: str, tree: Path, models: Sequence[object],
     variables = {CACHE_VARIABLE: str(folder / system)}
     server = stack.enter_context(Server(system, demo_document(models=models), command, tree, variables))
     server.wait_until(partial(is_ready, server.urls[DIRECT]), _START_WITHIN_S)
+    return server
+
+
+def _rival(stack: ExitStack, name: str, case: Case) -> ServerProcess:
+    program = "triton_classes_app" if name == TRITON else None
+    server = stack.enter_context(PeerServer(name, Subject.of(case.model), wire_of(name, case.wire).name, program))
+    inputs = make_samples(newest_file(case.model))[0].inputs
+    asked = _asked(server, case, inputs)
+
+    def answers() -> bool:
+        request = asked.request("high", timed=False)
+        try:
+            return httpx.post(server.url + asked.path, headers=dict(request.headers), content=request.body).is_success
+        except httpx.TransportError:
+            return False
+
+    server.wait_until(answers, _START_WITHIN_S)
     return server
 
 

@@ -1,4 +1,4 @@
-"""The load generator (``load.c``): built by the system's C compiler, and run."""
+"""The load generator (``load.c``), built by the system's C compiler, and what it sends."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import msgspec
+import orjson
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.requests import Request
+from benchmarks.wires import HEADER_LENGTH
+
+Tells = Literal["headers", "parameters", "nothing"]
 
 CLASSES = ("high", "normal", "low")
 SHARED, OWN = "shared", "own"
-_CLOSED = 64
 
 
 class Answers(msgspec.Struct):
@@ -37,6 +42,40 @@ class Answers(msgspec.Struct):
 class _Printed(msgspec.Struct):
     generator_late_ms: float
     classes: list[Answers]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a server is asked.
+
+    Attributes:
+        path: Where.
+        plain: The request, of no class.
+        deadline_ms: When its answer counts.
+        tells: Whether class and deadline stand in headers, in parameters of the body as Triton takes them, or nowhere.
+    """
+
+    path: str
+    plain: Request
+    deadline_ms: float
+    tells: Tells = "headers"
+
+    def request(self, name: str, *, timed: bool) -> Request:
+        """One of a class, with the deadline if it is ``timed``."""
+        headers, body = dict(self.plain.headers), self.plain.body
+        if self.tells == "headers":
+            headers |= {"X-Priority": name} | ({"X-Timeout-Ms": f"{self.deadline_ms:g}"} if timed else {})
+        elif self.tells == "parameters":
+            size = int(headers.get(HEADER_LENGTH, len(body)))
+            document = orjson.loads(body[:size])
+            told = document.setdefault("parameters", {})
+            told["priority"] = 1 + CLASSES.index(name)
+            if timed:
+                told["timeout"] = round(self.deadline_ms * 1e3)
+            head = orjson.dumps(document)
+            body = head + body[size:]
+            headers |= {HEADER_LENGTH: str(len(head))} if HEADER_LENGTH in headers else {}
+        return Request({**headers, "Content-Length": str(len(body))}, body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +109,35 @@ class Generator:
         subprocess.run([compiler, "-O2", "-o", self._program, source, "-lm"], check=True)
 
     def run(
-        self, url: str, path: str, body: bytes, deadline_ms: float, rate: float, seconds: float, connections: str
+        self, url: str, asked: Asked, rate: float, seconds: float, connections: str, closed: int = 64
     ) -> tuple[float, dict[str, Answers]]:
-        """Load a server; see `load.c`. A rate of 0 is a closed loop. Returns the generator's lateness, and answers.
+        """Load a server; see `load.c`.
+
+        Args:
+            url: Of it.
+            asked: Requests.
+            rate: Per second; 0 for a closed loop.
+            seconds: Length.
+            connections: Whether classes share theirs.
+            closed: Connections of a closed loop.
+
+        Returns:
+            How late the generator was, milliseconds, and what became of each class.
 
         Raises:
             BenchmarkError: The generator failed.
         """
         port = httpx.URL(url).port
         shared = rate == 0 or connections == SHARED
-        of_classes = (_CLOSED, 0, 0) if rate == 0 else (2048, 0, 0) if shared else (512, 1536, 512)
+        of_classes = (closed, 0, 0) if rate == 0 else (2048, 0, 0) if shared else (512, 1536, 512)
         offers = []
         for name, own, share in zip(CLASSES, of_classes, (0.2, 0.6, 0.2), strict=True):
-            fields = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Content-Type: application/json"]
-            fields += [f"Content-Length: {len(body)}", f"X-Priority: {name}"]
-            fields += [f"X-Timeout-Ms: {deadline_ms:g}"] * (rate > 0)
-            offers.append(Offer(own, "\r\n".join((*fields, "", "")).encode() + body, share))
-        late_ms, answers = self.offer(url, offers, deadline_ms if rate else 60_000, rate, seconds, shared=shared)
+            request = asked.request(name, timed=rate > 0)
+            fields = [f"POST {asked.path} HTTP/1.1", f"Host: 127.0.0.1:{port}"]
+            fields += [f"{field}: {value}" for field, value in request.headers.items()]
+            offers.append(Offer(own, "\r\n".join((*fields, "", "")).encode() + request.body, share))
+        deadline_ms = asked.deadline_ms if rate else 60_000
+        late_ms, answers = self.offer(url, offers, deadline_ms, rate, seconds, shared=shared)
         return late_ms, dict(zip(CLASSES, answers, strict=True))
 
     def offer(

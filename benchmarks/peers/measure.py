@@ -114,7 +114,7 @@ class CaseMeasurement:
         return CaseResult(
             name=self.case.name,
             body_bytes=self._body_bytes,
-            wires={system: wire_of(system, self.case).says for system in systems},
+            wires={system: wire_of(system, self.case.wire).says for system in systems},
             settings={system: settings_of(system, subject) for system in systems},
             searched=ways,
             single_ms=single_ms,
@@ -126,7 +126,7 @@ class CaseMeasurement:
     def _start(self, stack: ExitStack, system: str, subject: Subject, samples: Sequence[Sample]) -> None:
         """Start a server, wait until it answers and look at its answers; or leave it out."""
         self._say(f"starting {system}")
-        wire = wire_of(system, self.case)
+        wire = wire_of(system, self.case.wire)
         requests = OUT / f"{self.case.name}-{wire.name}.requests"
         made = [wire.request(sample.inputs) for sample in samples]
         write_requests(requests, made)
@@ -232,7 +232,7 @@ class CaseMeasurement:
 
     def _wait(self, target: _Target, system: str, sample: Sample) -> None:
         """Wait until a server answers."""
-        wire = wire_of(system, self.case)
+        wire = wire_of(system, self.case.wire)
         while found := mistakes(target.url, wire, [sample]):
             target.server.check_alive()
             if time.monotonic() - target.server.started_at > _START_WITHIN_S:
@@ -242,14 +242,14 @@ class CaseMeasurement:
     def _drain(self, target: _Target, sample: Sample) -> None:
         """Wait until a server has done what a load generator left behind when it went: that would slow the next run."""
         began = time.monotonic()
-        while mistakes(target.url, wire_of(self._system(target.server.name), self.case), [sample]):
+        while mistakes(target.url, wire_of(self._system(target.server.name), self.case.wire), [sample]):
             target.server.check_alive()
             if time.monotonic() - began > _DRAIN_WITHIN_S:
                 raise BenchmarkError(f"no right answer within {_DRAIN_WITHIN_S:.0f} s after a run")
             time.sleep(_ASK_EVERY_S)
 
     def _check(self, name: str, target: _Target, samples: Sequence[Sample]) -> None:
-        found = mistakes(target.url, wire_of(self._system(name), self.case), samples)
+        found = mistakes(target.url, wire_of(self._system(name), self.case.wire), samples)
         if found:
             self._leave_out(name, f"{len(found)} of {len(samples)} answers are wrong: {found[0]}")
             self._targets.pop(name, None)

@@ -181,13 +181,13 @@ def make(system: str, subject: Subject, case: Case) -> ServerProcess:
         return Server(system, _ours(subject), SERVE_APP_RUN)
     if system == STOCK:
         return Server(system, systems.stock(CONFIG, name), SERVE_RUN)
-    return PeerServer(system, subject, wire_of(system, case).name)
+    return PeerServer(system, subject, wire_of(system, case.wire).name)
 
 
-def wire_of(system: str, case: Case) -> Wire:
-    """The form of requests that a system gets in a case."""
+def wire_of(system: str, form: str) -> Wire:
+    """The form of requests that a system gets where this one is asked for, ``json`` or ``binary``."""
     peer = _PEERS.get(system)
-    return WIRES[case.wire if peer is None else peer.wires[case.wire]]
+    return WIRES[form if peer is None else peer.wires[form]]
 
 
 def endpoints(server: ServerProcess) -> dict[str, str]:

@@ -106,15 +106,24 @@ class Guard:
         self.fault = fault
         self.reloads["failed"] += 1
 
+    def share(self, routers: int) -> None:
+        """Have so many processes share the keys' rates from now on."""
+        if routers != self._routers:
+            self._routers = routers
+            self._limit()
+
     def _take(self, keys: Iterable[Key]) -> None:
-        keyed = {key.digest: key for key in keys}
+        self._keys, self.fault, self.loaded_at = {key.digest: key for key in keys}, "", self._wall()
+        self._limit()
+
+    def _limit(self) -> None:
         limiters: dict[bytes, RateLimiter] = {}
-        for digest, key in keyed.items():
+        for digest, key in self._keys.items():
             if key.rate is not None:
                 limiter = limiters[digest] = RateLimiter(key.rate, self._routers)
                 if (before := self._limiters.get(digest)) is not None:
                     limiter.due = before.due
-        self._keys, self._limiters, self.fault, self.loaded_at = keyed, limiters, "", self._wall()
+        self._limiters = limiters
 
     def status(self) -> dict[str, Any]:
         """How many keys there are and how reading them went: nothing of the keys."""

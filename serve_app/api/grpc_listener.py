@@ -36,6 +36,7 @@ class GrpcLimits:
         keepalive_s: A connection on which nothing has come for this long is probed.
         client_ping_s: How often clients may ask for one. Who asks more often is disconnected.
         stall_s: How long a client may take nothing of an answer, beyond 1 s for every 64 KiB of it.
+        age_s: After so long a connection takes no more calls, and its client makes another; ``None``: never.
     """
 
     max_message: int = 32 * 2**20
@@ -50,10 +51,12 @@ class GrpcLimits:
     keepalive_s: float = 60.0
     client_ping_s: float = 10.0
     stall_s: float = STALL_S
+    age_s: float | None = None
 
     def options(self) -> list[tuple[str, int]]:
         """As gRPC takes them."""
         return [
+            *([] if self.age_s is None else [("grpc.max_connection_age_ms", round(self.age_s * 1e3))]),
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", -1),

@@ -55,7 +55,7 @@ def run_limits(file: ServeFile, environ: Mapping[str, str], *, files: int, cores
         if given is not None:
             if not str(given).isdecimal():
                 problems.append(f"{MAXCONN_VARIABLE}: must be a whole number, got {given}")
-            elif (problem := file.args.budget().problem(int(given), file.args.router.replicas)) is not None:
+            elif (problem := file.args.budget().problem(int(given), file.args.router.fewest)) is not None:
                 problems.append(f"{MAXCONN_VARIABLE}: {problem}")
             elif int(given) > fitting:
                 problems.append(f"{MAXCONN_VARIABLE}: {_too_many(int(given), files, fitting)}")
@@ -67,7 +67,8 @@ def run_limits(file: ServeFile, environ: Mapping[str, str], *, files: int, cores
                 " router.http.port do not"
             )
         else:
-            variables[MAXCONN_VARIABLE] = str(needed)
+            later = file.args.budget().requests * file.args.most_routers(cores)
+            variables[MAXCONN_VARIABLE] = str(max(needed, min(later, fitting)))
     if fitting_connections(files) < 1:
         problems.append(f"a process here may open {files} files, which is too few; raise it with ulimit -n")
     return RunLimits(variables, _cpus(file.args, cores), tuple(problems), tuple(notes))
@@ -158,14 +159,14 @@ def _processes(args: AppArgs) -> Iterator[_Processes]:
 
 
 def _cpu_notes(args: AppArgs, cores: int) -> Iterator[str]:
-    started = args.router.replicas + sum(each.started for each in _processes(args))
+    started = args.router.fewest + sum(each.started for each in _processes(args))
     if _reserved(args) > cores:
         yield f"{started} processes of replicas and routers share {cores} CPUs"
 
 
 def _reserved(args: AppArgs) -> float:
     """CPUs reserved at the start."""
-    routers = args.router.replicas * args.router.cpus
+    routers = args.router.fewest * args.router.cpus
     return routers + sum(each.started * each.cpus for each in _processes(args))
 
 
@@ -180,7 +181,7 @@ def _cpus(args: AppArgs, cores: int) -> int:
             given += each.most * each.cpus
         else:
             default += each.most * each.cpus
-    routers = args.router.replicas * args.router.cpus
+    routers = args.most_routers(cores) * args.router.cpus
     if "cpus" in args.router.model_fields_set:
         given += routers
     else:

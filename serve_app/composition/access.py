@@ -29,7 +29,7 @@ def watched_keys(router: RouterConfig, levels: PriorityLevels = DEFAULT_LEVELS) 
     if router.access.keys_file is None:
         return None
     file = KeyFile(home(os.environ) / router.access.keys_file, read_api_keys, keys_of)
-    make = partial(Guard, open_parts=router.access.open_without_key, routers=router.replicas, levels=levels)
+    make = partial(Guard, open_parts=router.access.open_without_key, routers=router.fewest, levels=levels)
     try:
         return KeyFileWatcher(file, router.access.keys_check_s, make)
     except ConfigError as error:

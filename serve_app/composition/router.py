@@ -41,6 +41,9 @@ from serve_app.router.settings import (
 
 _log = logging.getLogger(__name__)
 
+_GRPC_AGE_S = 60.0
+"""Where there may be several routers: another connection may reach another one."""
+
 
 def router_settings(
     config: AppArgs,
@@ -149,6 +152,7 @@ def _grpc_port(config: AppArgs) -> GrpcPort | None:
         arriving=max(16, 2 * router.limits.max_bytes // router.limits.max_body),
         keepalive_s=router.grpc.keepalive_s,
         client_ping_s=router.grpc.client_ping_s,
+        age_s=None if config.most_routers() == 1 else _GRPC_AGE_S,
     )
     return GrpcPort(router.host, router.grpc.port, limits, "args.router.grpc.port")
 

@@ -125,7 +125,7 @@ class AppArgs(Section):
         faults.extend((("device_groups", *where), fault) for where, fault in group_problems(self.device_groups, models))
         named = {name: f"models[{number}]" for name, number in seen.items()}
         faults.extend((("pipelines", *where), fault) for where, fault in pipeline_problems(self.pipelines, named))
-        faults.extend(pool_problems(self.pools, self.models, self.router.replicas))
+        faults.extend(pool_problems(self.pools, self.models, self.router.fewest))
         limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
         faults.extend(
             (
@@ -147,6 +147,11 @@ class AppArgs(Section):
         given = self.router.limits.max_ongoing_requests
         return max(DEFAULT_ONGOING, self.budget().requests) if given is None else given
 
+    def most_routers(self, cores: int | None = None) -> int:
+        """Most router processes, on nodes of so many cores; ``None``: whatever nodes there are."""
+        one_decides = self.pools or self.device_groups  # what the hosts load, or how many batches a device runs
+        return self.router.fewest if one_decides else self.router.most(cores)
+
     def haproxy_problem(self, environ: Mapping[str, str]) -> str | None:
         """Why HAProxy's limit of connections is too small, or ``None``.
 
@@ -156,7 +161,7 @@ class AppArgs(Section):
         given = environ.get(MAXCONN_VARIABLE, str(DEFAULT_MAXCONN))
         if environ.get(HAPROXY_VARIABLE) != "1" or not given.isdecimal():
             return None
-        problem = self.budget().problem(int(given), self.router.replicas)
+        problem = self.budget().problem(int(given), self.router.fewest)
         return None if problem is None else f"{MAXCONN_VARIABLE}: {problem}"
 
     def budget(self) -> Budget:

@@ -56,7 +56,7 @@ class ServeFile:
     @property
     def connections_needed(self) -> int:
         """Connections that HAProxy has to hold: one HAProxy stands before all router processes of a node."""
-        return self.args.budget().requests * self.args.router.replicas
+        return self.args.budget().requests * self.args.router.fewest
 
     @property
     def http_address(self) -> tuple[str, int]:
@@ -225,7 +225,7 @@ def _maxconn_problems(document: Mapping[str, Any], args: AppArgs) -> tuple[str, 
         return ()  # whoever starts the cluster sees to it: `serve-app run` by itself, others by what `validate` says
     if not str(given).isdecimal():
         return (f"{place}: must be a whole number in quotes, got {short_repr(given)}",)
-    problem = args.budget().problem(int(given), args.router.replicas)
+    problem = args.budget().problem(int(given), args.router.fewest)
     return () if problem is None else (f"{place}: {problem}",)
 
 

@@ -15,7 +15,10 @@ from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.scaling import routers_on
 from serve_app.scheduling.settings import ClassSettings
+
+_AUTO_ROUTERS = 8
 
 
 class HttpConfig(Section):
@@ -180,8 +183,12 @@ class TransportConfig(Section):
 class RouterConfig(Section):
     """The router: takes every request, queues it and sends it on in bundles."""
 
-    replicas: Positive = 1
-    """Router processes. Each has its own queues, so the order between requests of different routers is approximate."""
+    replicas: Literal["auto"] | Positive = "auto"
+    """Router processes. Each has its own queues, so the order between requests of different routers is approximate.
+
+    `auto`: one, and another whenever all of them are busy and cores are idle, up to half of the cores of a node and 8;
+    one with pools or device groups.
+    """
 
     cpus: Cpus = 0.25
     """CPUs that Ray reserves for each router process. It reserves only: nothing enforces it."""
@@ -233,6 +240,17 @@ class RouterConfig(Section):
             fault = "must be '1.2' with router.grpc.port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
             raise validation_error([(("tls", "minimum_version"), fault)])
         return self
+
+    @property
+    def fewest(self) -> int:
+        """Router processes at the start."""
+        return 1 if self.replicas == "auto" else self.replicas
+
+    def most(self, cores: int | None = None) -> int:
+        """Most router processes, on nodes of so many cores; ``None``: whatever nodes there are."""
+        if self.replicas != "auto":
+            return self.replicas
+        return _AUTO_ROUTERS if cores is None else routers_on(cores, _AUTO_ROUTERS)
 
     @property
     def own_ports(self) -> tuple[tuple[str, int], ...]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from serve_app.scheduling.scaling import busy_replicas, desired_replicas
+from serve_app.scheduling.scaling import busy_replicas, desired_replicas, routers_on
 
 if TYPE_CHECKING:
     from ray.serve._private.common import DeploymentID
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 ROUTER = "router"
 """Name of the router's deployment. No model's deployment has it."""
 
-BUSY, IDLE_CORES = "busy", "idle_cores"
-"""What a replica reports: the part of the time for which it computes, and the cores of its node that nobody uses."""
+BUSY, IDLE_CORES, CORES = "busy", "idle_cores", "cores"
+"""What a replica or a router reports: the part of the time for which it computes, the cores of its node that nobody
+uses, and how many cores it may use in all."""
 
 _PREFIX = "load_"
 
@@ -42,13 +43,18 @@ def scale_by_queue(
     A model's load is summed over router replicas; each replica is meant to hold ``target_ongoing_requests`` rows of
     it (the configuration's ``target_queue``). A light model never queues that many: its replica is one process, which
     decodes and runs on one core. So a replica that is busy most of the time gets another one while cores are idle.
-    Deployments that are left out keep the number they have.
+    Routers follow how busy they are alone, and leave half of a node's cores to replicas. Deployments that are left out
+    keep the number they have.
     """
     reported: dict[str, Mapping[Any, float]] = {}
+    decisions: dict[DeploymentID, int] = {}
     for deployment, context in contexts.items():
         if deployment.name == ROUTER:
             reported = context.aggregated_metrics or {}
-    decisions: dict[DeploymentID, int] = {}
+            least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+            if least < most and reported.get(BUSY):
+                most = max(least, routers_on(int(max(reported.get(CORES, {}).values(), default=1)), most))
+                decisions[deployment] = max(least, min(_busier(reported, context.target_num_replicas), most))
     for deployment, context in contexts.items():
         per_router = reported.get(load_metric(deployment.name))
         if deployment.name == ROUTER or per_router is None:
@@ -63,7 +69,10 @@ def scale_by_queue(
         )
         own = context.aggregated_metrics or {}
         if wanted and own.get(BUSY):
-            busier = busy_replicas(own[BUSY].values(), max(own.get(IDLE_CORES, {}).values(), default=0.0), current)
-            wanted = max(wanted, min(busier, maximum))
+            wanted = max(wanted, min(_busier(own, current), maximum))
         decisions[deployment] = wanted
     return decisions, {}
+
+
+def _busier(reported: Mapping[str, Mapping[Any, float]], current: int) -> int:
+    return busy_replicas(reported[BUSY].values(), max(reported.get(IDLE_CORES, {}).values(), default=0.0), current)

@@ -20,7 +20,7 @@ from serve_app.composition import router_settings
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.look import look_at
 from serve_app.config import AppArgs, deployment_name
-from serve_app.deployments.autoscaling import load_metric
+from serve_app.deployments.autoscaling import BUSY, CORES, IDLE_CORES, load_metric
 from serve_app.deployments.garbage import tune_garbage_collection
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
@@ -35,9 +35,11 @@ from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker
 from serve_app.errors import ConfigError, InvalidRequest, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, Compute, Execution, Joinable, Payload
+from serve_app.replica.cores import CoreMeter, available_cores
 from serve_app.router.repository import RENEW_S, Repository
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport
+from serve_app.router.siblings import Siblings
 from serve_app.router.watch import Watcher
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.statistics import Statistics
@@ -138,7 +140,9 @@ class RouterDeployment:
         faults = tuple(model.info.fault for model in settings.models if model.info.fault)
         if faults and not register.was_routed():  # the first router of a deployment: whoever deploys is to see them
             raise ConfigError(faults)
-        peers = None if config.router.replicas == 1 else _Peers()
+        self._peers = peers = None if config.most_routers() == 1 else _Peers(config.router.fewest, self._node)
+        self._meter, self._threads = CoreMeter(), 1 + config.router.transport.decode_threads
+        self._tells: set[asyncio.Task[None]] = set()
         fleet = _Fleet(config, handles, lambda: self._keeper, peers)
         repository = Repository(fleet, register, deployed)
         self._router = Router(
@@ -242,8 +246,22 @@ class RouterDeployment:
         self._router.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Rows queued and running per model, for the application's autoscaling policy."""
-        return {load_metric(deployment): float(self._router.load(model)) for model, deployment in self._models.items()}
+        """Rows queued and running per model and how busy this process is, for the application's autoscaling policy."""
+        busy, idle = self._meter.read(self._threads)
+        if (peers := self._peers) is not None:
+            now = self._loop.time()
+            self._router.share(peers.siblings.number(now), peers.siblings.excess(busy, now))
+            if peers.siblings.tells(now):
+                self._tells.add(task := self._loop.create_task(peers.tell_busy(busy)))
+                task.add_done_callback(self._tells.discard)
+        loads = {load_metric(name): float(self._router.load(model)) for model, name in self._models.items()}
+        return {**loads, BUSY: busy, IDLE_CORES: idle, CORES: float(available_cores())}
+
+    async def on_busy(self, origin: str, node: str, busy: float) -> tuple[str, None]:
+        """Take what another router tells about itself. Gives this router's name."""
+        if self._peers is not None:
+            self._peers.siblings.hear(origin, node, busy, self._loop.time())
+        return _own_name(), None
 
     async def render_metrics(self) -> tuple[str, str]:
         """This router's name and its page of metrics."""
@@ -314,7 +332,25 @@ class RouterDeployment:
 
 
 class _Peers:
-    """The other replicas of this deployment; see `serve_app.router.router.Peers`."""
+    """The other replicas of this deployment; see `serve_app.router.router.Peers`.
+
+    Args:
+        fewest: How many routers there are at least.
+        node: That of this router.
+    """
+
+    def __init__(self, fewest: int, node: str) -> None:
+        self._fewest, self._node = fewest, node
+        self.siblings = Siblings(_own_name(), node)
+
+    @property
+    def alone(self) -> bool:
+        """See the class."""
+        return self._fewest == 1 and self.siblings.number(asyncio.get_running_loop().time()) == 1
+
+    async def tell_busy(self, busy: float) -> None:
+        """Tell all routers how busy this one is, 0 to 1. Who does not hear it hears the next."""
+        await self._ask("on_busy", _own_name(), self._node, busy, always=True)
 
     def own_name(self) -> str:
         """See the class."""
@@ -336,8 +372,10 @@ class _Peers:
         """Call a method of all routers, this one included. Raises what one raises, or `ModelUnavailable` in time."""
         _answers(await _ask_all(_routers(), method, *args, limit_s=limit_s), method)
 
-    async def _ask(self, method: str, *args: Any) -> dict[str, Any]:
+    async def _ask(self, method: str, *args: Any, always: bool = False) -> dict[str, Any]:
         """What the other routers answer to a method that gives a router's name and something of it, by that name."""
+        if self.alone and not always:
+            return {}
         try:
             answers = (
                 await _routers()

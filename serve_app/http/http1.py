@@ -258,6 +258,7 @@ class Connection(asyncio.BufferedProtocol):
         self._held: _Held | None = None  # the one that waits, while it is no exchange yet
         self._urgent_until = 0.0  # it carried an urgent request lately
         self._kept_back = False  # whether it is read later: requests of it are refused
+        self._leaves = False  # whether it ends after its next answer
         self._was_kept_back = False  # and what is read next may have arrived long ago
         self._input = Input.PARSING
         self._target: memoryview | None = None  # what is left of the application's memory, while `DIRECT`
@@ -623,7 +624,7 @@ class Connection(asyncio.BufferedProtocol):
     def turn_down_held(self, head: KnownHead) -> None:
         """Answer the request that is held, which is not begun."""
         # What is prepared has a body, and leaves the connection open.
-        if self._shared.draining or head.scope["method"] == "HEAD":
+        if self._shared.draining or self._leaves or head.scope["method"] == "HEAD":
             self.turn_down(self.unhold())
             return
         self._held = None
@@ -664,8 +665,8 @@ class Connection(asyncio.BufferedProtocol):
         if exchange is None or self._transport.is_closing():
             return
         if not exchange.keep_alive:
-            # While draining, the client may have sent another request before it could know.
-            self._end(linger=not exchange.body_complete or self._shared.draining)
+            # The client may have sent another request before it could know that this router wants no more.
+            self._end(linger=not exchange.body_complete or self._shared.draining or self._leaves)
         elif self._drain is None and self._queue:
             self._next()
         elif self._drain is not None or self._arriving is not None or not self._reading:
@@ -723,7 +724,11 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def draining(self) -> bool:
         """Whether this connection ends after its current response: the last to a request that was read."""
-        return self._shared.draining and not self._queue
+        return (self._shared.draining or self._leaves) and not self._queue
+
+    def leave(self) -> None:
+        """End after the next answer, which says so."""
+        self._leaves = True
 
     # --- Limits of time ---
 

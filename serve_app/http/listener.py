@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import random
 import resource
 import socket
 from collections.abc import Callable
@@ -118,6 +119,12 @@ class Listener:
     def evicted(self) -> int:
         """Connections that had to make room for others, ever."""
         return self._shared.limiter.evicted
+
+    def let_go(self, share: float) -> None:
+        """Have a part of the connections, 0 to 1, end after their next answer: their clients connect anew."""
+        connections = tuple(self._shared.connections)
+        for connection in random.sample(connections, int(share * len(connections))):
+            connection.leave()
 
     async def start(self) -> None:
         """Listen. Does nothing when it listens already or was closed."""

@@ -36,6 +36,8 @@ _CROWDED: Final = 16
 """The same while requests wait: an urgent one takes some rounds from its arrival to its answer, so they are short."""
 _SHED: Final = 64
 """Most refusals of a round."""
+_LATE: Final = 0.25
+"""What a refusal counts among what is begun, in requests."""
 _UNIT: Final = 16 * 1024
 """Bytes. A body counts as one more request for each."""
 _MOST_DIGITS: Final = 18
@@ -212,14 +214,19 @@ class Turns:
                 self._schedule()
 
     def _begin(self) -> None:
-        """Begin the most urgent."""
+        """Begin the most urgent, and turn down those of them that are late."""
         now = self._loop.time()
         while self._begun < _CROWDED and (taken := self._intake.take(now)) is not None:
-            waiter, nbytes, _ = taken
+            (waiter, nbytes, priority), late = taken
             if waiter.waits:
                 waiter.waits = False
-                self._begun += 1.0 + nbytes / _UNIT
-                waiter.begin()
+                if late:
+                    self._begun += _LATE
+                    self.refused[priority] += 1
+                    waiter.turn_down()
+                else:
+                    self._begun += 1.0 + nbytes / _UNIT
+                    waiter.begin()
 
     def _shed(self) -> None:
         """Turn down what cannot be in time, and note what that costs."""

@@ -72,6 +72,10 @@ async def _no_way(
 class Peers(Protocol):
     """The other routers of the application. One that does not answer in time is left out."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is none, although there may be."""
+
     def own_name(self) -> str:
         """What this one is called among them."""
 
@@ -569,10 +573,22 @@ class Router:
 
     async def _metrics_page(self) -> str:
         own = self.metrics.render()
-        if self._peers is None:
+        if self._peers is None or self._peers.alone:
             return own
         # Also where none of them answers: series keep their labels.
         return merge_pages({**await self._peers.pages(), self._peers.own_name(): own}.items())
+
+    def share(self, routers: int, excess: float) -> None:
+        """Take how many routers share the work.
+
+        Args:
+            routers: They, this one included.
+            excess: Part of this router's own connections that others should have, 0 to 1.
+        """
+        if self._guard is not None:
+            self._guard.share(routers)
+        if excess and self._http_listener is not None:
+            self._http_listener.let_go(excess)
 
     # ------------------------------------------------------------------ end
 

@@ -13,8 +13,8 @@ connections: once nothing of a class was begun within 5 ms, or two rounds, for 1
 until nothing was given up for 100 ms. This is the idea of CoDel, with its constants (Nichols and Jacobson, "Controlling
 Queue Delay", 2012).
 
-A round that takes more than twice as long as others lately says nothing of the queue: only its deadline can make a
-request too late then.
+What a round takes beyond twice the usual is left out of these times: nothing could be begun meanwhile, so it says
+nothing of the queue.
 
 Every class earns its guaranteed share of all turns while it waits, and takes one out of order when it has earned it.
 """
@@ -124,8 +124,12 @@ class Intake(Generic[_T]):
         self.waiting += 1
         insort(own.waiting, (deadline, self._number, now, item))
 
-    def take(self, now: float) -> _T | None:
-        """The request that is to be begun now; ``None`` where none waits."""
+    def take(self, now: float) -> tuple[_T, bool] | None:
+        """The request that is to be begun now; ``None`` where none waits.
+
+        Returns:
+            It, and whether its deadline has passed: then it is to be given up instead.
+        """
         chosen: _Class[_T] | None = None
         for own in self._classes.values():
             if own.waiting:
@@ -140,7 +144,9 @@ class Intake(Generic[_T]):
         if chosen is None:
             return None
         self.waiting -= 1
-        return chosen.begin(now, self._short_s)
+        if chosen.waiting[0][0] <= now:
+            return chosen.give_up(now), True
+        return chosen.begin(now, self._short_s), False
 
     def give_up(self, now: float) -> Iterator[_T]:
         """Take out what would be too late, and what is too much; the least urgent first. To be called in each round."""

@@ -51,6 +51,11 @@ def busy_replicas(busy: Collection[float], idle_cores: float, current: int) -> i
     return min(wanted, current + (idle_cores >= _IDLE_CORES and len(busy) >= current))
 
 
+def routers_on(cores: int, most: int) -> int:
+    """Router processes that nodes of so many cores may have: half of the cores are left to replicas."""
+    return max(1, min(most, cores // 2))
+
+
 def _wanted(load: float, target: float, current: int) -> int:
     on_target = current * target
     return current if abs(load - on_target) <= _TOLERANCE * on_target else ceil(load / target)

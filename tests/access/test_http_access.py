@@ -13,7 +13,7 @@ from access.conftest import KEYS, Clock, Revoking, bearer
 from serve_app.access.guard import Guard
 from serve_app.api.http_app import create_app
 from serve_app.domain.priorities import PriorityLevels
-from serve_app.errors import PermissionDenied
+from serve_app.errors import PermissionDenied, RateLimited
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
@@ -349,6 +349,19 @@ def test_a_keys_classes_are_those_that_numbers_mean_here(clock: Clock) -> None:
     with pytest.raises(PermissionDenied, match="may not use priority high"):
         Guard(KEYS, now=clock, wall=clock).admit(asked)
     Guard(KEYS, levels=PriorityLevels({1: Priority.LOW}), now=clock, wall=clock).admit(asked)
+
+
+def test_the_rate_of_a_key_is_shared_by_all_routers(clock: Clock) -> None:
+    """However many there are by now; what a key has used stays used."""
+    asked = {b"authorization": b"Bearer sa_rare"}
+    guard = Guard(KEYS, now=clock, wall=clock)
+    for routers, burst in ((1, 2), (2, 1), (1, 2)):
+        guard.share(routers)
+        clock.now += 1000.0
+        for _ in range(burst):
+            guard.admit(asked)
+        with pytest.raises(RateLimited):
+            guard.admit(asked)
 
 
 async def test_the_key_is_the_tenant(client: httpx.AsyncClient, service: NumpyService) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.overload.__main__ import Run, draw, report
-from benchmarks.overload.generator import Answers, Generator
+from benchmarks.overload.generator import Answers, Asked, Generator
+from benchmarks.requests import Request
 
 _STATUS = {b"high": b"200 OK", b"normal": b"429 Too Many Requests", b"low": b"504 Gateway Timeout"}
 
@@ -35,8 +36,9 @@ async def test_the_generator_counts_what_becomes_of_each_class(tmp_path: Path, c
     server = await asyncio.start_server(_answer, "127.0.0.1", 0, backlog=4096)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
-        _, classes = await asyncio.to_thread(generator.run, url, "/x", b"{}", 30_000, 300.0, 2.0, connections)
-        _, closed = await asyncio.to_thread(generator.run, url, "/x", b"{}", 30_000, 0.0, 1.0, connections)
+        asked = Asked("/x", Request({}, b"{}"), 30_000)
+        _, classes = await asyncio.to_thread(generator.run, url, asked, 300.0, 2.0, connections)
+        _, closed = await asyncio.to_thread(generator.run, url, asked, 0.0, 1.0, connections)
 
     high, normal, low = classes["high"], classes["normal"], classes["low"]
     assert min(high.offered, normal.offered, low.offered) > 0
@@ -45,6 +47,16 @@ async def test_the_generator_counts_what_becomes_of_each_class(tmp_path: Path, c
     assert (low.expired, low.good) == (low.offered - low.failed, 0)
     assert closed["high"].good > 0
     assert closed["normal"] == closed["low"] == Answers(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+def test_a_rival_is_told_class_and_deadline_its_own_way() -> None:
+    """Triton reads both from the body, in JSON alone or before tensors in binary; FastAPI knows neither."""
+    plain = Request({"Inference-Header-Content-Length": "2"}, b"{}123")
+
+    told = Asked("/x", plain, 100.0, "parameters").request("low", timed=True)
+    assert told.body == b'{"parameters":{"priority":3,"timeout":100000}}123'
+    assert told.headers == {"Inference-Header-Content-Length": "46", "Content-Length": "49"}
+    assert Asked("/x", plain, 100.0, "nothing").request("low", timed=True).body == plain.body
 
 
 def test_the_report_has_a_line_for_each_load(tmp_path: Path) -> None:
@@ -58,5 +70,5 @@ def test_the_report_has_a_line_for_each_load(tmp_path: Path) -> None:
     draw(runs, tmp_path / "overload.svg")
 
     assert len(lines) == 4
-    assert lines[2].startswith("| tiny, 100 ms | after | 0.8 x 1,000/s | 80.0 | 80.0 | 80.0 | 0.12 | 11.1 | 9 |")
+    assert lines[2].startswith("| tiny, 100 ms | after | 0.8 x 1,000/s | 80.0 | 80.0 | 80.0 | 0.12 | 11.1 | 9 |  | 1 |")
     assert (tmp_path / "overload.svg").read_text().startswith("<?xml")

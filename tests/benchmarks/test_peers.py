@@ -148,7 +148,7 @@ def test_every_system_can_be_asked_and_described(case: Case) -> None:
     """In a form of requests that exists, and with the model of the configuration."""
     subject = Subject.of(case.model)
     for system in set(case.systems) - {RAW}:
-        assert wire_of(system, case) in WIRES.values()
+        assert wire_of(system, case.wire) in WIRES.values()
         assert settings_of(system, subject)
 
 

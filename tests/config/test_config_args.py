@@ -294,7 +294,7 @@ def test_faults_are_reported_together() -> None:
     """A user repairs all faults at once: one parse reports them all, in the order of the file."""
     found = problems({"router": {"replicas": 0}, "models": [model(batchng={}), model(resources={"threads": "many"})]})
     assert found == (
-        "args.router.replicas: must be at least 1, got 0",
+        "args.router.replicas: must be 'auto', got 0; or must be at least 1, got 0",
         "args.models[0].batchng: unknown key; did you mean batching?",
         "args.models[1].resources.threads: must be 'auto', got 'many'; or must be a whole number, got 'many'",
     )

@@ -192,8 +192,7 @@ def _differences(left: Any, right: Any, place: str = "") -> Iterator[tuple[str, 
 
 def _cpu_demand(args: AppArgs) -> tuple[float, float, float]:
     """CPUs of the smallest deployment and of the largest, and of the largest replica."""
-    router = args.router.replicas * args.router.cpus
-    fewest = most = router
+    fewest, most = args.router.fewest * args.router.cpus, args.most_routers() * args.router.cpus
     for model in args.models:
         fewest += max(model.autoscaling.min_replicas, model.autoscaling.initial_replicas or 0) * model.resources.cpus
         most += model.most_replicas * model.resources.cpus

@@ -71,6 +71,8 @@ async def test_a_router_schedules_as_configured_and_shows_it(tmp_path: Path) -> 
 class SilentPeers:
     """Another router that does not answer."""
 
+    alone = False
+
     def own_name(self) -> str:
         """See `serve_app.router.router.Peers`."""
         return "r1"
@@ -87,7 +89,13 @@ class SilentPeers:
         """Nobody hears it."""
 
 
-@pytest.mark.parametrize("peers", [None, SilentPeers()])
+class NoPeers(SilentPeers):
+    """There may be more routers, and is none now."""
+
+    alone = True
+
+
+@pytest.mark.parametrize("peers", [None, NoPeers(), SilentPeers()])
 async def test_series_name_their_router_where_there_may_be_several(peers: SilentPeers | None) -> None:
     """Also while the others do not answer: else series would change their names when a router is ill."""
     router = Router(_nothing_served(), no_replicas, peers)
@@ -95,7 +103,7 @@ async def test_series_name_their_router_where_there_may_be_several(peers: Silent
     async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
         page = (await client.get("/metrics")).text
     await router.close(0.0)
-    assert ('router="r1"' in page) == (peers is not None)
+    assert ('router="r1"' in page) == (peers is not None and not peers.alone)
 
 
 async def test_a_port_that_is_taken_is_named() -> None:

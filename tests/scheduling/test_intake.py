@@ -18,7 +18,7 @@ requests = st.lists(st.tuples(st.sampled_from(list(Priority)), st.floats(0.001, 
 
 def drained(intake: Intake[str], now: float = 0.0) -> list[str]:
     """All that wait, in their order."""
-    return [taken for _ in range(intake.waiting) if (taken := intake.take(now)) is not None]
+    return [taken[0] for _ in range(intake.waiting) if (taken := intake.take(now)) is not None]
 
 
 def test_the_most_urgent_class_goes_first_and_in_it_the_earliest_deadline() -> None:
@@ -45,7 +45,7 @@ def test_a_class_gets_its_share_beside_a_more_urgent_one() -> None:
         intake.offer(HIGH, HIGH, inf, 0.0)
         intake.offer(NORMAL, NORMAL, inf, 0.0)
 
-    assert Counter(intake.take(0.0) for _ in range(500)) == {HIGH: 438, NORMAL: 62}
+    assert Counter(taken[0] for _ in range(500) if (taken := intake.take(0.0))) == {HIGH: 438, NORMAL: 62}
 
 
 def test_what_is_too_late_is_given_up() -> None:
@@ -56,6 +56,16 @@ def test_what_is_too_late_is_given_up() -> None:
 
     assert list(intake.give_up(0.05)) == ["late"]
     assert drained(intake, 0.05) == ["in time"]
+
+
+def test_what_is_taken_tells_whether_it_is_late() -> None:
+    """Rounds that refuse much may not get to the urgent class before its requests are taken."""
+    intake = Intake[str]({}, 100)
+    intake.offer("late", HIGH, 0.05, 0.0)
+    intake.offer("in time", HIGH, 100.0, 0.0)
+
+    assert intake.take(0.05) == ("late", True)
+    assert intake.take(0.05) == ("in time", False)
 
 
 def test_a_class_that_is_never_begun_is_given_up_before_its_deadline() -> None:
@@ -78,7 +88,7 @@ def overload(intake: Intake[float], seconds: float, end: float) -> tuple[list[fl
         given_up += len(list(intake.give_up(now)))
         taken = intake.take(now)
         assert taken is not None
-        waited.append(now - taken)
+        waited.append(now - taken[0])
     return waited, given_up
 
 
@@ -136,7 +146,8 @@ def test_nothing_is_lost_and_nothing_comes_twice(offered: list[tuple[Priority, f
     given_up = list(intake.give_up(now))
     begun = []
     while (taken := intake.take(now)) is not None:
-        begun.append(taken)
+        begun.append(taken[0])
+        assert not taken[1]
 
     assert sorted(given_up + begun) == list(range(len(offered)))
     assert len(begun) <= 20

@@ -34,8 +34,9 @@ class Request(NamedTuple):
 
 
 def take(intake: Intake[_T], now: float) -> _T | None:
-    """What leaves next."""
-    return intake.take(now)
+    """What leaves next, begun or given up."""
+    taken = intake.take(now)
+    return None if taken is None else taken[0]
 
 
 class IntakeMachine(RuleBasedStateMachine):
@@ -72,10 +73,12 @@ class IntakeMachine(RuleBasedStateMachine):
     def begin(self, number: int) -> None:
         """Begin some: the most urgent first but for shares, and of a class always the one with the least time left."""
         for _ in range(number):
-            taken = take(self.intake, self.now)
-            if taken is None:
+            found = self.intake.take(self.now)
+            if found is None:
                 assert not self.waiting
                 return
+            taken, late = found
+            assert late == (taken.deadline <= self.now)
             assert taken in self.waiting
             of_class = (each for each in self.waiting if each.priority is taken.priority)
             assert taken == min(self.waiting if not self.shared else of_class)

@@ -22,7 +22,12 @@ def tensor(name: str, dtype: Any, shape: tuple[int | str, ...]) -> Tensor:
     return Tensor(name=name, dtype=dtype, shape=tuple(size if isinstance(size, int) else -1 for size in shape))
 
 
-def main(settings: Settings) -> None:
+def batcher(settings: Settings) -> DynamicBatcher:
+    """First come, first served."""
+    return DynamicBatcher(max_queue_delay_microseconds=round(settings.max_wait_ms * 1000))
+
+
+def main(settings: Settings, batches: DynamicBatcher) -> None:
     """Serve until the process is ended."""
     session = Session(settings)
 
@@ -36,10 +41,7 @@ def main(settings: Settings) -> None:
             infer_func=infer,
             inputs=[tensor(name, dtype, session.shapes[name]) for name, dtype in session.inputs.items()],
             outputs=[tensor(session.output, np.float32, session.output_shape)],
-            config=ModelConfig(
-                max_batch_size=settings.max_rows,
-                batcher=DynamicBatcher(max_queue_delay_microseconds=round(settings.max_wait_ms * 1000)),
-            ),
+            config=ModelConfig(max_batch_size=settings.max_rows, batcher=batches),
             strict=False,  # without it PyTriton looks at every output's type and shape
         )
         triton.serve()
@@ -47,4 +49,5 @@ def main(settings: Settings) -> None:
 
 if __name__ == "__main__":
     find_library()
-    main(Settings.from_command_line())
+    told = Settings.from_command_line()
+    main(told, batcher(told))

@@ -202,6 +202,28 @@ async def test_closing_answers_what_was_pipelined_behind_a_request_in_work() -> 
         await closing
 
 
+async def test_connections_that_are_let_go_end_after_their_next_answer() -> None:
+    """And no request that was sent before its client could know is lost, nor is one of another connection."""
+    app = Gated()
+    app.let.set()
+    async with serving(app) as (listener, port):
+        clients = [await Client.connect(port) for _ in range(4)]
+        await until(lambda: listener.connections == 4)
+        listener.let_go(0.5)
+        for client in clients:
+            await client.send(post(b"x"), post(b"x"))
+        answers = [[await client.answer() for _ in range(2)] for client in clients]
+
+        assert {body for each in answers for _, _, body in each} == {b"done"}
+        assert {first[1].get("connection") for first, _ in answers} == {None}
+        ended = [client for client, (_, last) in zip(clients, answers, strict=True) if "connection" in last[1]]
+        assert len(ended) == 2
+        for client in ended:
+            assert await client.ended() == b""
+            client.leave()
+        await until(lambda: listener.connections == 2)
+
+
 async def test_closing_ends_idle_connections_after_the_grace_and_all_at_the_limit() -> None:
     """An unanswered request is cancelled."""
     app = Gated()

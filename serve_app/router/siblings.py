@@ -1,0 +1,74 @@
+"""The other routers of an application, as each tells about itself every second.
+
+Nothing is told while a router is alone: one that starts tells first, and whoever hears it answers in kind.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+_FRESH_S: Final = 5.0
+"""A router that has told nothing for this long is gone."""
+_ANNOUNCED: Final = 3
+"""How often a router tells about itself before it knows whether it is alone."""
+_BUSY: Final = 0.5
+"""A router below this has no need to give anything away."""
+_MARGIN: Final = 0.15
+
+
+class _Heard(NamedTuple):
+    node: str
+    busy: float
+    at: float
+
+
+class Siblings:
+    """What one router knows of the others.
+
+    Args:
+        name: Of this router.
+        node: Its node. Routers of one node share its ports.
+    """
+
+    def __init__(self, name: str, node: str) -> None:
+        self._name = name
+        self._node = node
+        self._heard: dict[str, _Heard] = {}
+        self._told = 0
+
+    def hear(self, name: str, node: str, busy: float, now: float) -> None:
+        """Take what a router tells about itself.
+
+        Args:
+            name: Of it; this router's own is left out.
+            node: Its node.
+            busy: Part of the time for which it computes, 0 to 1.
+            now: Seconds.
+        """
+        if name != self._name:
+            self._heard[name] = _Heard(node, busy, now)
+
+    def number(self, now: float) -> int:
+        """How many routers there are, this one included."""
+        self._heard = {name: heard for name, heard in self._heard.items() if now - heard.at <= _FRESH_S}
+        return 1 + len(self._heard)
+
+    def tells(self, now: float) -> bool:
+        """Whether this router is to tell about itself now; called every second."""
+        self._told += 1
+        return self._told <= _ANNOUNCED or self.number(now) > 1
+
+    def excess(self, busy: float, now: float) -> float:
+        """Part of this router's connections that its node's other routers should have, 0 to 1.
+
+        The kernel spreads new connections evenly, and those of a client stay where they are. So a router that is
+        clearly busier than the mean of its node lets some go, until the clients' load is spread as well.
+
+        Args:
+            busy: Part of the time for which this router computes, 0 to 1.
+            now: Seconds.
+        """
+        self.number(now)
+        others = [heard.busy for heard in self._heard.values() if heard.node == self._node]
+        mean = (busy + sum(others)) / (1 + len(others))
+        return (busy - mean) / busy if busy > _BUSY and busy - mean > _MARGIN else 0.0
