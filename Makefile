@@ -26,6 +26,8 @@ SOAK ?=
 JOBS ?=
 # Arguments for the measurement of overload, e.g. `make bench-overload OVERLOAD="--against ../other --cases tiny"`
 OVERLOAD ?=
+# The same for `high` beside hostile clients, e.g. `make bench-hostile-high HIGH="--rounds 1 --seconds 5"`
+HIGH ?=
 # Arguments for the scheduler's experiments, e.g. `make bench-scheduling SCHEDULING="--cases gamma/3x/* --seconds 10"`,
 # or with a recorded hour of the Azure LLM inference trace: SCHEDULING="--trace FILE.csv"
 SCHEDULING ?=
@@ -268,6 +270,10 @@ bench-tasks: env models | .venv-uv/.made ## Measure whole tasks, from media to a
 .PHONY: bench-overload
 bench-overload: env models ## Measure which classes are in time under overload (OVERLOAD="--against ../other-checkout --cases tiny")
 	@$(BIN)/python -m benchmarks.overload $(OVERLOAD)
+
+.PHONY: bench-hostile-high
+bench-hostile-high: env models ## Measure what hostile clients cost requests of class high (HIGH="--rounds 1")
+	@$(BIN)/python -m benchmarks.overload.hostile $(HIGH)
 
 .PHONY: bench-smoke
 bench-smoke: env models ## Measure against stock Ray Serve on this machine

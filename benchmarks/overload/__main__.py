@@ -9,8 +9,6 @@ Writes ``overload.json``, ``overload.md`` and ``overload.svg``.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,34 +16,29 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
+from typing import Annotated
 
 import httpx
 import msgspec
-import orjson
 import typer
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.overload.generator import CLASSES, OWN, SHARED, Answers, Asked, Generator, Tells
 from benchmarks.peers.cases import FASTAPI, TRITON
 from benchmarks.peers.systems import PeerServer, Subject, wire_of
 from benchmarks.peers.traffic import make_samples
 from benchmarks.process import ServerProcess
 from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
-from benchmarks.requests import Request
 from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
 from benchmarks.session import ending_in_order, measuring, steps
 from benchmarks.trees import AFTER, BEFORE
 from benchmarks.turns import newest_file
-from benchmarks.wires import HEADER_LENGTH, Arrays
+from benchmarks.wires import Arrays
 from serve_app.config.files import CACHE_VARIABLE
 
-Tells = Literal["headers", "parameters", "nothing"]
-
-_CLASSES = ("high", "normal", "low")
 _START_WITHIN_S = 400.0
-_SHARED, _OWN = "shared", "own"
 
 
 _RIVALS = {"fastapi": FASTAPI, "triton": TRITON}
@@ -76,20 +69,6 @@ CASES = (
     Case("minilm", 200, 32),
     Case("resnet50", 400, 16, "binary"),  # about 5 x L(1)
 )
-
-
-class Answers(msgspec.Struct):
-    """What became of the requests of one class: as `load.c` tells. Times in milliseconds, of good answers."""
-
-    offered: int
-    good: int
-    in_time: int
-    full: int
-    expired: int
-    other: int
-    failed: int
-    p50_ms: float
-    p99_ms: float
 
 
 class Run(msgspec.Struct):
@@ -133,97 +112,6 @@ class Run(msgspec.Struct):
         """Percentage of the good answers that came too late."""
         good = sum(of.good for of in self.classes.values())
         return 100.0 * (good - sum(of.in_time for of in self.classes.values())) / max(1, good)
-
-
-class _Printed(msgspec.Struct):
-    generator_late_ms: float
-    classes: list[Answers]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a server is asked.
-
-    Attributes:
-        path: Where.
-        plain: The request, of no class.
-        deadline_ms: When its answer counts.
-        tells: Whether class and deadline stand in headers, in parameters of the body as Triton takes them, or nowhere.
-    """
-
-    path: str
-    plain: Request
-    deadline_ms: float
-    tells: Tells = "headers"
-
-    def request(self, name: str, *, timed: bool) -> Request:
-        """One of a class, with the deadline if it is ``timed``."""
-        headers, body = dict(self.plain.headers), self.plain.body
-        if self.tells == "headers":
-            headers |= {"X-Priority": name} | ({"X-Timeout-Ms": f"{self.deadline_ms:g}"} if timed else {})
-        elif self.tells == "parameters":
-            size = int(headers.get(HEADER_LENGTH, len(body)))
-            document = orjson.loads(body[:size])
-            told = document.setdefault("parameters", {})
-            told["priority"] = 1 + _CLASSES.index(name)
-            if timed:
-                told["timeout"] = round(self.deadline_ms * 1e3)
-            head = orjson.dumps(document)
-            body = head + body[size:]
-            headers |= {HEADER_LENGTH: str(len(head))} if HEADER_LENGTH in headers else {}
-        return Request({**headers, "Content-Length": str(len(body))}, body)
-
-
-class Generator:
-    """The load generator, built into a folder.
-
-    Raises:
-        BenchmarkError: There is no C compiler.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("cc")
-        if compiler is None:
-            raise BenchmarkError("the load generator needs a C compiler: install build-essential, or what has cc")
-        self._folder, self._program = folder, folder / "load"
-        source = Path(__file__).with_name("load.c")
-        subprocess.run([compiler, "-O2", "-o", self._program, source, "-lm"], check=True)
-
-    def run(
-        self, url: str, asked: Asked, rate: float, seconds: float, connections: str, closed: int = 64
-    ) -> tuple[float, dict[str, Answers]]:
-        """Load a server; see `load.c`.
-
-        Args:
-            url: Of it.
-            asked: Requests.
-            rate: Per second; 0 for a closed loop.
-            seconds: Length.
-            connections: Whether classes share theirs.
-            closed: Connections of a closed loop.
-
-        Returns:
-            How late the generator was, milliseconds, and what became of each class.
-
-        Raises:
-            BenchmarkError: The generator failed.
-        """
-        port = httpx.URL(url).port
-        shared = rate == 0 or connections == _SHARED
-        given: list[object] = [port, seconds, 1.0, rate, asked.deadline_ms if rate else 60_000, int(shared)]
-        of_classes = (closed, 0, 0) if rate == 0 else (2048, 0, 0) if shared else (512, 1536, 512)
-        for name, own, share in zip(_CLASSES, of_classes, (0.2, 0.6, 0.2), strict=True):
-            file = self._folder / f"{name}.request"
-            request = asked.request(name, timed=rate > 0)
-            fields = [f"POST {asked.path} HTTP/1.1", f"Host: 127.0.0.1:{port}"]
-            fields += [f"{field}: {value}" for field, value in request.headers.items()]
-            file.write_bytes("\r\n".join((*fields, "", "")).encode() + request.body)
-            given += [own, file, share]
-        done = subprocess.run([self._program, *map(str, given)], capture_output=True, check=False)
-        if done.returncode:
-            raise BenchmarkError(f"the load generator ended with {done.returncode}: {done.stderr.decode().strip()}")
-        printed = msgspec.json.decode(done.stdout, type=_Printed)
-        return printed.generator_late_ms, dict(zip(_CLASSES, printed.classes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +172,7 @@ def report(runs: Sequence[Run]) -> str:
                 case,
                 system,
                 f"{factor:g} x {median(run.closed for run in own):,.0f}/s",
-                *(f"{median(run.share(name) for run in own):.1f}" for name in _CLASSES),
+                *(f"{median(run.share(name) for run in own):.1f}" for name in CLASSES),
                 f"{median(run.in_time for run in own):.2f}",
                 f"{median(run.late for run in own):.1f}",
                 f"{median(run.classes['high'].p99_ms for run in own):,.0f}",
@@ -292,7 +180,7 @@ def report(runs: Sequence[Run]) -> str:
                 f"{max(run.generator_late_ms for run in own):,.0f}",
             ]
         )
-    header = ["model, deadline", "system", "load", *(f"{name} in time, %" for name in _CLASSES)]
+    header = ["model, deadline", "system", "load", *(f"{name} in time, %" for name in CLASSES)]
     header += ["in time in all, of the closed loop", "good answers late, %", "high p99, ms"]
     return table([*header, "in time after it, %", "generator late, ms"], lines)
 
@@ -315,7 +203,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         for row, system in zip(axes, systems, strict=True):
             for axis, case in zip(row, cases, strict=True):
                 own = [group for group in _groups(runs) if group[:2] == (case, system)]
-                for name in _CLASSES:
+                for name in CLASSES:
                     shares = [median(run.share(name) for run in group) for *_, group in own]
                     axis.plot([factor for _, _, factor, _ in own], shares, marker="o", label=name)
                 axis.set(
@@ -331,7 +219,7 @@ def main(
     rivals: Annotated[str, typer.Option(help="Other servers, with commas: fastapi, triton.")] = "",
     factors: Annotated[str, typer.Option(help="Loads, as multiples of the closed loop.")] = "0.25,0.8,1,1.5,3,10",
     way: Annotated[str, typer.Option(help="Port that is asked: direct, or proxy for Serve's.")] = DIRECT,
-    connections: Annotated[str, typer.Option(help="Of the classes: shared, or own.")] = _SHARED,
+    connections: Annotated[str, typer.Option(help="Of the classes: shared, or own.")] = SHARED,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each load and system.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Length of each run.")] = 5.0,
     publish: Annotated[bool, typer.Option("--publish", help="Write the report into docs/benchmarks too.")] = False,
@@ -345,7 +233,7 @@ def main(
         others = [each for each in rivals.split(",") if each]
         if set(others) - _RIVALS.keys():
             raise BenchmarkError(f"--rivals of {sorted(_RIVALS)}")
-        if not chosen or way not in {DIRECT, PROXY} or connections not in {_SHARED, _OWN}:
+        if not chosen or way not in {DIRECT, PROXY} or connections not in {SHARED, OWN}:
             raise BenchmarkError(f"--cases of {[c.model for c in CASES]}, --way direct|proxy, --connections shared|own")
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="serve-app-")))
@@ -358,7 +246,7 @@ def main(
             servers: list[ServerProcess] = []
             for system, tree in ((BEFORE, against), (AFTER, ROOT)):
                 if tree is not None:
-                    servers.append(_started(stack, system, tree.resolve(), models, folder))
+                    servers.append(started(stack, system, tree.resolve(), models, folder))
             runs = []
             for case in chosen:
                 with ExitStack() as those:  # a rival serves one model
@@ -370,11 +258,20 @@ def main(
         what = f"{rounds} runs of {seconds:g} s each; the port is {way}; connections: {connections}."
         text = f"{report(runs)}\n\n{what}\n\n{machine_table(now(), machine)}\n"
         figures = {"machine": asdict(machine), "runs": msgspec.to_builtins(runs)}
-        name = "overload" if (way, connections) == (DIRECT, _SHARED) else f"overload_{way}_{connections}"
+        name = "overload" if (way, connections) == (DIRECT, SHARED) else f"overload_{way}_{connections}"
         publish_report(console, name, figures, text, partial(draw, runs), publish=publish)
 
 
-def _started(stack: ExitStack, system: str, tree: Path, models: Sequence[object], folder: Path) -> Server:
+def started(stack: ExitStack, system: str, tree: Path, models: Sequence[object], folder: Path) -> Server:
+    """Start a server that is ready, until the stack is left.
+
+    Args:
+        stack: Ends it.
+        system: Its name.
+        tree: Its working tree.
+        models: As the Serve file names them.
+        folder: For what it keeps.
+    """
     python = ROOT / ".venv" / "bin" / "python" if tree == ROOT else tree / ".venv" / "bin" / "python"
     command = (str(python), *SERVE_APP_RUN[1:])
     variables = {CACHE_VARIABLE: str(folder / system)}

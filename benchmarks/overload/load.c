@@ -212,9 +212,9 @@ int main(int count, char **given) {
         Class *of = &classes[k];
         qsort(of->latencies, of->good, sizeof(float), ascending);
         printf("%s{\"offered\":%ld,\"good\":%ld,\"in_time\":%ld,\"full\":%ld,\"expired\":%ld,\"other\":%ld,\"failed\":%ld,"
-               "\"p50_ms\":%.2f,\"p99_ms\":%.2f}",
+               "\"p50_ms\":%.2f,\"p99_ms\":%.2f,\"max_ms\":%.2f}",
                k ? "," : "", of->offered, of->good, of->in_time, of->full, of->late_504, of->other, of->failed,
-               quantile(of, 0.5), quantile(of, 0.99));
+               quantile(of, 0.5), quantile(of, 0.99), quantile(of, 1));
     }
     printf("]}\n");
     return 0;

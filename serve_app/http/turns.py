@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 _LOG_EVERY_S: Final = 10.0
 _UNIT: Final = 16 * 1024
 """Bytes. A body counts as one more request for each."""
+_MOST_DIGITS: Final = 18
+"""Of the declared length of a body. A longer number is not converted: it is refused when the body is read."""
 _REFUSING: Final = (0.6, 0.2)
 """Parts of the time that may go into refusals before connections that carry urgent requests, and others, are read no
 more for a while."""
@@ -179,7 +181,7 @@ class Turns:
             QueueFull: `BUSY`.
         """
         length = headers.get(b"content-length", b"")
-        nbytes = int(length) if length.isdigit() else 0
+        nbytes = int(length) if length.isdigit() and len(length) <= _MOST_DIGITS else 0
         if not self.free(nbytes):
             waiter = _Awaited(self._loop.create_future())
             self.wait(waiter, nbytes, self.urgency_of("POST", "", headers), monotonic())

@@ -13,6 +13,9 @@ connections: once nothing of a class was begun within 5 ms, or two rounds, for 1
 until nothing was given up for 100 ms. This is the idea of CoDel, with its constants (Nichols and Jacobson, "Controlling
 Queue Delay", 2012).
 
+What a round takes beyond twice the usual is left out of these times: nothing could be begun meanwhile, so it says
+nothing of the queue.
+
 Every class earns its guaranteed share of all turns while it waits, and takes one out of order when it has earned it.
 """
 
@@ -79,6 +82,11 @@ class _Class(Generic[_T]):
         if not self.waiting:  # how long it took is forgotten: else one that is alone might be given up for ever
             self.interval_s *= 1.0 - _RECENT
         return item
+
+    def leave_out(self, pause_s: float, now: float) -> None:
+        """Leave time out in which nothing could be begun."""
+        self.began = min(self.began + pause_s, now)
+        self.short_at = min(self.short_at + pause_s, now)
 
     def is_too_long(self, now: float, short_s: float) -> bool:
         """Whether the first is too late, or one of those behind it will be if all before it are begun."""
@@ -153,6 +161,10 @@ class Intake(Generic[_T]):
 
     def give_up(self, now: float) -> Iterator[_T]:
         """Take out what would be too late, and what is too much; the least urgent first. To be called in each round."""
+        pause_s = now - self._round_at - self._short_s
+        if pause_s > 0.0:
+            for own in self._classes.values():
+                own.leave_out(pause_s, now)
         self._short_s += _RECENT * (max(_SHORT_S, 2.0 * min(now - self._round_at, _LASTING_S)) - self._short_s)
         self._round_at = now
         for own in reversed(self._classes.values()):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.overload.__main__ import Answers, Asked, Generator, Run, draw, report
+from benchmarks.overload.__main__ import Run, draw, report
+from benchmarks.overload.generator import Answers, Asked, Generator
 from benchmarks.requests import Request
 
 _STATUS = {b"high": b"200 OK", b"normal": b"429 Too Many Requests", b"low": b"504 Gateway Timeout"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from starlette.types import Receive, Scope, Send
 
 from api.listener.raw_client import Client, Gated, echo, post, serving, until
@@ -170,6 +171,15 @@ async def test_a_task_that_is_cancelled_while_it_waits_stops_nobody() -> None:
 
     assert [isinstance(each, asyncio.CancelledError) for each in results] == [40 <= n < 100 for n in range(200)]
     assert results[:40] + results[100:] == [None] * 140
+
+
+@pytest.mark.parametrize("length", [b"0" * 5000, b"9" * 400, b"9" * 18, b"-1", b"\xb2", b"x", b""])
+async def test_a_declared_length_that_is_no_number_of_bytes_stops_nobody(length: bytes) -> None:
+    """The request gets its turn, and is refused when its body is read: the length may have thousands of digits."""
+    turns = Turns(asyncio.get_running_loop())
+    waiting = [turns.turn({b"content-length": length} if number % 2 else {}) for number in range(100)]
+
+    assert await asyncio.gather(*waiting) == [None] * 100
 
 
 async def test_a_refused_head_request_has_no_body() -> None:
