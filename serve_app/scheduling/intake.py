@@ -44,6 +44,8 @@ _T = TypeVar("_T")
 _RECENT = 0.1
 _PART = 0.5
 """Of the time that is left a request may wait here."""
+_LEFT = 0.25
+"""Of the time that a request had when it came, this much must be left when it is begun, to answer it in."""
 _SHORT_S = 0.005
 _LASTING_S = 0.1
 
@@ -139,7 +141,7 @@ class Intake(Generic[_T]):
         """The request that is to be begun now; ``None`` where none waits.
 
         Returns:
-            It, and whether its deadline has passed: then it is to be given up instead.
+            It, and whether it is too late: then it is to be given up instead.
         """
         chosen: _Class[_T] | None = None
         for own in self._classes.values():
@@ -155,7 +157,8 @@ class Intake(Generic[_T]):
         if chosen is None:
             return None
         self.waiting -= 1
-        if chosen.waiting[0][0] <= now:
+        deadline, _, arrived, _ = chosen.waiting[0]
+        if deadline - now <= _LEFT * (deadline - arrived) < inf:
             return chosen.give_up(now), True
         return chosen.begin(now, self._short_s), False
 

@@ -78,7 +78,7 @@ class IntakeMachine(RuleBasedStateMachine):
                 assert not self.waiting
                 return
             taken, late = found
-            assert late == (taken.deadline <= self.now)
+            assert late or taken.deadline > self.now
             assert taken in self.waiting
             of_class = (each for each in self.waiting if each.priority is taken.priority)
             assert taken == min(self.waiting if not self.shared else of_class)
