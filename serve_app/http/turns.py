@@ -93,8 +93,6 @@ class Turns:
             and raises nothing.
         min_share: Part of all turns that a class gets while it waits, 0 to 1.
         most: Requests that may wait.
-        on_begun: Called when those that waited and were begun in a round have run for the first time: what they ask
-            for goes out in that round, not in the next.
 
     Attributes:
         urgency_of: As given.
@@ -107,7 +105,6 @@ class Turns:
         urgency_of: Callable[[str, str, Fields], Urgency] = ordinary,
         min_share: Mapping[Priority, float] = MappingProxyType({}),
         most: int = MOST_WAITING,
-        on_begun: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
         self.urgency_of = urgency_of
@@ -121,7 +118,6 @@ class Turns:
         self._spare_s = [0.0, 0.0]  # for refusals, as `_REFUSING`
         self._refusal_s = 20e-6
         self._kept_back: tuple[_KeptBack, _KeptBack] = (deque(), deque())
-        self._on_begun = on_begun
 
     def keep_back(self, reader: Reader, *, urgent: bool) -> bool:
         """Have a connection whose request was just refused read again later, where too much time goes into refusals.
@@ -223,8 +219,6 @@ class Turns:
                 else:
                     self._begun += 1.0 + nbytes / _UNIT
                     waiter.begin()
-        if self._begun:  # their tasks are behind this round in the loop's queue, and this goes behind them
-            self._loop.call_soon(self._on_begun)
 
     def _shed(self) -> None:
         """Turn down what cannot be in time, and note what that costs."""

@@ -139,7 +139,6 @@ class Dispatcher:
         self._dispatched_at: dict[int, float] = {}
         self._sent: dict[int, tuple[Dispatch, Callable[[], object] | None]] = {}  # by bundle, and what ends it early
         self._one_ended = asyncio.Event()
-        self._pump_due = False
         self._told_slow: set[str] = set()
         self._recovery = Recovery(scheduler.usable, observer.recovered)
         self.broken = False
@@ -417,12 +416,6 @@ class Dispatcher:
         """Tell the scheduler that a host does not have a member that it should have."""
         self._core.unloaded(pool, model, host, monotonic())
 
-    def pump(self) -> None:
-        """Decide now, if a decision is due."""
-        if self._pump_due:
-            self._pump_due = False
-            self._pump()
-
     def _pump(self, *, timer: bool = False) -> None:
         now = monotonic()
         try:
@@ -445,8 +438,7 @@ class Dispatcher:
 
     def pump_soon(self) -> None:
         """See `Driver.pump_soon`."""
-        self._pump_due = True
-        self._loop.call_soon(self.pump)
+        self._loop.call_soon(self._pump)
 
     def set_timer(self, at: float) -> None:
         """See `Driver.set_timer`. It may fire a millisecond early; the core then asks for it again."""

@@ -235,8 +235,7 @@ class Router:
             levels_of(model.info for model in settings.models),
             self._guard,
         )
-        min_share = {priority: limits.min_share for priority, limits in classes.items()}
-        return Turns(self._loop, urgency_of, min_share, on_begun=self._dispatcher.pump)
+        return Turns(self._loop, urgency_of, {priority: limits.min_share for priority, limits in classes.items()})
 
     def _http_app(self) -> HttpApp:
         """What answers requests that come by a server in front, which adds the request's id itself."""
