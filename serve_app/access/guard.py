@@ -155,12 +155,16 @@ class Guard:
         if key.highest is not Priority.HIGH and b"x-priority" in headers:
             allowed_class(key, parse_qos_headers(headers, self._levels)[0])  # the body need not be read to refuse this
 
-    def waits_as(self, headers: Mapping[bytes, bytes], priority: Priority) -> Priority:
-        """The class in which a request waits to be let in: the one asked for, as far as its key may use it."""
+    def waits_as(self, headers: Mapping[bytes, bytes], priority: Priority) -> tuple[Priority, str, float]:
+        """The class in which a request waits to be let in, the name of its key, and its weight.
+
+        The class is the one asked for, as far as the key may use it.
+        """
         try:
-            return max(priority, self._find(headers).highest)
+            key = self._find(headers)
         except Unauthenticated:
-            return Priority.LOW
+            key, priority = _ANONYMOUS, Priority.LOW
+        return max(priority, key.highest), key.name, key.weight
 
     def act_for(self, name: str) -> None:
         """Let one request in that was left to be done, with a key of this name. It was counted when it came.

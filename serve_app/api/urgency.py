@@ -10,6 +10,7 @@ from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.errors import ServeAppError
 from serve_app.http.turns import Urgency
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.intake import Tenant
 
 _LOOKS = frozenset({"GET", "HEAD"})
 _HEALTH = ("/v2/health/", "/health")
@@ -40,14 +41,16 @@ class HeadUrgency:
         """Tell it for one request."""
         if method in _LOOKS:
             if path.startswith(_HEALTH):
-                return Priority.HIGH, _HEALTH_S
-            priority = Priority.HIGH if self._guard is None else self._guard.waits_as(headers, Priority.HIGH)
-            return priority, self._timeouts_s[priority]
+                return Urgency(Priority.HIGH, _HEALTH_S)
+            return self._as_its_key_may(headers, Priority.HIGH, None)
         try:
             named, seconds = parse_qos_headers(headers, self._levels)
         except ServeAppError:
-            return Priority.LOW, self._timeouts_s[Priority.LOW]
-        priority = named or Priority.NORMAL
+            return Urgency(Priority.LOW, self._timeouts_s[Priority.LOW])
+        return self._as_its_key_may(headers, named or Priority.NORMAL, seconds)
+
+    def _as_its_key_may(self, headers: Mapping[bytes, bytes], priority: Priority, seconds: float | None) -> Urgency:
+        name, weight = "", 1.0
         if self._guard is not None:
-            priority = self._guard.waits_as(headers, priority)
-        return priority, self._timeouts_s[priority] if seconds is None else seconds
+            priority, name, weight = self._guard.waits_as(headers, priority)
+        return Urgency(priority, self._timeouts_s[priority] if seconds is None else seconds, Tenant(name, weight))

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from math import inf
 from time import monotonic
 from types import MappingProxyType
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from serve_app.errors import QueueFull
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.intake import CROWDED, LATE, MOST_WAITING, PER_ROUND, SHED, Intake
+from serve_app.scheduling.intake import CROWDED, LATE, MOST_WAITING, NOBODY, PER_ROUND, SHED, Intake, Tenant
 
 BUSY: Final = QueueFull(
     "the router is busy: requests that are more urgent take its time until this one would be too late; try again"
@@ -46,8 +46,20 @@ _READ_ON: Final = 64
 _UNREAD_S: Final = 0.25
 """How long a connection is not read at most."""
 
-Urgency: TypeAlias = tuple[Priority, float]
-"""A class, and seconds in which the answer is wanted."""
+
+class Urgency(NamedTuple):
+    """How urgent a request is.
+
+    Attributes:
+        priority: Its class.
+        seconds: In which its answer is wanted.
+        tenant: Who shares the class with others.
+    """
+
+    priority: Priority
+    seconds: float
+    tenant: Tenant = NOBODY
+
 
 Fields: TypeAlias = Mapping[bytes, bytes]
 
@@ -81,7 +93,7 @@ _KeptBack: TypeAlias = deque[tuple[float, Reader]]
 
 def ordinary(_method: str, _path: str, _headers: Fields) -> Urgency:
     """The urgency of every request where nobody knows better."""
-    return Priority.NORMAL, inf
+    return Urgency(Priority.NORMAL, inf)
 
 
 class Turns:
@@ -167,10 +179,10 @@ class Turns:
             urgency: As `urgency_of` tells.
             since: When it arrived, seconds.
         """
-        priority, seconds = urgency
+        priority, seconds, tenant = urgency
         now = self._loop.time()
         waiter.waits = True
-        self._intake.offer((waiter, nbytes, priority), priority, since + seconds, now)
+        self._intake.offer((waiter, nbytes, priority), priority, since + seconds, now, tenant)
         if not self._is_round_due:
             self._schedule()
 

@@ -16,15 +16,20 @@ Queue Delay", 2012).
 What a round takes beyond twice the usual is left out of these times: nothing could be begun meanwhile, so it says
 nothing of the queue.
 
+What is given up is of the tenant that has most waiting, by its weight: one that floods a class loses its own requests,
+and those of others are begun in their time ("longest queue drop", Suter et al., "Buffer management schemes for
+supporting TCP in gigabit routers with per-flow queueing", 1999).
+
 Every class earns its guaranteed share of all turns while it waits, and takes one out of order when it has earned it.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import inf
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from serve_app.scheduling.entry import Priority
 
@@ -50,15 +55,26 @@ _SHORT_S = 0.005
 _LASTING_S = 0.1
 
 
+class Tenant(NamedTuple):
+    """Who shares a class with others: the name of a key, and its weight, over 0."""
+
+    name: str
+    weight: float = 1.0
+
+
+NOBODY: Final = Tenant("")
+
+
 class _Class(Generic[_T]):
     """One class: what waits, by deadline, and how long it takes from one begin to the next, seconds."""
 
-    __slots__ = ("began", "credit", "interval_s", "share", "shed_at", "short_at", "waiting")
+    __slots__ = ("began", "credit", "held", "interval_s", "share", "shed_at", "short_at", "waiting")
 
     def __init__(self, share: float) -> None:
         self.share = share
         self.credit = 0.0
-        self.waiting: list[tuple[float, int, float, _T]] = []  # deadline, number, arrival
+        self.waiting: list[tuple[float, int, float, _T, Tenant]] = []  # deadline, number, arrival
+        self.held: Counter[Tenant] = Counter()  # of each tenant that has some
         self.interval_s = 0.0
         self.began = -inf  # when one was last begun, or when the first came that has waited since
         self.short_at = -inf  # when one was last begun soon after it came, or could have been
@@ -67,7 +83,7 @@ class _Class(Generic[_T]):
     def begin(self, now: float, short_s: float) -> _T:
         self.interval_s += _RECENT * (now - self.began - self.interval_s)
         self.began = now
-        _, _, arrived, item = self.waiting.pop(0)
+        arrived, item = self._pop(0)
         if now - arrived <= short_s:
             self.note_short(now)
         return item
@@ -77,13 +93,28 @@ class _Class(Generic[_T]):
         if now - self.shed_at > _LASTING_S:
             self.short_at = now
 
-    def give_up(self, now: float) -> _T:
-        """Take out the one with the least time left."""
+    def worst(self, now: float) -> int:
+        """The place of one that is late or, of the tenant that has most by its weight, the one with least time left."""
+        if len(self.held) == 1 or self.waiting[0][0] <= now:
+            return 0
+        most = max(self.held, key=lambda tenant: self.held[tenant] / tenant.weight)
+        return next(place for place, waits in enumerate(self.waiting) if waits[4] == most)
+
+    def give_up(self, now: float, place: int) -> _T:
+        """Take out the one at this place."""
         self.shed_at = now
-        item = self.waiting.pop(0)[3]
+        _, item = self._pop(place)
         if not self.waiting:  # how long it took is forgotten: else one that is alone might be given up for ever
             self.interval_s *= 1.0 - _RECENT
         return item
+
+    def _pop(self, place: int) -> tuple[float, _T]:
+        _, _, arrived, item, tenant = self.waiting.pop(place)
+        if self.held[tenant] == 1:
+            del self.held[tenant]
+        else:
+            self.held[tenant] -= 1
+        return arrived, item
 
     def leave_out(self, pause_s: float, now: float) -> None:
         """Leave time out in which nothing could be begun."""
@@ -120,7 +151,7 @@ class Intake(Generic[_T]):
         self._round_at = inf
         self.waiting = 0
 
-    def offer(self, item: _T, priority: Priority, deadline: float, now: float) -> None:
+    def offer(self, item: _T, priority: Priority, deadline: float, now: float, tenant: Tenant = NOBODY) -> None:
         """Have a request wait.
 
         Args:
@@ -128,6 +159,7 @@ class Intake(Generic[_T]):
             priority: Its class.
             deadline: When it has to be answered, seconds; infinite where it is not known.
             now: Seconds.
+            tenant: Who shares the class with others.
         """
         own = self._classes[priority]
         if not own.waiting:
@@ -135,7 +167,8 @@ class Intake(Generic[_T]):
             own.note_short(now)
         self._number += 1
         self.waiting += 1
-        insort(own.waiting, (deadline, self._number, now, item))
+        own.held[tenant] += 1
+        insort(own.waiting, (deadline, self._number, now, item, tenant))
 
     def take(self, now: float) -> tuple[_T, bool] | None:
         """The request that is to be begun now; ``None`` where none waits.
@@ -157,9 +190,9 @@ class Intake(Generic[_T]):
         if chosen is None:
             return None
         self.waiting -= 1
-        deadline, _, arrived, _ = chosen.waiting[0]
+        deadline, _, arrived, _, _ = chosen.waiting[0]
         if deadline - now <= _LEFT * (deadline - arrived) < inf:
-            return chosen.give_up(now), True
+            return chosen.give_up(now, 0), True
         return chosen.begin(now, self._short_s), False
 
     def give_up(self, now: float) -> Iterator[_T]:
@@ -173,4 +206,4 @@ class Intake(Generic[_T]):
         for own in reversed(self._classes.values()):
             while own.waiting and (self.waiting > self._most or own.is_too_long(now, self._short_s)):
                 self.waiting -= 1
-                yield own.give_up(now)
+                yield own.give_up(now, own.worst(now))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.intake import Intake
+from serve_app.scheduling.intake import Intake, Tenant
 
 HIGH, NORMAL, LOW = Priority
 
@@ -153,3 +153,21 @@ def test_nothing_is_lost_and_nothing_comes_twice(offered: list[tuple[Priority, f
     assert len(begun) <= 20
     assert all(offered[number][1] > now for number in begun)
     assert [offered[number] for number in begun] == sorted(offered[number] for number in begun)
+
+
+def test_who_floods_a_class_loses_its_own_requests() -> None:
+    """Others of the class are begun in their time, by their weights."""
+    intake, now = Intake[str]({}, 10_000), 0.0
+    begun, given_up = Counter[str](), Counter[str]()
+    for step in range(2000):
+        now = step * 0.002
+        for name, weight, every in (("flood", 1.0, 1), ("flood", 1.0, 1), ("some", 1.0, 4), ("heavy", 3.0, 2)):
+            if step % every == 0:
+                intake.offer(name, NORMAL, now + 0.2, now, Tenant(name, weight))
+        given_up.update(intake.give_up(now))
+        if (taken := intake.take(now)) is not None:
+            (given_up if taken[1] else begun)[taken[0]] += 1
+
+    assert begun["some"] + begun["heavy"] > 1480  # of 1,500
+    assert given_up["flood"] > 2500
+    assert begun["flood"] > 400

@@ -24,7 +24,7 @@ from serve_app.api.urgency import HeadUrgency
 from serve_app.http.exchange import AWAITED_SINCE
 from serve_app.http.http1 import Connection, Limits, ListenerState, unread_s
 from serve_app.http.tls import Certificates
-from serve_app.http.turns import BUSY, Turns
+from serve_app.http.turns import BUSY, Turns, Urgency
 from serve_app.scheduling.entry import Priority
 
 needs_tcp_info = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system does not tell")
@@ -63,7 +63,7 @@ class Endless:
     def begin(self) -> None:
         """Wait anew."""
         if self.goes_on:
-            self.turns.wait(self, 0, (Priority.NORMAL, inf), monotonic())
+            self.turns.wait(self, 0, Urgency(Priority.NORMAL, inf), monotonic())
 
     turn_down = begin
 
@@ -83,7 +83,7 @@ class Costly:
     def wait(self) -> None:
         """Wait anew, without any time."""
         if self.goes_on:
-            self.turns.wait(self, 0, (Priority.NORMAL, 0.0), monotonic())
+            self.turns.wait(self, 0, Urgency(Priority.NORMAL, 0.0), monotonic())
 
     def begin(self) -> None:
         """Wait anew: in the next round it is refused."""

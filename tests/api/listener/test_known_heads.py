@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from api.listener.raw_client import Client, echo, post, serving, until
 from serve_app.http.head import KnownHeads, end_of
-from serve_app.http.turns import Turns
+from serve_app.http.turns import Turns, Urgency
 from serve_app.scheduling.entry import Priority
 
 HEAD = b"POST /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
@@ -145,7 +145,7 @@ async def test_more_may_come_behind_a_request_that_waits() -> None:
 def busy(*, refuses: bool) -> Turns:
     """Turns of requests that all want an answer at once, or any time."""
     seconds = 0.0 if refuses else 60.0
-    return Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: (Priority.NORMAL, seconds))
+    return Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: Urgency(Priority.NORMAL, seconds))
 
 
 async def test_refusals_take_a_part_of_the_time_only() -> None:

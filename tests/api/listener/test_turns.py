@@ -12,8 +12,9 @@ from api.listener.raw_client import Client, Gated, echo, post, serving, until
 from serve_app.access.guard import Guard
 from serve_app.api.urgency import HeadUrgency
 from serve_app.domain.keys import Key, digest_of
-from serve_app.http.turns import Turns
+from serve_app.http.turns import Turns, Urgency
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.intake import Tenant
 
 TIMEOUTS_S = {Priority.HIGH: 10.0, Priority.NORMAL: 30.0, Priority.LOW: 60.0}
 
@@ -57,7 +58,7 @@ async def test_of_what_comes_at_once_the_most_urgent_is_begun_first() -> None:
 async def test_what_cannot_be_in_time_is_answered_without_being_begun() -> None:
     """With the code of a full queue, in the words of its path, and the connection lives on."""
     app = Noted()
-    turns = Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: (Priority.NORMAL, 0.0))
+    turns = Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: Urgency(Priority.NORMAL, 0.0))
     async with serving(app, turns=turns) as (_, port):
         clients = [await Client.connect(port) for _ in range(100)]
         for client in clients:
@@ -138,9 +139,9 @@ def test_what_a_head_says_of_its_urgency() -> None:
     urgency = HeadUrgency(TIMEOUTS_S)
 
     assert urgency("GET", "/status", {})[0] is Priority.HIGH
-    assert urgency("POST", "/x", {}) == (Priority.NORMAL, 30.0)
-    assert urgency("POST", "/x", {b"x-priority": b"high"}) == (Priority.HIGH, 10.0)
-    assert urgency("POST", "/x", {b"x-priority": b"3", b"x-timeout-ms": b"250"}) == (Priority.LOW, 0.25)
+    assert urgency("POST", "/x", {})[:2] == (Priority.NORMAL, 30.0)
+    assert urgency("POST", "/x", {b"x-priority": b"high"})[:2] == (Priority.HIGH, 10.0)
+    assert urgency("POST", "/x", {b"x-priority": b"3", b"x-timeout-ms": b"250"})[:2] == (Priority.LOW, 0.25)
     assert urgency("POST", "/x", {b"x-priority": b"urgent"})[0] is Priority.LOW
     assert urgency("POST", "/x", {b"x-priority": b"high", b"x-timeout-ms": b"-1"})[0] is Priority.LOW
 
@@ -148,16 +149,17 @@ def test_what_a_head_says_of_its_urgency() -> None:
 def test_a_class_counts_as_far_as_the_key_may_use_it() -> None:
     """Without a key that is known a request waits behind all that have one."""
     secret = b"sk-reports"
-    key = Key(name="reports", digest=digest_of(secret), highest=Priority.NORMAL)
+    key = Key(name="reports", digest=digest_of(secret), highest=Priority.NORMAL, weight=3.0)
     urgency = HeadUrgency(TIMEOUTS_S, guard=Guard([key]))
     known = {b"authorization": b"Bearer " + secret}
 
-    assert urgency("GET", "/v2/health/live", {}) == (Priority.HIGH, 1.0)
+    assert urgency("GET", "/v2/health/live", {})[:2] == (Priority.HIGH, 1.0)
     assert urgency("GET", "/status", {})[0] is Priority.LOW
     assert urgency("GET", "/status", known)[0] is Priority.NORMAL
     assert urgency("POST", "/x", {b"x-priority": b"high"})[0] is Priority.LOW
     assert urgency("POST", "/x", {b"x-priority": b"high", **known})[0] is Priority.NORMAL
     assert urgency("POST", "/x", {b"x-priority": b"low", **known})[0] is Priority.LOW
+    assert urgency("POST", "/x", known).tenant == Tenant("reports", 3.0)
 
 
 async def test_a_task_that_is_cancelled_while_it_waits_stops_nobody() -> None:
@@ -184,7 +186,7 @@ async def test_a_declared_length_that_is_no_number_of_bytes_stops_nobody(length:
 
 async def test_a_refused_head_request_has_no_body() -> None:
     """Else its body would be taken for the next answer."""
-    turns = Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: (Priority.NORMAL, 0.0))
+    turns = Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: Urgency(Priority.NORMAL, 0.0))
     async with serving(Noted(), turns=turns) as (_, port):
         clients = [await Client.connect(port) for _ in range(100)]
         for _ in range(2):
@@ -218,7 +220,7 @@ async def test_a_client_that_leaves_with_more_behind_a_request_that_waits() -> N
 
 async def test_the_end_reads_what_was_kept_back() -> None:
     """What clients have sent by then is answered."""
-    turns = Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: (Priority.NORMAL, 0.0))
+    turns = Turns(asyncio.get_running_loop(), lambda _method, _path, _headers: Urgency(Priority.NORMAL, 0.0))
     async with serving(echo, turns=turns) as (listener, port):
         clients = [await Client.connect(port) for _ in range(300)]
         for _ in range(10):
