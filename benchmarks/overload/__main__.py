@@ -1,7 +1,8 @@
 """Measure which requests are in time when more come than the server can do: ``python -m benchmarks.overload``.
 
 An open loop by a generator in C (``load.c``, which the system's C compiler builds): a fifth of the requests are `high`,
-three fifths `normal`, a fifth `low`. Loads are multiples of what a closed loop of 64 connections gets just before, so
+three fifths `normal`, a fifth `low`; beyond three times the closed loop `high` stays at 0.6 of it. Loads are multiples of
+what a closed loop of 64 connections gets just before, so
 that a machine that is slower for a while slows both. With ``--against`` another working tree is measured in turns, and
 with ``--rivals`` other servers: FastAPI in one process, and Triton with levels of priority and queue timeouts.
 Writes ``overload.json``, ``overload.md`` and ``overload.svg``.
@@ -129,6 +130,11 @@ class Plan:
     connections: str
 
 
+def _high(factor: float) -> float:
+    """The share of `high`: more than 0.6 of what the server can do could not be in time in any order."""
+    return min(0.2, 0.6 / factor)
+
+
 def _asked(server: ServerProcess, case: Case, inputs: Arrays) -> Asked:
     request = wire_of(server.name, case.wire).request(inputs)
     return Asked(f"/v2/models/{case.model}/infer", request, case.deadline_ms, _TELLS.get(server.name, "headers"))
@@ -154,7 +160,7 @@ def measure(
                 if not answers["high"].good:
                     raise BenchmarkError(f"{server.name} answers nothing at {asked.path}: {answers}")
                 closed, after = answers["high"].good / seconds, None
-                late_ms, answers = load(rate=factor * closed, seconds=seconds)
+                late_ms, answers = load(rate=factor * closed, seconds=seconds, high=_high(factor))
                 if factor > 1:
                     _, calm = load(rate=_QUIET * closed, seconds=_CALM_S)
                     in_time = sum(of.in_time for of in calm.values())

@@ -109,7 +109,14 @@ class Generator:
         subprocess.run([compiler, "-O2", "-o", self._program, source, "-lm"], check=True)
 
     def run(
-        self, url: str, asked: Asked, rate: float, seconds: float, connections: str, closed: int = 64
+        self,
+        url: str,
+        asked: Asked,
+        rate: float,
+        seconds: float,
+        connections: str,
+        closed: int = 64,
+        high: float = 0.2,
     ) -> tuple[float, dict[str, Answers]]:
         """Load a server; see `load.c`.
 
@@ -120,6 +127,7 @@ class Generator:
             seconds: Length.
             connections: Whether classes share theirs.
             closed: Connections of a closed loop.
+            high: Share of `high`; of the rest `normal` has three quarters.
 
         Returns:
             How late the generator was, milliseconds, and what became of each class.
@@ -130,8 +138,9 @@ class Generator:
         port = httpx.URL(url).port
         shared = rate == 0 or connections == SHARED
         of_classes = (closed, 0, 0) if rate == 0 else (2048, 0, 0) if shared else (512, 1536, 512)
+        shares = (high, 0.75 * (1.0 - high), 0.25 * (1.0 - high))
         offers = []
-        for name, own, share in zip(CLASSES, of_classes, (0.2, 0.6, 0.2), strict=True):
+        for name, own, share in zip(CLASSES, of_classes, shares, strict=True):
             request = asked.request(name, timed=rate > 0)
             fields = [f"POST {asked.path} HTTP/1.1", f"Host: 127.0.0.1:{port}"]
             fields += [f"{field}: {value}" for field, value in request.headers.items()]
