@@ -259,7 +259,7 @@ class RouterDeployment:
 
     async def on_busy(self, origin: str, node: str, busy: float) -> tuple[str, None]:
         """Take what another router tells about itself. Gives this router's name."""
-        if self._peers is not None:
+        if self._peers is not None and origin != _own_name():
             self._peers.siblings.hear(origin, node, busy, self._loop.time())
         return _own_name(), None
 
@@ -341,7 +341,7 @@ class _Peers:
 
     def __init__(self, fewest: int, node: str) -> None:
         self._fewest, self._node = fewest, node
-        self.siblings = Siblings(_own_name(), node)
+        self.siblings = Siblings(node)
 
     @property
     def alone(self) -> bool:

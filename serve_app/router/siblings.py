@@ -26,27 +26,24 @@ class Siblings:
     """What one router knows of the others.
 
     Args:
-        name: Of this router.
-        node: Its node. Routers of one node share its ports.
+        node: Of this router. Routers of one node share its ports.
     """
 
-    def __init__(self, name: str, node: str) -> None:
-        self._name = name
+    def __init__(self, node: str) -> None:
         self._node = node
         self._heard: dict[str, _Heard] = {}
         self._told = 0
 
     def hear(self, name: str, node: str, busy: float, now: float) -> None:
-        """Take what a router tells about itself.
+        """Take what another router tells about itself.
 
         Args:
-            name: Of it; this router's own is left out.
+            name: Of it.
             node: Its node.
             busy: Part of the time for which it computes, 0 to 1.
             now: Seconds.
         """
-        if name != self._name:
-            self._heard[name] = _Heard(node, busy, now)
+        self._heard[name] = _Heard(node, busy, now)
 
     def number(self, now: float) -> int:
         """How many routers there are, this one included."""

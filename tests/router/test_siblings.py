@@ -9,18 +9,17 @@ from serve_app.router.siblings import Siblings
 
 def test_a_router_that_is_alone_tells_nothing_after_its_start() -> None:
     """What nobody hears costs time all the same."""
-    siblings = Siblings("a", "node")
+    siblings = Siblings("node")
 
     assert [siblings.tells(float(second)) for second in range(5)] == [True, True, True, False, False]
     assert siblings.number(5.0) == 1
 
 
 def test_whoever_is_heard_is_answered_until_it_is_silent() -> None:
-    """What this router tells comes back to itself as well, and does not count."""
-    siblings = Siblings("a", "node")
+    """Also routers of other nodes."""
+    siblings = Siblings("node")
     for second in range(10):
         siblings.tells(float(second))
-    siblings.hear("a", "node", 0.5, 10.0)
     assert not siblings.tells(10.0)
 
     siblings.hear("b", "node", 0.5, 10.0)
@@ -44,7 +43,7 @@ def test_whoever_is_heard_is_answered_until_it_is_silent() -> None:
 )
 def test_the_busier_one_gives_away(busy: float, others: dict[str, tuple[str, float]], excess: float) -> None:
     """To those of its node, which share its port, and so much that all are equally busy."""
-    siblings = Siblings("a", "node")
+    siblings = Siblings("node")
     for name, (node, its_busy) in others.items():
         siblings.hear(name, node, its_busy, 0.0)
 
