@@ -1,11 +1,10 @@
 """Measure which requests are in time when more come than the server can do: ``python -m benchmarks.overload``.
 
 An open loop by a generator in C (``load.c``, which the system's C compiler builds): a fifth of the requests are `high`,
-three fifths `normal`, a fifth `low`; beyond three times the closed loop `high` stays at 0.6 of it. Loads are multiples of
-what a closed loop of 64 connections gets just before, so
-that a machine that is slower for a while slows both. With ``--against`` another working tree is measured in turns, and
-with ``--rivals`` other servers: FastAPI in one process, and Triton with levels of priority and queue timeouts.
-Writes ``overload.json``, ``overload.md`` and ``overload.svg``.
+three fifths `normal`, a fifth `low`; beyond three times the closed loop `high` stays at 0.6 of it. Loads are multiples
+of what a closed loop gets just before, so that a machine that is slower for a while slows both. With ``--against``
+another working tree is measured in turns, and with ``--rivals`` other servers: FastAPI in one process, and Triton with
+levels of priority and queue timeouts. Writes ``overload.json``, ``overload.md`` and ``overload.svg``.
 """
 
 from __future__ import annotations

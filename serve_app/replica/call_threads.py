@@ -6,13 +6,14 @@ threads are daemons, so that the process can.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
-from threading import Lock, get_ident
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from threading import Condition, get_ident
 from typing import TypeAlias
 
 from serve_app.threads import in_thread
@@ -33,19 +34,21 @@ class CallThreads:
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
-        self._lock = Lock()
+        self._lock = Condition()
         self._started = 0
         self._closed = False
-        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        self._waiting: list[tuple[float, int, _Work]] = []  # a heap, by due and number
+        self._numbers = count()
         self._inside: dict[int, tuple[str, float]] = {}  # by thread: the method that it calls, and since when
         self._told: set[str] = set()
 
-    def submit(self, method: str, work: Callable[[], None]) -> Future[None]:
+    def submit(self, method: str, work: Callable[[], None], due: float = -inf) -> Future[None]:
         """Have work done in one of the threads. Raises ``RuntimeError`` after `close`, and where none can be started.
 
         Args:
             method: What it calls, for messages.
             work: Must not raise.
+            due: What is due earlier goes first.
         """
         future: Future[None] = Future()
         with self._lock:
@@ -53,8 +56,14 @@ class CallThreads:
                 raise RuntimeError(f"the threads of model {self._name} were closed")
             if self._started < self._most:
                 self._start()
-            self._queue.put((future, method, work))
+            heappush(self._waiting, (due, next(self._numbers), (future, method, work)))
+            self._lock.notify()
         return future
+
+    def yields(self, due: float) -> bool:
+        """Whether something waits that goes before what is due then."""
+        with self._lock:
+            return bool(self._waiting) and self._waiting[0][0] < due
 
     def begin(self, method: str) -> None:
         """Say in one of the threads that another call begins there."""
@@ -91,12 +100,10 @@ class CallThreads:
             if self._closed:
                 return
             self._closed = True
-            with contextlib.suppress(Empty):
-                while True:
-                    if (item := self._queue.get_nowait()) is not None:
-                        item[0].cancel()
-            for _ in range(self._started):
-                self._queue.put(None)
+            waiting, self._waiting = self._waiting, []
+            self._lock.notify_all()
+        for _, _, (future, _, _) in waiting:
+            future.cancel()
 
     def _start(self) -> None:
         try:
@@ -107,8 +114,14 @@ class CallThreads:
         else:
             self._started += 1
 
+    def _next(self) -> _Work | None:
+        """Wait for the next work; ``None`` after the end."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._waiting or self._closed)
+            return heappop(self._waiting)[2] if self._waiting else None
+
     def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._next()) is not None:
             future, method, work = item
             if future.set_running_or_notify_cancel():
                 self.begin(method)

@@ -1,8 +1,8 @@
 """Where a replica's processor works: media become tensors, and tensors become answers.
 
-Small media for the server's own processors are done in the event loop, all others in threads: a processor is foreign
-code, and a call of it may hang. Nobody waits for it then: an entry ends with its deadline whatever its call does, and
-before that the entries that it shares a bundle with go on without it.
+Small media for the server's own processors are done in the event loop, all others in threads, the urgent ones first. A
+processor is foreign code, and a call of it may hang. Nobody waits for it then: an entry ends with its deadline whatever
+its call does, and before that the entries that it shares a bundle with go on without it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE: Final = 0.75
 """Part of its time for which an entry waits for the calls of others in its bundle, to have the rest for itself."""
+
+_BEHIND_S: Final = 1.0
+"""What a class prepares goes before what a less urgent one has asked for less than this long ago, seconds. No class
+waits for ever, then."""
 
 _AT_ONCE_S: Final = 0.001
 """For so long the event loop makes tensors or answers before others get their turn, seconds."""
@@ -87,7 +91,8 @@ class ProcessorPool:
         media = await self._at_once(staged, media, self._preprocess_entry, staged.tensors)
         if not media:
             return
-        calls = _Calls(media, "preprocess", partial(self._preprocess_entry, staged), self._threads)
+        due = time.monotonic() + _BEHIND_S * min(staged.entries[index].priority for index in media)
+        calls = _Calls(media, "preprocess", partial(self._preprocess_entry, staged), self._threads, due)
         ready = [index for index, tensors in enumerate(staged.tensors) if not isinstance(tensors, Failure)]
         left = await self._wait(staged, calls, ready)
         for index, tensors in calls.ended.items():
@@ -236,18 +241,27 @@ class _Calls(Generic[_T]):
         method: Its name, for messages.
         call: Calls it for an entry. Must not raise.
         threads: Where.
+        due: See `CallThreads.submit`; by default before all that is prepared: answers on their way out go first.
 
     Attributes:
         ended: What calls have made, until they were left.
     """
 
-    def __init__(self, indexes: Sequence[int], method: str, call: Callable[[int], _T], threads: CallThreads) -> None:
+    def __init__(
+        self,
+        indexes: Sequence[int],
+        method: str,
+        call: Callable[[int], _T],
+        threads: CallThreads,
+        due: float = -inf,
+    ) -> None:
         self._waiting = deque(indexes)
         self._begun: set[int] = set()
         self._missing = len(indexes)
         self._method = method
         self._call: Callable[[int], _T] | None = call
         self._threads = threads
+        self._due = due
         self._lock = Lock()
         self._late: dict[int, Callable[[], None]] = {}
         self.ended: dict[int, _T] = {}
@@ -261,7 +275,7 @@ class _Calls(Generic[_T]):
         over = asyncio.Event()
         work = partial(self._run, loop, over)
         for _ in range(min(most, self._missing)):
-            self._threads.submit(self._method, work)
+            self._threads.submit(self._method, work, self._due)
         return over
 
     def state(self) -> tuple[list[int], dict[int, _T]]:
@@ -293,6 +307,10 @@ class _Calls(Generic[_T]):
 
     def _run(self, loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
         while True:
+            if self._threads.yields(self._due):
+                with contextlib.suppress(RuntimeError):  # closed: nothing else begins, and this goes on
+                    self._threads.submit(self._method, partial(self._run, loop, over), self._due)
+                    return
             with self._lock:
                 call = self._call
                 if call is None or not self._waiting:

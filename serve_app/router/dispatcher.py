@@ -425,10 +425,13 @@ class Dispatcher:
                 self._core.pump(now)
             if self._recovery.pending:
                 self._recovery.check(now)
-        except Exception:
-            # Nothing would be dispatched or expire any more, and nobody would be told. The health check tells.
-            self.broken = True
-            logger.exception("The scheduler failed: this router must be replaced")
+        except Exception as error:
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """Note a bug in a decision. Nothing may be dispatched or expire any more: the health check tells."""
+        self.broken = True
+        logger.error("The scheduler failed: this router must be replaced", exc_info=error)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -554,8 +557,15 @@ class Dispatcher:
             self._on_error(dispatch, ModelUnavailable(f"no replica of model {dispatch.model} could be started", 1.0))
 
     def _came(self, dispatch: Dispatch, bundle: Bundle, result: BundleResult | BaseException) -> None:
-        """Deal out what came back of a bundle."""
+        """Take what came back of a bundle: a `Done`."""
         self._end_sent(dispatch)
+        try:
+            self._take(dispatch, bundle, result)
+        except Exception as error:
+            self._break(error)
+
+    def _take(self, dispatch: Dispatch, bundle: Bundle, result: BundleResult | BaseException) -> None:
+        """Deal out what came back of a bundle."""
         core = self._core
         if not isinstance(result, BaseException):
             self._on_result(dispatch, result, bundle.revision)

@@ -517,7 +517,10 @@ class Router:
         link = self._links.find(replica)
         if link is None:
             return self._by_call(model, bundle, replica, nbytes, came)
-        link.send(bundle, came)
+        try:
+            link.send(bundle, came)
+        except Exception as error:  # what cannot be encoded is these entries' fault alone
+            self._loop.call_soon(came, error)
         return None
 
     def _came(
@@ -526,7 +529,12 @@ class Router:
         """Take what came back of a bundle."""
         if bundle.revision:
             self._end_under_way(model, bundle.revision)
-        done(result if isinstance(result, BaseException) else self._seen(model, bundle, replica, result))
+        if not isinstance(result, BaseException):
+            try:
+                result = self._seen(model, bundle, replica, result)
+            except Exception as error:  # a bug; its entries are answered all the same
+                result = error
+        done(result)
 
     def _seen(
         self, model: str, bundle: Bundle, replica: str | None, result: BundleResult

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from serve_app.payloads import EXPIRED, Failure, Media, ModelSignature, Success, TensorSpec, WireEntry
+from serve_app.payloads import EXPIRED, Failure, Media, ModelSignature, Success, Tensors, TensorSpec, Texts, WireEntry
 from serve_app.processors import create_processor
+from serve_app.processors.processor import Processor
 from serve_app.replica.processor_pool import ProcessorPool
 from serve_app.replica.staged import Staged
 
@@ -25,9 +29,9 @@ def picture(edge: int) -> Media:
     return Media(file.getvalue(), "image/png", {})
 
 
-def staged_of(*payloads: Media, budget_s: float = 30.0) -> Staged:
+def staged_of(*payloads: Media, budget_s: float = 30.0, priority: int = 2) -> Staged:
     """A bundle that has just come."""
-    entries = [WireEntry(2, budget_s, 1, "", payload) for payload in payloads]
+    entries = [WireEntry(priority, budget_s, 1, "", payload) for payload in payloads]
     deadline = time.monotonic() + budget_s
     count = len(entries)
     return Staged(entries, [deadline] * count, [Failure("none", "not preprocessed")] * count, [None] * count)
@@ -68,3 +72,51 @@ async def test_what_has_expired_is_not_decoded(tmp_path: Path) -> None:
     await pool.preprocess(staged, [0])
     pool.close()
     assert [EXPIRED] == staged.tensors
+
+
+class Recorder(Processor):
+    """Notes what it does, in its order; the first call waits."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        self.seen: list[bytes] = []
+
+    def preprocess(self, payload: Media | Texts) -> Tensors:
+        """Note it."""
+        assert isinstance(payload, Media)
+        self.seen.append(payload.content)
+        self.begun.set()
+        assert self.goes_on.wait(30.0)
+        return {"x": np.zeros((1, 1), np.float32)}
+
+    def postprocess(self, payload: Media | Texts, outputs: Tensors, inputs: Tensors | None = None) -> Any:
+        """Note it."""
+        del payload, outputs, inputs
+        self.seen.append(b"answer")
+        return {}
+
+    def example(self, rows: int, bucket: int) -> Tensors:
+        """Zeros."""
+        del bucket
+        return {"x": np.zeros((rows, 1), np.float32)}
+
+
+async def test_what_is_urgent_is_prepared_before_the_rest_of_other_bundles() -> None:
+    """Between two calls; and answers on their way out go before all that is prepared."""
+    recorder = Recorder()
+    pool = ProcessorPool("m", recorder, 1)
+    low, normal, high, answered = (
+        staged_of(Media(name + b"0", "", {}), Media(name + b"1", "", {}), priority=priority)
+        for name, priority in ((b"low", 3), (b"normal", 2), (b"high", 1), (b"answered", 3))
+    )
+    answered.results = [Success({"y": np.zeros((1, 1), np.float32)}), EXPIRED]
+    tasks = [asyncio.ensure_future(pool.preprocess(low, range(2)))]
+    await asyncio.to_thread(recorder.begun.wait, 30.0)
+    tasks += [asyncio.ensure_future(pool.preprocess(each, range(2))) for each in (normal, high)]
+    tasks.append(asyncio.ensure_future(pool.postprocess(answered)))
+    await asyncio.sleep(0)  # they have asked
+    recorder.goes_on.set()
+    await asyncio.gather(*tasks)
+    pool.close()
+
+    assert recorder.seen == [b"low0", b"answer", b"high0", b"high1", b"normal0", b"normal1", b"low1"]
