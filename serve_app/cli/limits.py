@@ -59,6 +59,11 @@ def run_limits(file: ServeFile, environ: Mapping[str, str], *, files: int, cores
                 problems.append(f"{MAXCONN_VARIABLE}: {problem}")
             elif int(given) > fitting:
                 problems.append(f"{MAXCONN_VARIABLE}: {_too_many(int(given), files, fitting)}")
+            elif (later := file.args.budget().requests * file.args.most_routers(cores)) > int(given):
+                notes.append(
+                    f"{MAXCONN_VARIABLE}: {given} is too small for {file.args.most_routers(cores)} routers, which"
+                    f" router.replicas: auto may start here; {later} connections would do"
+                )
         elif needed > fitting:
             variables[MAXCONN_VARIABLE] = str(fitting)
             notes.append(

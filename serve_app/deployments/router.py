@@ -340,13 +340,13 @@ class _Peers:
     """
 
     def __init__(self, fewest: int, node: str) -> None:
-        self._fewest, self._node = fewest, node
-        self.siblings = Siblings(node)
+        self._node = node
+        self.siblings = Siblings(fewest, node)
 
     @property
     def alone(self) -> bool:
         """See the class."""
-        return self._fewest == 1 and self.siblings.number(asyncio.get_running_loop().time()) == 1
+        return self.siblings.number(asyncio.get_running_loop().time()) == 1
 
     async def tell_busy(self, busy: float) -> None:
         """Tell all routers how busy this one is, 0 to 1. Who does not hear it hears the next."""
@@ -382,7 +382,7 @@ class _Peers:
                 .broadcast(method, *args)
                 .results_async(timeout_s=_METRICS_WAIT_S, return_exceptions=True)
             )
-        except TimeoutError:
+        except (TimeoutError, DeploymentUnavailableError):
             answers = []
         # A router that is starting, stopping or stuck is left out, and what is made of it shows a gap.
         others = dict(answer for answer in answers if not isinstance(answer, BaseException))

@@ -129,6 +129,7 @@ class Turns:
         self._round_at = monotonic()
         self._spare_s = [0.0, 0.0]  # for refusals, as `_REFUSING`
         self._refusal_s = 20e-6
+        self._late = 0  # that were turned down since the last look at what refusals cost
         self._kept_back: tuple[_KeptBack, _KeptBack] = (deque(), deque())
 
     def keep_back(self, reader: Reader, *, urgent: bool) -> bool:
@@ -226,6 +227,7 @@ class Turns:
                 waiter.waits = False
                 if late:
                     self._begun += LATE
+                    self._late += 1
                     self.refused[priority] += 1
                     waiter.turn_down()
                 else:
@@ -250,6 +252,8 @@ class Turns:
         spent_s = _READ_TOO * (monotonic() - start) if number else 0.0
         if number:
             self._refusal_s += 0.1 * (spent_s / number - self._refusal_s)
+        spent_s += self._late * self._refusal_s
+        self._late = 0
         elapsed_s, self._round_at = start - self._round_at, start
         for rank, part in enumerate(_REFUSING):
             spare_s = self._spare_s[rank] + part * elapsed_s - spent_s

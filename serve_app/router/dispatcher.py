@@ -544,15 +544,21 @@ class Dispatcher:
         return DeadlineExceeded(too_late(what, entry, solo_s))
 
     def _woken(self, dispatch: Dispatch, result: BundleResult | BaseException) -> None:
-        """Give the entries back to the queue when a model that had no replica has one."""
+        """Give the entries back to the queue when a model that had no replica has one: a `Done`."""
         self._end_sent(dispatch)
+        try:
+            self._give_back(dispatch, result)
+        except Exception as error:
+            self._break(error)
+
+    def _give_back(self, dispatch: Dispatch, result: BundleResult | BaseException) -> None:
         if isinstance(result, ReplicaLost):
             logger.warning("No replica of %s could be woken up: %s", dispatch.model, result)
         if not isinstance(result, BaseException) or isinstance(result, ReplicaLost | asyncio.CancelledError):
             self._core.woken(dispatch, monotonic())
         elif isinstance(result, ServeAppError):
             self._on_error(dispatch, result)
-        else:  # as in `_came`
+        else:  # as in `_take`
             logger.error("No replica of %s could be woken up", dispatch.model, exc_info=result)
             self._on_error(dispatch, ModelUnavailable(f"no replica of model {dispatch.model} could be started", 1.0))
 

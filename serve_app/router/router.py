@@ -59,9 +59,6 @@ logger = logging.getLogger(__name__)
 OPEN_ANYWAY_S: Final = 30.0
 """After so many seconds the ports are opened even if some model has no replica yet."""
 
-"""Sends a bundle of a model to a replica that has no link (``None``: to any), and waits for its results. The last
-argument is the size of the bundle's payloads, bytes."""
-
 
 async def _no_way(
     pool: str, host: str, _owner: Owner, _evicted: Sequence[str], _load: str, _urgent: bool
@@ -74,7 +71,7 @@ class Peers(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether there is none, although there may be."""
+        """Whether no other has told anything lately, where one is enough."""
 
     def own_name(self) -> str:
         """What this one is called among them."""
@@ -520,7 +517,7 @@ class Router:
         try:
             link.send(bundle, came)
         except Exception as error:  # what cannot be encoded is these entries' fault alone
-            self._loop.call_soon(came, error)
+            self._loop.call_soon(came, error, context=contextvars.Context())
         return None
 
     def _came(

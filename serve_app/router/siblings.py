@@ -1,6 +1,6 @@
 """The other routers of an application, as each tells about itself every second.
 
-Nothing is told while a router is alone: one that starts tells first, and whoever hears it answers in kind.
+A router that is alone hardly tells: one that starts tells first, and whoever hears it answers in kind.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ _FRESH_S: Final = 5.0
 """A router that has told nothing for this long is gone."""
 _ANNOUNCED: Final = 3
 """How often a router tells about itself before it knows whether it is alone."""
+_EVERY: Final = 10
+"""Every so many seconds it tells in any case: others may not have been listed, or have stood still."""
 _BUSY: Final = 0.5
 """A router below this has no need to give anything away."""
 _MARGIN: Final = 0.15
@@ -26,10 +28,12 @@ class Siblings:
     """What one router knows of the others.
 
     Args:
+        fewest: How many routers there are at least, this one included, whether they are heard or not.
         node: Of this router. Routers of one node share its ports.
     """
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, fewest: int, node: str) -> None:
+        self._fewest = fewest
         self._node = node
         self._heard: dict[str, _Heard] = {}
         self._told = 0
@@ -48,12 +52,12 @@ class Siblings:
     def number(self, now: float) -> int:
         """How many routers there are, this one included."""
         self._heard = {name: heard for name, heard in self._heard.items() if now - heard.at <= _FRESH_S}
-        return 1 + len(self._heard)
+        return max(self._fewest, 1 + len(self._heard))
 
     def tells(self, now: float) -> bool:
         """Whether this router is to tell about itself now; called every second."""
         self._told += 1
-        return self._told <= _ANNOUNCED or self.number(now) > 1
+        return self._told <= _ANNOUNCED or self._told % _EVERY == 0 or self.number(now) > 1
 
     def excess(self, busy: float, now: float) -> float:
         """Part of this router's connections that its node's other routers should have, 0 to 1.

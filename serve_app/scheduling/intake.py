@@ -16,9 +16,9 @@ Queue Delay", 2012).
 What a round takes beyond twice the usual is left out of these times: nothing could be begun meanwhile, so it says
 nothing of the queue.
 
-What is given up is of the tenant that has most waiting, by its weight: one that floods a class loses its own requests,
-and those of others are begun in their time ("longest queue drop", Suter et al., "Buffer management schemes for
-supporting TCP in gigabit routers with per-flow queueing", 1999).
+What is given up, of those that are too many, is of the tenant that has most of them, by its weight: one that floods a
+class loses its own requests, and those of others are begun in their time ("longest queue drop", Suter et al., "Buffer
+management schemes for supporting TCP in gigabit routers with per-flow queueing", 1999).
 
 Every class earns its guaranteed share of all turns while it waits, and takes one out of order when it has earned it.
 """
@@ -50,9 +50,11 @@ _RECENT = 0.1
 _PART = 0.5
 """Of the time that is left a request may wait here."""
 _LEFT = 0.25
-"""Of the time that a request had when it came, this much must be left when it is begun, to answer it in."""
+"""Of the time that a request had when it came here, this much must be left when it is begun, to answer it in."""
 _SHORT_S = 0.005
 _LASTING_S = 0.1
+_LOOKED_AT = 64
+"""So many that wait tell which tenant has most."""
 
 
 class Tenant(NamedTuple):
@@ -73,7 +75,7 @@ class _Class(Generic[_T]):
     def __init__(self, share: float) -> None:
         self.share = share
         self.credit = 0.0
-        self.waiting: list[tuple[float, int, float, _T, Tenant]] = []  # deadline, number, arrival
+        self.waiting: list[tuple[float, int, float, _T, Tenant]] = []  # deadline, number, when it came
         self.held: Counter[Tenant] = Counter()  # of each tenant that has some
         self.interval_s = 0.0
         self.began = -inf  # when one was last begun, or when the first came that has waited since
@@ -93,12 +95,20 @@ class _Class(Generic[_T]):
         if now - self.shed_at > _LASTING_S:
             self.short_at = now
 
-    def worst(self, now: float) -> int:
-        """The place of one that is late or, of the tenant that has most by its weight, the one with least time left."""
-        if len(self.held) == 1 or self.waiting[0][0] <= now:
+    def worst(self, count: int) -> int:
+        """Choose whose request makes room for others.
+
+        Args:
+            count: How many, from the first on, could; a bound keeps the choice quick.
+
+        Returns:
+            The place of the one with the least time left, of the tenant that has most of these by its weight.
+        """
+        if len(self.held) == 1 or count == 1:
             return 0
-        most = max(self.held, key=lambda tenant: self.held[tenant] / tenant.weight)
-        return next(place for place, waits in enumerate(self.waiting) if waits[4] == most)
+        tenants = [waits[4] for waits in self.waiting[: min(count, _LOOKED_AT)]]
+        held = Counter(tenants)
+        return tenants.index(max(held, key=lambda tenant: held[tenant] / tenant.weight))
 
     def give_up(self, now: float, place: int) -> _T:
         """Take out the one at this place."""
@@ -121,18 +131,22 @@ class _Class(Generic[_T]):
         self.began = min(self.began + pause_s, now)
         self.short_at = min(self.short_at + pause_s, now)
 
-    def is_too_long(self, now: float, short_s: float) -> bool:
-        """Whether the first is too late, or one of those behind it will be if all before it are begun."""
+    def too_long(self, now: float, short_s: float) -> int:
+        """How many, from the first on, are too many: the last of them will be late if all before it are begun.
+
+        Returns:
+            1 where the first is late; 0 where none will be.
+        """
         waiting, idle_s = self.waiting, now - self.began
         if waiting[0][0] <= now:
-            return True
+            return 1
         most_s = 2.0 * short_s if now - self.short_at > _LASTING_S else inf
         place = len(waiting)
         while place:  # the last one, and those at a half, a quarter ... of the queue
             if idle_s + place * self.interval_s > min(most_s, _PART * (waiting[place - 1][0] - now)):
-                return True
+                return place
             place //= 2
-        return False
+        return 0
 
 
 class Intake(Generic[_T]):
@@ -204,6 +218,9 @@ class Intake(Generic[_T]):
         self._short_s += _RECENT * (max(_SHORT_S, 2.0 * min(now - self._round_at, _LASTING_S)) - self._short_s)
         self._round_at = now
         for own in reversed(self._classes.values()):
-            while own.waiting and (self.waiting > self._most or own.is_too_long(now, self._short_s)):
+            while own.waiting:
+                count = len(own.waiting) if self.waiting > self._most else own.too_long(now, self._short_s)
+                if not count:
+                    break
                 self.waiting -= 1
-                yield own.give_up(now, own.worst(now))
+                yield own.give_up(now, own.worst(count))

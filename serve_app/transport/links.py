@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Mapping
 
@@ -64,7 +65,8 @@ class Links:
                 link.retire()
         for replica in addresses.keys() - before.keys():
             self._keepers[replica] = asyncio.get_running_loop().create_task(
-                self._keep(model, replica, addresses[replica])
+                self._keep(model, replica, addresses[replica]),
+                context=contextvars.Context(),  # what comes is told in it
             )
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import logging
 import os
@@ -108,7 +109,7 @@ class ReplicaLink(FramedProtocol):
         """
         if self.lost or self.transport is None or self.transport.is_closing():  # it would be dropped, not written
             lost = ReplicaLost(f"the link to replica {self._name} has ended", reached=False)
-            asyncio.get_running_loop().call_soon(done, lost)
+            asyncio.get_running_loop().call_soon(done, lost, context=contextvars.Context())
             return
         call = next(self._ids)
         parts, kept = encode_bundle(call, bundle, self._arena)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from serve_app.payloads import Bundle, BundleResult
@@ -35,7 +36,8 @@ Send: TypeAlias = Callable[[str, Bundle, str | None, int, Done], Callable[[], ob
 call early, where something can."""
 
 Call: TypeAlias = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
-"""``call(model, bundle, replica, nbytes)`` is awaited for the result, and raises what `Done` names."""
+"""``call(model, bundle, replica, nbytes)`` sends a bundle to a replica (``None``: to any). It is awaited for the result,
+and raises what `Done` names. ``nbytes``: of the bundle's payloads."""
 
 Recall: TypeAlias = Callable[[Bundle, str | None, Sequence[int]], None]
 """``recall(bundle, replica, positions)`` asks for entries of a bundle back that was sent: what still waits there is not
@@ -44,26 +46,27 @@ run. Where nobody can ask it does nothing."""
 
 def awaiting(call: Call) -> Send:
     """A way of which each result is awaited by a task."""
-    tasks: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[BundleResult]] = set()
     # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and cancel
     # everybody's bundle when that one client leaves.
     empty = contextvars.Context()
 
-    async def carry(model: str, bundle: Bundle, replica: str | None, nbytes: int, done: Done) -> None:
-        try:
-            result = await call(model, bundle, replica, nbytes)
-        except asyncio.CancelledError as error:
-            done(error)
-            raise
-        except Exception as error:
-            done(error)
-        else:
-            done(result)
+    async def carry(model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
+        return await call(model, bundle, replica, nbytes)
 
     def send(model: str, bundle: Bundle, replica: str | None, nbytes: int, done: Done) -> Callable[[], object]:
-        work = carry(model, bundle, replica, nbytes, done)
-        tasks.add(task := asyncio.get_running_loop().create_task(work, context=empty.copy()))
+        work, context = carry(model, bundle, replica, nbytes), empty.copy()
+        tasks.add(task := asyncio.get_running_loop().create_task(work, context=context))
         task.add_done_callback(tasks.discard)
+        task.add_done_callback(partial(_tell, done), context=context)
         return task.cancel
 
     return send
+
+
+def _tell(done: Done, task: asyncio.Task[BundleResult]) -> None:
+    """Tell how a task has ended: also one that was cancelled before it began."""
+    if task.cancelled():
+        done(asyncio.CancelledError())
+    else:
+        done(task.exception() or task.result())

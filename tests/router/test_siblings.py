@@ -7,17 +7,18 @@ import pytest
 from serve_app.router.siblings import Siblings
 
 
-def test_a_router_that_is_alone_tells_nothing_after_its_start() -> None:
-    """What nobody hears costs time all the same."""
-    siblings = Siblings("node")
+def test_a_router_that_is_alone_tells_little_after_its_start() -> None:
+    """What nobody hears costs time all the same; but others may have stood still."""
+    siblings = Siblings(1, "node")
 
-    assert [siblings.tells(float(second)) for second in range(5)] == [True, True, True, False, False]
+    told = [siblings.tells(float(second)) for second in range(20)]
+    assert [second for second, each in enumerate(told) if each] == [0, 1, 2, 9, 19]
     assert siblings.number(5.0) == 1
 
 
 def test_whoever_is_heard_is_answered_until_it_is_silent() -> None:
     """Also routers of other nodes."""
-    siblings = Siblings("node")
+    siblings = Siblings(1, "node")
     for second in range(10):
         siblings.tells(float(second))
     assert not siblings.tells(10.0)
@@ -27,6 +28,7 @@ def test_whoever_is_heard_is_answered_until_it_is_silent() -> None:
 
     assert siblings.tells(12.0)
     assert [siblings.number(now) for now in (12.0, 15.5, 17.5)] == [3, 2, 1]
+    assert Siblings(4, "node").number(0.0) == 4
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_whoever_is_heard_is_answered_until_it_is_silent() -> None:
 )
 def test_the_busier_one_gives_away(busy: float, others: dict[str, tuple[str, float]], excess: float) -> None:
     """To those of its node, which share its port, and so much that all are equally busy."""
-    siblings = Siblings("node")
+    siblings = Siblings(1, "node")
     for name, (node, its_busy) in others.items():
         siblings.hear(name, node, its_busy, 0.0)
 

@@ -171,3 +171,13 @@ def test_who_floods_a_class_loses_its_own_requests() -> None:
     assert begun["some"] + begun["heavy"] > 1480  # of 1,500
     assert given_up["flood"] > 2500
     assert begun["flood"] > 400
+
+
+def test_a_tight_deadline_of_one_tenant_costs_others_nothing() -> None:
+    """Those behind it cannot make it earlier."""
+    intake = Intake[str]({}, 10_000)
+    for _ in range(100):
+        intake.offer("patient", HIGH, 10.0, 0.0, Tenant("patient"))
+    intake.offer("hasty", HIGH, 0.03, 0.0, Tenant("hasty"))
+
+    assert list(intake.give_up(0.02)) == ["hasty"]
