@@ -66,7 +66,7 @@ class Links:
         for replica in addresses.keys() - before.keys():
             self._keepers[replica] = asyncio.get_running_loop().create_task(
                 self._keep(model, replica, addresses[replica]),
-                context=contextvars.Context(),  # what comes is told in it
+                context=contextvars.Context(),  # in which all that comes by the link is taken
             )
 
     def close(self) -> None:

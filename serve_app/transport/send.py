@@ -36,8 +36,8 @@ Send: TypeAlias = Callable[[str, Bundle, str | None, int, Done], Callable[[], ob
 call early, where something can."""
 
 Call: TypeAlias = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
-"""``call(model, bundle, replica, nbytes)`` sends a bundle to a replica (``None``: to any). It is awaited for the result,
-and raises what `Done` names. ``nbytes``: of the bundle's payloads."""
+"""``call(model, bundle, replica, nbytes)`` sends a bundle to a replica (``None``: to any). It is awaited for the
+result, and raises what `Done` names. ``nbytes``: of the bundle's payloads."""
 
 Recall: TypeAlias = Callable[[Bundle, str | None, Sequence[int]], None]
 """``recall(bundle, replica, positions)`` asks for entries of a bundle back that was sent: what still waits there is not
