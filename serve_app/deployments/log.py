@@ -16,12 +16,23 @@ def join_serve_log() -> None:
     """Send what this package logs to the replica's own log, with Serve's format, level and rotation.
 
     Serve sets up the handlers of its own logger only; anything else would end in the worker's standard error, which
-    Serve may discard. Call it in the replica, after Serve has set up logging. Idempotent.
+    Serve may discard. Where Serve keeps lines back until there are many (``RAY_SERVE_THROUGHPUT_OPTIMIZED``), those of
+    this package are written at once: they are few, and somebody may wait for them. Call it in the replica, after Serve
+    has set up logging. Idempotent.
     """
     serve, ours = logging.getLogger(_SERVE_LOGGER), logging.getLogger(__package__.partition(".")[0])
-    ours.handlers = list(serve.handlers)
+    ours.handlers = [_writing_at_once(handler) for handler in serve.handlers]
     ours.setLevel(serve.getEffectiveLevel())
     ours.propagate = False
+
+
+def _writing_at_once(handler: logging.Handler) -> logging.Handler:
+    """What a handler does, without keeping lines back."""
+    if not isinstance(handler, logging.handlers.MemoryHandler):
+        return handler
+    at_once = logging.handlers.MemoryHandler(1, target=handler.target)  # itself, since the filters are its own
+    at_once.filters, at_once.level = handler.filters, handler.level
+    return at_once
 
 
 def request_log_file(folder: Path | None, router: Callable[[], str]) -> Path | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.deployments.log import request_log_file
+from serve_app.deployments.log import join_serve_log, request_log_file
 
 ROUTER = "serve-app_router_x7k2"
 
@@ -41,3 +41,30 @@ def test_a_folder_of_its_own_needs_no_log_of_serve_s(serve_logger: logging.Logge
         "/var/log/requests_a_.._b_router_x.log"
     )
     assert request_log_file(None, lambda: ROUTER) is None
+
+
+@pytest.fixture
+def our_logger() -> Iterator[logging.Logger]:
+    """This package's, as it was before."""
+    logger = logging.getLogger("serve_app")
+    before = logger.handlers, logger.level, logger.propagate
+    yield logger
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def test_what_this_package_logs_is_written_at_once(
+    serve_logger: logging.Logger, our_logger: logging.Logger, tmp_path: Path
+) -> None:
+    """By Serve's own filters, although Serve keeps its lines back."""
+    file = logging.FileHandler(tmp_path / "replica.log")
+    handler = logging.handlers.MemoryHandler(1000, target=file)
+    handler.addFilter(lambda record: "secret" not in record.getMessage())
+    serve_logger.addHandler(handler)
+
+    for _ in range(2):
+        join_serve_log()
+    serve_logger.warning("of Serve")
+    our_logger.warning("of ours")
+    our_logger.warning("secret")
+
+    assert (tmp_path / "replica.log").read_text() == "of ours\n"
