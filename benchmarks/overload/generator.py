@@ -1,4 +1,4 @@
-"""The load generator (``load.c``), built by the system's C compiler, and what it sends."""
+"""The load generator (``load.c``), built by the system's C compiler, and its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that hurt by what they leave out, thousands of them in one thread."""
+"""Connections that send incomplete requests, or one byte at a time: thousands of them in one thread."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ class _Peers:
 
     async def tell_busy(self, busy: float) -> None:
         """Tell all routers how busy this one is, 0 to 1. Who does not hear it hears the next."""
-        await self._ask("on_busy", _own_name(), self._node, busy, always=True)
+        await self._broadcast("on_busy", _own_name(), self._node, busy)
 
     def own_name(self) -> str:
         """See the class."""
@@ -372,10 +372,12 @@ class _Peers:
         """Call a method of all routers, this one included. Raises what one raises, or `ModelUnavailable` in time."""
         _answers(await _ask_all(_routers(), method, *args, limit_s=limit_s), method)
 
-    async def _ask(self, method: str, *args: Any, always: bool = False) -> dict[str, Any]:
+    async def _ask(self, method: str, *args: Any) -> dict[str, Any]:
+        """As `_broadcast`; nobody is asked where no other router is known."""
+        return {} if self.alone else await self._broadcast(method, *args)
+
+    async def _broadcast(self, method: str, *args: Any) -> dict[str, Any]:
         """What the other routers answer to a method that gives a router's name and something of it, by that name."""
-        if self.alone and not always:
-            return {}
         try:
             answers = (
                 await _routers()

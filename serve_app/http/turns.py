@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from serve_app.errors import QueueFull
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.intake import CROWDED, LATE, MOST_WAITING, NOBODY, PER_ROUND, SHED, Intake, Tenant
+from serve_app.scheduling.intake import LATE, MOST_WAITING, NOBODY, PER_ROUND, PER_ROUND_QUEUED, SHED, Intake, Tenant
 
 BUSY: Final = QueueFull(
     "the router is busy: requests that are more urgent take its time until this one would be too late; try again"
@@ -221,15 +221,14 @@ class Turns:
     def _begin(self) -> None:
         """Begin the most urgent, and turn down those of them that are late."""
         now = self._loop.time()
-        while self._begun < CROWDED and (taken := self._intake.take(now)) is not None:
+        while self._begun < PER_ROUND_QUEUED and (taken := self._intake.take(now)) is not None:
             (waiter, nbytes, priority), late = taken
             if waiter.waits:
                 waiter.waits = False
                 if late:
                     self._begun += LATE
                     self._late += 1
-                    self.refused[priority] += 1
-                    waiter.turn_down()
+                    self._turn_down(waiter, priority)
                 else:
                     self._begun += 1.0 + nbytes / _UNIT
                     waiter.begin()
@@ -243,8 +242,7 @@ class Turns:
                 if waiter.waits:
                     waiter.waits = False
                     number += 1
-                    self.refused[priority] += 1
-                    waiter.turn_down()
+                    self._turn_down(waiter, priority)
                     if number == SHED:
                         break
             if now >= self._log_at:
@@ -258,6 +256,10 @@ class Turns:
         for rank, part in enumerate(_REFUSING):
             spare_s = self._spare_s[rank] + part * elapsed_s - spent_s
             self._spare_s[rank] = max(-_SAVED_S, min(spare_s, _SAVED_S))
+
+    def _turn_down(self, waiter: Waiter, priority: Priority) -> None:
+        self.refused[priority] += 1
+        waiter.turn_down()
 
     def _read_on(self) -> None:
         """Read again of connections that were kept back: those first that carry urgent requests."""

@@ -536,7 +536,7 @@ class Router:
     def _seen(
         self, model: str, bundle: Bundle, replica: str | None, result: BundleResult
     ) -> BundleResult | ReplicaLost:
-        """Learn what a result tells of its replica. One that was asked for what it does not have has not been asked."""
+        """Take note of a result. `ReplicaLost` where the replica did not have the model or the revision."""
         if result.results and isinstance(first := result.results[0], Failure) and first.code == STALE.code:
             if bundle.model:
                 pool = self._scheduler.pool_of(model)

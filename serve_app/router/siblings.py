@@ -5,6 +5,7 @@ A router that is alone hardly tells: one that starts tells first, and whoever he
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 _FRESH_S: Final = 5.0
@@ -51,8 +52,7 @@ class Siblings:
 
     def number(self, now: float) -> int:
         """How many routers there are, this one included."""
-        self._heard = {name: heard for name, heard in self._heard.items() if now - heard.at <= _FRESH_S}
-        return max(self._fewest, 1 + len(self._heard))
+        return max(self._fewest, 1 + len(self._others(now)))
 
     def tells(self, now: float) -> bool:
         """Whether this router is to tell about itself now; called every second."""
@@ -69,7 +69,11 @@ class Siblings:
             busy: Part of the time for which this router computes, 0 to 1.
             now: Seconds.
         """
-        self.number(now)
-        others = [heard.busy for heard in self._heard.values() if heard.node == self._node]
+        others = [heard.busy for heard in self._others(now) if heard.node == self._node]
         mean = (busy + sum(others)) / (1 + len(others))
         return (busy - mean) / busy if busy > _BUSY and busy - mean > _MARGIN else 0.0
+
+    def _others(self, now: float) -> Collection[_Heard]:
+        """Forget the other routers that are gone. Returns what the others told last."""
+        self._heard = {name: heard for name, heard in self._heard.items() if now - heard.at <= _FRESH_S}
+        return self._heard.values()

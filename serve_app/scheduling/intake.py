@@ -35,7 +35,7 @@ from serve_app.scheduling.entry import Priority
 
 PER_ROUND: Final = 32
 """Requests. What is begun in one round may travel in one bundle: fewer would make small batches of a burst."""
-CROWDED: Final = 16
+PER_ROUND_QUEUED: Final = 16
 """The same while requests wait: an urgent one takes some rounds from its arrival to its answer, so they are short."""
 SHED: Final = 64
 """Most refusals of a round."""

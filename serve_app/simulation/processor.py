@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.intake import CROWDED, LATE, MOST_WAITING, PER_ROUND, SHED, Intake
+from serve_app.scheduling.intake import LATE, MOST_WAITING, PER_ROUND, PER_ROUND_QUEUED, SHED, Intake
 from serve_app.simulation.system import Request, World
 
 
@@ -84,7 +84,7 @@ class Processor:
         refused = list(islice(intake.give_up(now), SHED))
         begun: list[Request] = []
         taken_up = 0.0
-        while taken_up < CROWDED and (taken := intake.take(now)) is not None:
+        while taken_up < PER_ROUND_QUEUED and (taken := intake.take(now)) is not None:
             request, late = taken
             (refused if late else begun).append(request)
             taken_up += LATE if late else 1.0

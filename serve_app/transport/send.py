@@ -1,7 +1,7 @@
-"""How bundles travel: what the dispatcher asks of whoever carries them, and what it is told when a replica is lost.
+"""How bundles travel: what the dispatcher asks of whoever carries them, and the error where a replica is lost.
 
-What comes back is told by a call, and not to a task that waits for it: its wake-up costs a round of the event loop, and
-in an overload a round takes milliseconds.
+A result is handed over by a call. A task that waits for it would wake up one round of the event loop later, and in an
+overload a round takes milliseconds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def awaiting(call: Call) -> Send:
 
 
 def _tell(done: Done, task: asyncio.Task[BundleResult]) -> None:
-    """Tell how a task has ended: also one that was cancelled before it began."""
+    """Hand over how a task has ended; also one that was cancelled before it began."""
     if task.cancelled():
         done(asyncio.CancelledError())
     else:

@@ -75,7 +75,7 @@ async def test_what_has_expired_is_not_decoded(tmp_path: Path) -> None:
 
 
 class Recorder(Processor):
-    """Notes what it does, in its order; the first call waits."""
+    """Records its calls in their order; the first one blocks."""
 
     def __init__(self) -> None:
         self.begun, self.goes_on = threading.Event(), threading.Event()

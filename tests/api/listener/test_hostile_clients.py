@@ -1,4 +1,4 @@
-"""Crowds of clients that send half requests or wrong headers, or leave: `high` is begun a round later at most."""
+"""Many clients that send half requests or wrong headers, or leave: `high` is begun a round later at most."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def room(wanted: int) -> int:
     return min(wanted, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES) // 2)
 
 
-async def crowd(listener: Listener, number: int) -> list[Client]:
+async def connected(listener: Listener, number: int) -> list[Client]:
     """So many more clients, all of which have been accepted."""
     before = listener.connections
     clients: list[Client] = []
@@ -139,10 +139,10 @@ async def test_thousands_of_heads_without_a_body_keep_nobody_waiting() -> None:
     """The application never hears of them; `high` is begun when it comes."""
     app = Noted()
     async with serving(app, turns=by_head()) as (listener, _):
-        hostile = await crowd(listener, room(3000))
+        hostile = await connected(listener, room(3000))
         for client in hostile:
             client.writer.write(post(b"body", "X-Priority: low")[:-4])
-        (high,) = await crowd(listener, 1)
+        (high,) = await connected(listener, 1)
         for _ in range(3):
             assert await asked(high, HIGH) == (200, b"high")
         assert [dict(scope["headers"])[b"x-priority"] for scope in app.scopes] == [b"high"] * 3
@@ -156,8 +156,8 @@ async def test_heads_of_large_bodies_wait_behind_what_is_more_urgent() -> None:
     app = Noted()
     watched, most = Watched(app), 100
     async with serving(app, Limits(requests=most), turns=watched.turns()) as (listener, _):
-        (high,) = await crowd(listener, 1)
-        hostile = await crowd(listener, room(1500))
+        (high,) = await connected(listener, 1)
+        hostile = await connected(listener, room(1500))
         for client in hostile:
             client.writer.write(post(bytes(100_000), "X-Priority: low")[:-100_000])
         await until(lambda: app.begun > 0)
@@ -176,8 +176,8 @@ async def test_heads_that_come_byte_by_byte_keep_nobody_waiting() -> None:
     app = Noted()
     watched, request = Watched(app), post(b"", "X-Priority: low")
     async with serving(app, turns=watched.turns()) as (listener, _):
-        hostile = await crowd(listener, 200)
-        high, other = await crowd(listener, 2)
+        hostile = await connected(listener, 200)
+        high, other = await connected(listener, 2)
         for byte in request[:-1]:
             for client in hostile:
                 client.writer.write(bytes([byte]))
@@ -215,13 +215,13 @@ async def test_heads_that_come_byte_by_byte_keep_nobody_waiting() -> None:
         pytest.param([post(b"x", "X-Priority: low", "Expect: 100-continue")[:-1], b"x"], id="expects"),
     ],
 )
-async def test_what_is_urgent_is_begun_before_a_crowd_that_waits(pieces: list[bytes]) -> None:
-    """After the round in which it comes. The crowd is answered, or refused, as ever."""
+async def test_what_is_urgent_is_begun_before_many_that_wait(pieces: list[bytes]) -> None:
+    """After the round in which it comes. The others are answered, or refused, as ever."""
     app = Noted()
     watched = Watched(app)
     async with serving(app, turns=watched.turns()) as (listener, _):
-        (high,) = await crowd(listener, 1)
-        hostile = await crowd(listener, room(800))
+        (high,) = await connected(listener, 1)
+        hostile = await connected(listener, room(800))
         for client in hostile:
             client.writer.write(pieces[0])
         await until(lambda: app.begun > 0)
@@ -247,8 +247,8 @@ async def test_looks_without_a_key_wait_behind_what_is_urgent() -> None:
     app, secret = Noted(), b"sk-urgent"
     watched = Watched(app, Guard([Key(name="urgent", digest=digest_of(secret), highest=Priority.HIGH)]))
     async with serving(app, turns=watched.turns()) as (listener, _):
-        (high,) = await crowd(listener, 1)
-        hostile = await crowd(listener, room(800))
+        (high,) = await connected(listener, 1)
+        hostile = await connected(listener, room(800))
         for client in hostile:
             client.writer.write(b"HEAD /status HTTP/1.1\r\nHost: h\r\n\r\n")
         await until(lambda: app.begun > 0)
@@ -273,13 +273,13 @@ def infer(*headers: str) -> bytes:
 
 
 @pytest.mark.parametrize(("header", "message"), WRONG)
-async def test_what_is_wrong_is_said_alone_and_in_a_crowd(header: str, message: str) -> None:
+async def test_what_is_wrong_is_said_alone_and_beside_others(header: str, message: str) -> None:
     """As far as it is begun: what has to wait comes with class `low`, whatever it claims, and is refused as such."""
     service = NumpyService()
     app = create_app(service)
     async with serving(app, turns=by_head(IMPATIENT_S), errors_of=app.errors_of) as (listener, _):
-        (high,) = await crowd(listener, 1)
-        hostile = await crowd(listener, 100)
+        (high,) = await connected(listener, 1)
+        hostile = await connected(listener, 100)
         status, body = await asked(hostile[0], infer(header))
         assert (status, json.loads(body)["code"]) == (400, "invalid_request")
         assert json.loads(body)["error"].startswith(message)
@@ -301,7 +301,7 @@ async def test_a_wrong_length_is_refused_and_counts_for_nothing(length: str) -> 
     """In the words of the grammar; others are begun as if it had not come."""
     app = Noted()
     async with serving(app, turns=by_head()) as (listener, _):
-        hostile, high = await crowd(listener, 2)
+        hostile, high = await connected(listener, 2)
         await hostile.send(f"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\nx".encode())
         status, headers, body = await hostile.answer()
         assert (status, headers["connection"], json.loads(body)["code"]) == (400, "close", "invalid_request")
@@ -323,7 +323,7 @@ async def test_the_wall_clock_does_not_matter() -> None:
     service, app = NumpyService(), Noted()
     started = monotonic()
     async with serving(app, turns=by_head()) as (listener, _):
-        clients = await crowd(listener, 100)
+        clients = await connected(listener, 100)
         for number, client in enumerate(clients):
             client.writer.write(post(b"x", f"X-Priority: {('low', 'high')[number % 2]}", "X-Timeout-Ms: 60000"))
         answers = [await client.answer() for client in clients]
@@ -333,7 +333,7 @@ async def test_the_wall_clock_does_not_matter() -> None:
         assert len(since) == 100 - MOST_AT_ONCE
         assert all(started <= each <= monotonic() for each in since)
     async with serving(create_app(service), turns=by_head(IMPATIENT_S)) as (listener, _):
-        clients = await crowd(listener, 100)
+        clients = await connected(listener, 100)
         for number, client in enumerate(clients):
             client.writer.write(infer(f"X-Priority: {('low', 'normal')[number % 2]}", "X-Timeout-Ms: 60000"))
         assert {(await client.answer())[0] for client in clients} == {200}
@@ -345,7 +345,7 @@ async def test_behind_a_request_that_is_refused_an_urgent_one_is_begun() -> None
     """On the same connection, in the order in which they were sent; and what is malformed after them is told last."""
     app = Noted()
     async with serving(app, turns=by_head(IMPATIENT_S)) as (listener, _):
-        clients = await crowd(listener, 100)
+        clients = await connected(listener, 100)
         for client in clients:
             client.writer.write(post(b"low", "X-Priority: low") + HIGH + post(b"low", "X-Priority: low") + b"no HTTP")
         statuses = []
@@ -363,7 +363,7 @@ async def test_a_client_that_awaits_an_invitation_is_refused_instead() -> None:
     app = Noted()
     request = post(b"x", "X-Priority: low", "Expect: 100-continue")[:-1]
     async with serving(app, turns=by_head(IMPATIENT_S)) as (listener, _):
-        clients = await crowd(listener, 100)
+        clients = await connected(listener, 100)
         for client in clients:
             client.writer.write(request)
         invited = 0
@@ -395,8 +395,8 @@ async def test_clients_that_leave_while_they_wait(sent: bytes, *, cut: bool) -> 
     app = Noted()
     watched = Watched(app)
     async with serving(app, turns=watched.turns()) as (listener, _):
-        early, late = await crowd(listener, 2)
-        hostile = await crowd(listener, 300)
+        early, late = await connected(listener, 2)
+        hostile = await connected(listener, 300)
         for client in hostile:
             client.writer.write(sent)
         await until(lambda: app.begun > 0)
@@ -421,7 +421,7 @@ async def test_a_request_that_blocks_the_event_loop_refuses_no_other(blocked_s: 
 
     noted = Noted()
     async with serving(app, turns=by_head()) as (listener, _):
-        clients = await crowd(listener, 100)
+        clients = await connected(listener, 100)
         for client in clients:
             client.writer.write(HIGH)
         assert {(await client.answer())[0] for client in clients} == {200}
@@ -431,7 +431,7 @@ async def test_room_is_made_for_an_urgent_client_where_all_connections_send_half
     """Those that never asked go, and their requests were never begun."""
     app = Noted()
     async with serving(app, Limits(connections=64), turns=by_head()) as (listener, port):
-        hostile = await crowd(listener, 64)
+        hostile = await connected(listener, 64)
         for number, client in enumerate(hostile):
             client.writer.write(post(b"body", "X-Priority: low")[: (-4, -2, 10)[number % 3]])
         for _ in range(100):

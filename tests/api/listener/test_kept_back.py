@@ -112,11 +112,11 @@ class Meeting:
     connections: list[Watched] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
-    crowd: list[Endless | Costly] = field(default_factory=list)
+    waiters: list[Endless | Costly] = field(default_factory=list)
 
     def let_go(self) -> None:
         """Let nothing wait any more, and no refusal take time."""
-        for each in self.crowd:
+        for each in self.waiters:
             each.goes_on = False
 
     async def be_kept_back(self, number: int, *before: bytes) -> None:
@@ -155,7 +155,7 @@ async def meeting(clients: int, *, is_costly: bool = True) -> AsyncIterator[Meet
             met.clients.append(await Client.connect(server.sockets[0].getsockname()[1]))
             await until(lambda wanted=number + 1: len(met.state.connections) == wanted)  # type: ignore[misc]
         endless, costly = Endless(turns), Costly(turns)
-        met.crowd += [endless, costly]
+        met.waiters += [endless, costly]
         endless.begin()
         if is_costly:
             costly.wait()
