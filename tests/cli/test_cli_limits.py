@@ -68,6 +68,19 @@ def test_a_limit_by_hand_stays() -> None:
     assert run_limits(serve_file(1), {MAXCONN_VARIABLE: "5000"}, files=MANY_FILES, cores=2).variables == {}
 
 
+def test_a_limit_by_hand_is_noted_where_more_routers_may_come() -> None:
+    """By default there is one at the start, and as many as half of the cores later."""
+    file = serve_file(1, **{MAXCONN_VARIABLE: "5000"})
+    assert run_limits(file, {}, files=MANY_FILES, cores=2).notes == ()
+    assert run_limits(file, {}, files=MANY_FILES, cores=8).notes == (
+        (
+            f"{MAXCONN_VARIABLE}: 5000 is too small for 4 routers, which router.replicas: auto may start here;"
+            " 12800 connections would do"
+        ),
+    )
+    assert run_limits(serve_file(1), {}, files=MANY_FILES, cores=8).variables == {MAXCONN_VARIABLE: "12800"}
+
+
 def test_a_limit_by_hand_that_is_too_small_or_too_large_is_refused() -> None:
     """In one line: what is needed, or what the machine lets it open."""
     small = run_limits(serve_file(1), {MAXCONN_VARIABLE: "100"}, files=MANY_FILES, cores=2)

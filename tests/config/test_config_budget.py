@@ -101,3 +101,20 @@ def test_a_variable_that_is_no_number_is_refused() -> None:
         parse_document(document({"models": MODELS}, RAY_SERVE_HAPROXY_MAXCONN="lots"))
     place = "controller_options.runtime_env.env_vars.RAY_SERVE_HAPROXY_MAXCONN"
     assert caught.value.problems == (f"{place}: must be a whole number in quotes, got 'lots'",)
+
+
+@pytest.mark.parametrize(
+    ("args", "on_two", "on_sixteen", "anywhere"),
+    [
+        ({}, 1, 8, 8),
+        ({"router": {"replicas": 3}}, 3, 3, 3),
+        ({"device_groups": [{"name": "cores", "models": ["a"]}]}, 1, 1, 1),
+        ({"pools": [{"name": "p", "path": "p/*", "memory": "1GiB"}]}, 1, 1, 1),
+    ],
+)
+def test_routers_leave_half_of_the_cores_to_replicas(
+    args: dict[str, Any], on_two: int, on_sixteen: int, anywhere: int
+) -> None:
+    """Where one has to decide there is one."""
+    config = parse_args({"models": MODELS, **args})
+    assert [config.most_routers(cores) for cores in (2, 16, None)] == [on_two, on_sixteen, anywhere]
