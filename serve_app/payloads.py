@@ -120,6 +120,10 @@ class ModelSignature(NamedTuple):
     optional: tuple[TensorSpec, ...] = ()
 
 
+Alike: TypeAlias = tuple[tuple[tuple[str, int], ...], ...]
+"""Sizes that are the same: groups of tensors and axes."""
+
+
 class Joinable(NamedTuple):
     """Whether requests to one build of a model may share a run, and how that is known.
 
@@ -131,19 +135,28 @@ class Joinable(NamedTuple):
         reason: Why, in one line.
         deviation: The largest difference that was measured, relative to the largest value of its output.
         rows: Whether dimension 0 of all tensors is rows. Otherwise a request is run as it came, with its own shapes.
-        pads: Whether what a processor made may be padded to the size of its neighbours.
+        padding: What filling up to the size of others does to an answer. ``fixed``: nothing is filled up, or all of it to
+            one size. ``exact``, ``close``: it was tried, as ``verdict`` has it. ``changes``: it changes answers.
+            ``untried``: nobody knows.
+        alike: Which sizes a request must have in common to share a run: groups of inputs and axes.
     """
 
     verdict: str
     reason: str
     deviation: float = 0.0
     rows: bool = True
-    pads: bool = True
+    padding: str = "fixed"
+    alike: Alike = ()
 
     @property
     def joins(self) -> bool:
         """Whether requests share runs, and large ones are cut into pieces."""
         return self.verdict in JOINED
+
+    @property
+    def pads(self) -> bool:
+        """Whether what a processor made may be filled up to the size of others. If not, it runs at its own."""
+        return self.padding in JOINED
 
 
 class Compute(NamedTuple):

@@ -23,7 +23,7 @@ def demo(replicas: int) -> list[dict[str, Any]]:
             "name": "spoken-digits",
             "task": "audio-classification",
             "path": "models/spoken-digits",
-            "processor": {"max_seconds": 10, "ignores_silence": True},
+            "processor": {"max_seconds": 10},
         },
     ]
     return [fixed(model, replicas) for model in models]

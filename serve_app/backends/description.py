@@ -92,7 +92,7 @@ def _judge(file: ModelFile, model: str, settings: JoinSettings, rows_at: Layout)
         return Joinable("exact", "the model's file fixes one row: each row is run by itself")
     proof = file.prove(rows_at.axes)
     if proof.independent and shaped is not None:
-        return Joinable(PROVEN, proof.reason)
+        return Joinable(PROVEN, proof.reason, alike=proof.alike)
     reason = proof.reason if not proof.independent else problem or proof.reason
     if settings.unverified:
         if shaped is None:

@@ -13,7 +13,7 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.device import Device
 from serve_app.backends.layout import ROWS_FIRST, Layout
 from serve_app.config.values import Section
-from serve_app.payloads import ModelSignature
+from serve_app.payloads import Alike, ModelSignature
 
 
 class BackendOptions(Section):
@@ -44,12 +44,14 @@ class RowProof(NamedTuple):
         reason: One line for an operator of the server: what prevents it, or that nothing does.
         dependent: The model is known to mix rows, or to depend on their number or places; otherwise nobody knows.
         random: The model draws random numbers: the same request has another answer each time.
+        alike: The proof holds for requests in which these sizes are the same: groups of inputs and axes.
     """
 
     independent: bool
     reason: str
     dependent: bool = False
     random: bool = False
+    alike: Alike = ()
 
 
 class ModelFile(NamedTuple):

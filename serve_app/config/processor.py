@@ -85,10 +85,6 @@ class AudioOptions(ClassificationOptions):
     max_seconds: PositiveFloat | None = Field(None, description="Longer audio is refused; 60 by default.")
     truncate: bool = Field(False, description="Use the first `max_seconds` of longer audio instead of refusing it.")
     normalize: bool | None = Field(None, description="Bring every sound to mean 0 and variance 1.")
-    ignores_silence: bool = Field(
-        False,
-        description="The model's answer does not depend on silence at the end, so sounds of all lengths share batches.",
-    )
     buckets: list[PositiveFloat] | None = Field(
         None, description="Lengths that sounds are padded to with silence, seconds."
     )

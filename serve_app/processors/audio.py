@@ -40,7 +40,6 @@ class AudioSettings:
         max_seconds: Longer sounds are refused, or cut.
         truncate: Cut them.
         normalize: Bring every sound to mean 0 and variance 1.
-        ignores_silence: The model's answer does not depend on silence at the end.
     """
 
     waveform: str
@@ -53,7 +52,6 @@ class AudioSettings:
     max_seconds: float
     truncate: bool
     normalize: bool
-    ignores_silence: bool = False
 
 
 class AudioProcessor(Processor):
@@ -82,12 +80,6 @@ class AudioProcessor(Processor):
     def buckets(self) -> tuple[int, ...]:
         """Lengths that sounds are padded to, samples."""
         return self.settings.buckets
-
-    @property
-    def bucket_invariant(self) -> bool:
-        """Whether the model is told where a sound ends, or finds out by itself."""
-        told = self.settings.length or self.settings.mask or self.settings.ignores_silence
-        return bool(told) or len(self.settings.buckets) == 1
 
     def estimate(self, payload: Media | Texts) -> Cost:
         """One row; the bucket from the header or from the size. Refuses a WAV header that announces too much."""
@@ -177,7 +169,6 @@ def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: Aud
         max_seconds=max_seconds,
         truncate=options.truncate,
         normalize=bool(config.get("do_normalize", False)) if options.normalize is None else options.normalize,
-        ignores_silence=options.ignores_silence,
     )
 
 

@@ -121,10 +121,7 @@ class EmbeddingProcessor:
         """Lengths that texts are padded to, tokens."""
         return self.tokenizer.settings.buckets
 
-    @property
-    def bucket_invariant(self) -> bool:
-        """Whether the model is told where a text ends."""
-        return self.tokenizer.masks
+    bucket_invariant = True
 
     def estimate(self, payload: Media | Texts) -> Cost:
         """One row per text, per candidate label and for the source sentence; the bucket of their mean."""

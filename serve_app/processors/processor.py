@@ -60,10 +60,9 @@ class Processor(Protocol):
 
     @property
     def bucket_invariant(self) -> bool:
-        """Whether padding to a larger bucket leaves the answer as it was (the model takes a mask or a length).
+        """Whether padding to a larger bucket may leave the answer as it was; tried before anything is padded.
 
-        Where it is false, entries of different buckets should not share a batch: their answers would depend on
-        their neighbours.
+        Where it is false, every entry is padded to its own bucket, and only entries of one bucket share a batch.
         """
         return True
 
@@ -122,3 +121,8 @@ class Processor(Protocol):
                 since others may have shared the run.
             inputs: What `preprocess` made of the payload, before padding.
         """
+
+
+def only_sizes(processor: Processor) -> bool:
+    """Whether all inputs are filled up to a bucket, whatever that does: the model, or its processor, takes no others."""
+    return len(processor.buckets) < 2 or not processor.bucket_invariant

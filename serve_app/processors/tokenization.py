@@ -77,17 +77,11 @@ class TextTokenizer:
         tokenizer.enable_truncation(settings.max_length)
         return cls(tokenizer, settings)
 
-    @property
-    def masks(self) -> bool:
-        """Whether padding leaves the model's answer as it was: it takes a mask, or every text has one length."""
-        return _MASK in self.settings.inputs or len(self.settings.buckets) == 1
-
     def estimate(self, texts: Sequence[str] | Sequence[Sequence[int]]) -> int:
         """Guess the bucket without tokenizing: of several texts the mean, since each runs at its own length."""
         longest = self.settings.max_length
         tokens = [min(_guess_tokens(text), longest) for text in texts]
-        guess = max(tokens, default=1) if _MASK not in self.settings.inputs else -(-sum(tokens) // max(1, len(tokens)))
-        return bucket_for(guess, self.settings.buckets)
+        return bucket_for(-(-sum(tokens) // max(1, len(tokens))), self.settings.buckets)
 
     def tokenize(
         self, texts: list[str] | list[list[int]], truncate: bool = True, direction: Direction = "right"
@@ -100,7 +94,8 @@ class TextTokenizer:
             direction: Where they are cut: at the end (``right``) or at the beginning.
 
         Returns:
-            The model's inputs, (texts, longest text). Padding is on the right.
+            The model's inputs, (texts, longest text). Padding is on the right. Where texts differ in length there is a
+            mask, also of a model that takes none: `cut` and `pad` make what the model takes.
 
         Raises:
             InvalidRequest: A text is no text, holds half a surrogate pair, has no tokens, or is too long; or an id is
@@ -123,9 +118,12 @@ class TextTokenizer:
         return bucket_of(tensors, self.settings.inputs, self.settings.buckets, "tokens")
 
     def lengths(self, tensors: Tensors) -> Sequence[int]:
-        """Tokens of each text, where the model takes a mask that tells; otherwise none."""
+        """Tokens of each text."""
         mask = tensors.get(_MASK)
-        return () if mask is None else np.count_nonzero(mask, axis=1).tolist()
+        if mask is None:  # all are as long
+            rows, length = tensors[_IDS].shape
+            return [length] * rows
+        return [int(length) for length in np.count_nonzero(mask, axis=1)]
 
     def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:
         """Some of the texts, cut or padded to so many tokens."""
@@ -134,7 +132,9 @@ class TextTokenizer:
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Pad on the right, up to ``bucket`` tokens."""
         return {
-            name: widen(tensor, bucket, self.settings.pad_id if name == _IDS else 0) for name, tensor in tensors.items()
+            name: widen(tensors[name], bucket, self.settings.pad_id if name == _IDS else 0)
+            for name in self.settings.inputs
+            if name in tensors
         }
 
     def example(self, rows: int, bucket: int) -> Tensors:
@@ -165,7 +165,10 @@ class TextTokenizer:
         longest = max(lengths)
         shape = (len(rows), longest)
         tensors: Tensors = {}
-        for name, dtype in self.settings.inputs.items():
+        inputs = self.settings.inputs
+        if min(lengths) < longest and _MASK not in inputs:
+            inputs = {**inputs, _MASK: np.dtype(np.bool_)}
+        for name, dtype in inputs.items():
             if name == _TYPES:
                 tensors[name] = np.zeros(shape, dtype)
             elif min(lengths) == longest:
@@ -310,8 +313,12 @@ def _grid(max_length: int, chosen: list[int] | None) -> tuple[int, ...]:
 def _pad_id(folder: ModelFolder, tokenizer: Tokenizer) -> int:
     if tokenizer.padding is not None:
         return int(tokenizer.padding["pad_id"])
-    token = folder.json("tokenizer_config.json").get("pad_token")
-    if isinstance(token, dict):
-        token = token.get("content")
-    found = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    return 0 if found is None else int(found)
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = folder.json(file).get("pad_token")
+        if isinstance(token, dict):
+            token = token.get("content")
+        found = tokenizer.token_to_id(token) if isinstance(token, str) else None
+        if found is not None:
+            return int(found)
+    named = folder.json("config.json").get("pad_token_id")
+    return named if isinstance(named, int) and named >= 0 else 0

@@ -20,7 +20,7 @@ from serve_app.backends.outputs import not_finite
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import EXPIRED, PROVEN, Execution, Failure, Streamed, Success, Tensors
 from serve_app.processors.buckets import bucket_for
-from serve_app.processors.processor import Processor
+from serve_app.processors.processor import Processor, only_sizes
 from serve_app.replica.joining import Joining
 from serve_app.replica.self_test import SelfTest
 from serve_app.replica.staged import Assembled, Job, Staged
@@ -382,8 +382,8 @@ class Executor:
         return buckets
 
     def _pads(self, processor: Processor, staged: Staged) -> bool:
-        """Whether an entry is padded: where that was shown to change nothing, or the processor never left a choice."""
-        return not processor.bucket_invariant or self._joining.of(staged.runs_on).pads
+        """Whether an entry is padded: where that was shown to change nothing, or the model takes these sizes only."""
+        return only_sizes(processor) or self._joining.of(staged.runs_on).pads
 
     def _may_grow(self, staged: Staged, index: int) -> bool:
         """Whether an entry's answer stays as it is when it is padded to the bucket of others."""

@@ -6,12 +6,22 @@ import logging
 from collections.abc import Mapping
 from threading import Lock
 from types import MappingProxyType
+from typing import Final
 
 from serve_app.backends.batch import most_rows, rows_of
 from serve_app.errors import InvalidRequest
-from serve_app.payloads import JOINED, PROVEN, Joinable, Tensors
+from serve_app.payloads import JOINED, PROVEN, Alike, Joinable, Tensors
 
 logger = logging.getLogger(__name__)
+
+PADDING: Final = {
+    "fixed": "",
+    "exact": ", padded to the size of others",
+    "close": ", padded to the size of others",
+    "changes": ", each at its own length",
+    "untried": ", each at its own length",
+}
+"""What follows from `serve_app.payloads.Joinable.padding`, in words."""
 
 _UNKNOWN = Joinable("exact", "nobody has looked")
 """Of what runs without anybody having asked: simulated backends."""
@@ -66,7 +76,7 @@ class Joining:
         if not verdict.rows or len(tensors) > self._inputs.get(variant, len(tensors)):
             return 1, True
         rows, even = most_rows(tensors)
-        return rows or 1, not (rows and even and verdict.joins)
+        return rows or 1, not (rows and even and verdict.joins and _alike(verdict.alike, tensors))
 
     def may_try(self, variant: str, tensors: Tensors) -> bool:
         """Whether a request would share runs if only an experiment had shown that this changes no answer."""
@@ -97,6 +107,19 @@ class Joining:
             return self._verdicts
 
 
+def _alike(groups: Alike, tensors: Tensors) -> bool:
+    """Whether a request's sizes agree where the proof that it may share a run takes them to."""
+    for group in groups:
+        sizes = set()
+        for name, axis in group:
+            array = tensors.get(name)
+            if array is not None:
+                sizes.add(array.shape[axis] if axis < array.ndim else -1)
+        if len(sizes) > 1:
+            return False
+    return True
+
+
 def _unbatched(verdicts: Mapping[str, Joinable]) -> set[str]:
     return {variant for variant, verdict in verdicts.items() if not verdict.joins}
 
@@ -105,4 +128,4 @@ def told(verdict: Joinable) -> str:
     """A verdict in words, for logs."""
     how = "requests share runs" if verdict.joins else "requests are run one by one"
     measured = f", largest deviation {verdict.deviation:.2g}" if verdict.deviation else ""
-    return f"{how} ({verdict.verdict}{measured}): {verdict.reason}"
+    return f"{how} ({verdict.verdict}{measured}{PADDING[verdict.padding]}): {verdict.reason}"

@@ -11,12 +11,12 @@ import numpy as np
 
 from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.joining.drawing import Draw, Varied
-from serve_app.backends.joining.experiment import GRAPH, Difference, claim_of, try_joining, try_padding, untried
+from serve_app.backends.joining.experiment import GRAPH, SAME, Difference, claim_of, try_joining, try_padding, untried
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.samples import Samples
 from serve_app.errors import ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Tensors
-from serve_app.processors.processor import Processor
+from serve_app.processors.processor import Processor, only_sizes
 from serve_app.replica.joining import told
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def prove_replica(
     samples: Samples,
     examples: Mapping[str, Tensors],
 ) -> dict[str, Joinable]:
-    """Try every build of which the graph says that its rows do not depend on each other.
+    """Try every build: whether its rows may share runs, if its file proves it, and whether its inputs may be padded.
 
     Args:
         proofs: How.
@@ -91,16 +91,19 @@ def prove_replica(
     verdicts = {}
     for variant, backend in backends.items():
         verdict = joinable[variant]
-        if verdict.verdict == PROVEN:
-            known = proofs.find(variant)
-            claim, example = claim_of(verdict), examples.get(variant)
-            verdict = known or _tried(proofs, backend, processor, samples, example, len(backends), claim)
-            if known is None and verdict.verdict != PROVEN:
-                proofs.keep(variant, verdict)
+        known = proofs.find(variant) if verdict.verdict == PROVEN else None
+        if known is None:
+            trial = _Trial(proofs, backend, processor, samples, examples.get(variant), len(backends))
+            found = trial.padded(trial.joined(verdict))
+            if verdict.verdict == PROVEN != found.verdict:
+                proofs.keep(variant, found)
+        else:
+            found = known
+        found = found._replace(alike=verdict.alike)
         build = f"{proofs.model}, variant {variant}" if variant else proofs.model
-        fine = verdict.joins and verdict.verdict != UNVERIFIED
-        logger.log(logging.INFO if fine else logging.WARNING, "%s: %s", build, told(verdict))
-        verdicts[variant] = verdict
+        fine = found.joins and found.verdict != UNVERIFIED
+        logger.log(logging.INFO if fine else logging.WARNING, "%s: %s", build, told(found))
+        verdicts[variant] = found
     return verdicts
 
 
@@ -127,71 +130,131 @@ def try_requests(
     return verdict
 
 
-def _tried(
-    proofs: ProofContext,
-    backend: Backend,
-    processor: Processor | None,
-    samples: Samples,
-    example: Tensors | None,
-    builds: int,
-    claim: str,
-) -> Joinable:
-    try:
-        draw = _drawing(backend, processor, samples, example)
-        verdict = try_joining(
-            backend,
-            draw,
-            max_rows=proofs.max_rows,
-            tolerance=proofs.tolerance,
-            budget_s=proofs.budget_s / builds,
-            claim=claim,
-        )
-        if processor is None or not processor.bucket_invariant or len(processor.buckets) < 2:
-            return verdict
-        found = _padded(backend, draw, processor, proofs.tolerance)
-    except SessionLost:
-        raise
-    except ServeAppError as error:
-        return untried(error, claim)
-    if found.allowed and found.relative > verdict.deviation:
-        padded = f"padding to the size of others changes output {found.output!r} by {found.relative:.2g} of its largest"
-        verdict = verdict._replace(deviation=found.relative, reason=f"{verdict.reason}; {padded} value")
-        return verdict._replace(verdict="close") if verdict.joins else verdict
-    if found.allowed:
-        return verdict
-    return verdict._replace(
-        pads=False,
-        reason=f"{verdict.reason}; padding to the size of others changes output {found.output!r}, so only requests of"
-        " one size share runs",
-    )
+class _Trial:
+    """The experiments with one build.
 
-
-def _padded(backend: Backend, draw: Draw, processor: Processor, tolerance: float | None) -> Difference:
-    """What padding the smallest size to the next and to the largest changes, whichever changes more.
-
-    Masks say that there is something everywhere, as a processor makes them: whatever else they held, the padding would
-    be hidden behind numbers that no request has.
+    Args:
+        proofs: How they are made.
+        backend: The build. Loaded.
+        processor: The model's; ``None`` for a model that takes tensors only.
+        samples: Inputs of a model without a processor.
+        example: The smallest input that has run in its warm-up, where there is one.
+        builds: How many share the time.
     """
-    smallest = processor.buckets[0]
 
-    def drawn(rows: int, seed: int, scale: float) -> Tensors:
-        example = processor.example(rows, smallest)
-        masks = _masks(example, processor.pad(example, processor.buckets[1]))
-        return {**draw(rows, seed, scale), **{name: example[name] for name in masks}}
+    def __init__(
+        self,
+        proofs: ProofContext,
+        backend: Backend,
+        processor: Processor | None,
+        samples: Samples,
+        example: Tensors | None,
+        builds: int,
+    ) -> None:
+        self._proofs = proofs
+        self._backend = backend
+        self._processor = processor
+        self._samples = samples
+        self._example = example
+        self._builds = builds
+        self._draw: Varied | None = None
 
-    found = [
-        try_padding(backend, drawn, partial(processor.pad, bucket=larger), tolerance=tolerance)
-        for larger in sorted({processor.buckets[1], processor.buckets[-1]})
-    ]
-    return min(found, key=lambda difference: (difference.allowed, -difference.relative))
+    def joined(self, verdict: Joinable) -> Joinable:
+        """Try whether rows may share runs, where the file proves that they do not depend on each other."""
+        if verdict.verdict != PROVEN:
+            return verdict
+        claim = claim_of(verdict)
+        try:
+            self._draw = _drawing(self._backend, self._processor, self._samples, self._example)
+            return try_joining(
+                self._backend,
+                self._draw,
+                max_rows=self._proofs.max_rows,
+                tolerance=self._proofs.tolerance,
+                budget_s=self._proofs.budget_s / self._builds,
+                claim=claim,
+            )
+        except SessionLost:
+            raise
+        except ServeAppError as error:
+            return untried(error, claim)
+
+    def padded(self, verdict: Joinable) -> Joinable:
+        """Try whether inputs may be padded to the size of others, whatever is known of sharing runs."""
+        processor = self._processor
+        if processor is None or only_sizes(processor):
+            return verdict
+        try:
+            self._draw = self._draw or _drawing(self._backend, processor, self._samples, self._example)
+            found = _padded(self._backend, self._draw, processor, self._proofs.tolerance, joins=verdict.joins)
+        except SessionLost:
+            raise
+        except ServeAppError as error:
+            reason = f"{verdict.reason}; padding could not be tried ({error.message}), so nothing is padded"
+            return verdict._replace(padding="untried", reason=reason)
+        by = f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
+        changes = f"padding to the size of others changes output {found.output!r}{by}"
+        if not found.allowed:
+            reason = f"{verdict.reason}; {changes}, so only requests of one size share runs"
+            return verdict._replace(padding="changes", reason=reason)
+        if found.relative == 0.0:
+            return verdict._replace(padding="exact")
+        verdict = verdict._replace(padding="close")
+        if verdict.joins and found.relative > verdict.deviation:
+            joined = "close" if verdict.verdict == "exact" else verdict.verdict
+            return verdict._replace(
+                verdict=joined, deviation=found.relative, reason=f"{verdict.reason}; {changes}"
+            )
+        return verdict
 
 
-def _masks(example: Tensors, padded: Tensors) -> list[str]:
-    """Inputs that are 1 where there is something, and 0 where there is padding."""
+def _padded(
+    backend: Backend, draw: Varied, processor: Processor, tolerance: float | None, *, joins: bool
+) -> Difference:
+    """What padding changes: from the smallest size to the next and to the largest, and from one between two sizes.
+
+    Masks say that there is something everywhere, as a processor makes them, and lengths say how much: whatever else
+    they held, the padding would be hidden behind numbers that no request has.
+    """
+    buckets = processor.buckets
+    middle, rows = buckets[len(buckets) // 2], 2 if joins else 1
+
+    def drawn(length: int, seed: int) -> Tensors:
+        example = processor.example(rows, length)
+        kept = _of_the_processor(example, processor.pad(example, max(length, buckets[-1])))
+        return draw.like(lambda rows, _: processor.example(rows, length), kept)(rows, seed, 1.0)
+
+    worst = SAME
+    for short, long, together in (
+        (buckets[0], buckets[1], False),
+        (_between(processor), middle, joins),
+        (buckets[0], buckets[-1], False),
+    ):
+        if short >= long:
+            continue
+        other = drawn(long, 2) if together else None
+        found = try_padding(backend, drawn(short, 1), partial(processor.pad, bucket=long), other, tolerance=tolerance)
+        worst = min(worst, found, key=lambda each: (each.allowed, -each.relative))
+    return worst
+
+
+def _between(processor: Processor) -> int:
+    """A length that is none of the buckets, where the processor makes examples of it: models may work in windows."""
+    length = processor.buckets[0] + 1
+    try:
+        made = processor.example(1, length)
+        return length if any(length in array.shape[1:] for array in made.values()) else processor.buckets[0]
+    except Exception:  # the seam to foreign code: a class need not make others than its buckets
+        return processor.buckets[0]
+
+
+def _of_the_processor(example: Tensors, padded: Tensors) -> list[str]:
+    """Inputs that tell where there is padding: 1 where there is something and 0 elsewhere, or how much there is."""
     return [
         name
         for name, array in example.items()
-        if array.ndim == 2 and array.dtype.kind in "biu" and bool((array == 1).all()) and not padded[name][:, -1].any()
+        if array.dtype.kind in "biu"
+        and (array.ndim == 1 or (bool((array == 1).all()) and not padded[name][:, -1].any()))
     ]
 
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.batch import fits, rows_of
-from serve_app.backends.joining.experiment import Difference, claim_of, difference, finite, sensitivity
+from serve_app.backends.joining.experiment import Difference, claim_of, difference, finite, in_front, sensitivity
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Joinable, Tensors
-from serve_app.processors.processor import Processor
+from serve_app.processors.processor import Processor, only_sizes
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, try_requests
 from serve_app.replica.staged import Job
@@ -116,11 +116,19 @@ class Verification:
         """
         self._pending = True
         mine = {name: array.copy() for name, array in inputs.items()}
-        if made and self._processor is not None:
-            mine = self._processor.pad(mine, bucket)
         kept = {name: array.copy() for name, array in outputs.items()}
+        padded: Tensors | None = None
+        if made and self._processor is not None:
+            if only_sizes(self._processor):
+                mine = self._processor.pad(mine, bucket)
+            elif self._joining.of(variant).pads:
+                if lengths := self._processor.lengths(mine):
+                    row = min(range(len(lengths)), key=lengths.__getitem__)
+                    mine = self._processor.cut(mine, [row], lengths[row])
+                    kept = {name: array[row : row + 1] for name, array in kept.items()}
+                padded = self._processor.pad(mine, bucket)
         self._submit_background(
-            _Check(self, variant, mine, kept, made=made), rows_of(mine) or 1, bucket, variant, sender
+            _Check(self, variant, mine, kept, padded, made=made), rows_of(mine) or 1, bucket, variant, sender
         )
 
     def offer(self, variant: str, inputs: Tensors, sender: str) -> None:
@@ -141,8 +149,8 @@ class Verification:
         requests = {name: np.concatenate([each[name] for each in first]) for name in inputs}
         self._submit_background(_Trial(self, variant, requests), rows, 0, variant, sender)
 
-    def compared(self, variant: str, found: Difference, spent_s: float) -> None:
-        """Take the result of a check."""
+    def compared(self, variant: str, found: Difference, spent_s: float, *, padding: bool = False) -> None:
+        """Take the result of a check, and whether padding alone makes the difference."""
         with self._lock:
             self._pending = False
             self._credit_s -= spent_s
@@ -151,11 +159,13 @@ class Verification:
         before = self._joining.of(variant)
         if not found.allowed:
             gap = f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
+            what = "was padded" if padding else "shared a run"
             reason = (
-                f"in service, output {found.output!r} of a request that shared a run differed{gap} from what it gets"
+                f"in service, output {found.output!r} of a request that {what} differed{gap} from what it gets"
                 " alone; set batching.tolerance if that is meant"
             )
-            self._take(variant, before._replace(verdict="dependent", reason=reason, deviation=finite(found.relative)))
+            now = before._replace(reason=reason, deviation=finite(found.relative))
+            self._take(variant, now._replace(padding="changes") if padding else now._replace(verdict="dependent"))
         elif before.joins and found.relative > before.deviation:
             verdict = "close" if before.verdict == "exact" else before.verdict
             self._take(variant, before._replace(verdict=verdict, deviation=found.relative))
@@ -204,22 +214,32 @@ class _Check:
     """Runs one request again, and compares."""
 
     def __init__(
-        self, verification: Verification, variant: str, inputs: Tensors, outputs: Tensors, *, made: bool
+        self,
+        verification: Verification,
+        variant: str,
+        inputs: Tensors,
+        outputs: Tensors,
+        padded: Tensors | None,
+        *,
+        made: bool,
     ) -> None:
         self._verification = verification
         self._variant = variant
         self._inputs = inputs
         self._outputs = outputs
+        self._padded = padded
         self._made = made
 
     def run(self) -> None:
         verification, start = self._verification, monotonic()
         try:
             alone = verification.again(self._variant, self._inputs)
-            together = self._outputs
-            if self._made:  # outputs that grow with the inputs answer padding behind the part in front
-                together = {name: array[tuple(map(slice, alone[name].shape))] for name, array in together.items()}
+            together = in_front(self._outputs, alone) if self._made else self._outputs
             found = difference(alone, together, verification.tolerance)
+            padding = False
+            if not found.allowed and self._padded is not None:
+                padded = in_front(verification.again(self._variant, self._padded), alone)
+                padding = not difference(alone, padded, verification.tolerance).allowed
             if not found.allowed and verification.is_rounding(self._variant, self._inputs, alone, found):
                 found = Difference(0.0, allowed=True, output=found.output)  # it says nothing of the kernels
         except Exception as error:  # the seam to foreign code: whatever it raises, others are checked another time
@@ -230,7 +250,7 @@ class _Check:
             )
             verification.dropped()
             return
-        verification.compared(self._variant, found, monotonic() - start)
+        verification.compared(self._variant, found, monotonic() - start, padding=padding)
 
     def drop(self) -> None:
         self._verification.dropped()

@@ -36,7 +36,7 @@ from serve_app.payloads import (
     Tensors,
     WireEntry,
 )
-from serve_app.processors.processor import Processor
+from serve_app.processors.processor import Processor, only_sizes
 from serve_app.replica.execution import Executor
 from serve_app.replica.joining import Joining
 from serve_app.replica.parts import Outlet, Send
@@ -283,11 +283,18 @@ class Worker:
             return
         for index in media:
             tensors, verdict = staged.tensors[index], self._joining.of(staged.entries[index].variant)
-            if isinstance(tensors, Failure) or staged.counts[index] < 2 or staged.whole[index]:
+            if isinstance(tensors, Failure) or len(next(iter(tensors.values()))) < 2:
                 continue
             latency = self._gate.latencies.of(staged.entries[index].variant)
             pieces = cut(
-                processor, tensors, self._lengths, latency, scheduling.max_rows, pads=verdict.pads, lock=self._lock
+                processor,
+                tensors,
+                self._lengths,
+                latency,
+                scheduling.max_rows,
+                pads=verdict.pads or only_sizes(processor),
+                alone=not verdict.joins,
+                lock=self._lock,
             )
             if pieces:
                 staged.pieces[index] = pieces

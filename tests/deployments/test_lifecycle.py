@@ -369,7 +369,7 @@ def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     ]
     for model in models:
         model["path"] = str(folder / "models" / str(model["name"]))
-        model["resources"] = {"cpus": 0.1}
+        model["resources"] = {"cpus": 0.1, "threads": 1, "instances": 1}  # so that `slow` stays slow on any machine
     args = {
         "models": models,
         "classes": {"low": {"queue": 512}},
@@ -522,13 +522,13 @@ def test_what_a_killed_router_had_sent_is_not_run_for_nobody(two_routers: ServeP
     assert status(before) == 200
     (statistics,) = httpx.get(f"{two_routers.url}/v2/models/slow/stats", timeout=30.0).json()["model_stats"]
     run_s = max(run["compute_infer"]["ns"] / run["compute_infer"]["count"] for run in statistics["batch_stats"]) / 1e9
+    behind = connect_to(survivor, direct)
     ahead = [connect_to(victim, direct) for _ in range(16)]
     for connection in ahead:
         send_slow(connection, body, "high", WAIT_S)
-    assert status(ahead[0]) == 200
     send_slow(before, body, "high", WAIT_S)
-    behind = connect_to(survivor, direct)
-    victim.kill()
+    assert status(ahead[0]) == 200
+    victim.kill()  # at once: the last of its requests have not been answered
     send_slow(behind, body, "low", 9 * run_s)  # one that runs, one of `high` and its own; the others would be 14 more
     assert [status(before), status(behind)] == [200, 200]
     for connection in ahead[-4:]:

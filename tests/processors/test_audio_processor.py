@@ -71,24 +71,6 @@ def test_lengths_and_masks_tell_the_model_where_the_sound_ends(tmp_path: Path) -
     assert tensors["attention_mask"][0, :11_200].all()
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options", "invariant"),
-    [((WAVEFORM,), {}, False), ((WAVEFORM, LENGTH), {}, True), ((WAVEFORM, MASK), {}, True),
-     ((TensorSpec("x", "FP32", (-1, 8_000)),), {}, True)],
-)  # fmt: skip
-def test_a_model_that_is_told_the_length_may_mix_buckets(
-    tmp_path: Path, inputs: tuple[TensorSpec, ...], options: dict[str, Any], invariant: bool
-) -> None:
-    """Without length or mask, padding is heard as silence."""
-    assert processor(tmp_path, options, inputs).bucket_invariant is invariant
-
-
-def test_a_model_said_to_ignore_silence_may_mix_buckets(tmp_path: Path) -> None:
-    """What the model's inputs do not show, the configuration may say."""
-    assert not processor(tmp_path).bucket_invariant
-    assert processor(tmp_path, {"ignores_silence": True}).bucket_invariant
-
-
 def test_the_default_buckets_grow_by_an_eighth_at_most(tmp_path: Path) -> None:
     """From half a second on, in eighths of a doubling; the last one is the longest sound."""
     made = processor(tmp_path)

@@ -50,7 +50,6 @@ def test_texts_are_rows_of_one_bucket(sentiment: Processor) -> None:
     assert sentiment.example(3, 16)["input_ids"].shape == (3, 16)
     assert sentiment.buckets[::8] == (8, 72, 144, 288)
     assert sentiment.buckets[-1] == 512
-    assert sentiment.bucket_invariant is True
 
 
 def test_wrong_requests_are_refused_before_queueing(sentiment: Processor) -> None:

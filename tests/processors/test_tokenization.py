@@ -53,8 +53,18 @@ def test_only_the_inputs_that_the_model_has_are_made(text_folder: Path) -> None:
 
     assert {name: tensor.dtype.name for name, tensor in tensors.items()} == {"input_ids": "int32"}
     assert mask_of(tensors).tolist() == [[True, True, True]]
-    assert made.masks is False
-    assert tokenizer(text_folder).masks is True
+    assert made.lengths(tensors) == [3]
+
+
+def test_texts_of_several_lengths_can_be_told_apart_without_a_mask_of_the_model(text_folder: Path) -> None:
+    """A mask says how long each is; what the model gets has none."""
+    made = tokenizer(text_folder, text_inputs("input_ids"))
+    tensors = made.tokenize(["hello world", "playing hello world"])
+    assert made.lengths(tensors) == [4, 6] == mask_of(tensors).sum(axis=1).tolist()
+    assert {name: tensor.tolist() for name, tensor in made.cut(tensors, [0], 4).items()} == {
+        "input_ids": [[CLS, HELLO, WORLD, SEP]]
+    }
+    assert {"input_ids": (2, 8)} == {name: tensor.shape for name, tensor in made.pad(tensors, 8).items()}
 
 
 def test_an_empty_text_has_special_tokens_only(text_folder: Path) -> None:
@@ -201,7 +211,7 @@ def test_a_model_of_one_length_has_one_bucket(text_folder: Path) -> None:
     """Everything is padded to what the graph says."""
     made = tokenizer(text_folder, text_inputs("input_ids", tokens=24))
 
-    assert (made.settings.buckets, made.settings.max_length, made.masks) == ((24,), 24, True)
+    assert (made.settings.buckets, made.settings.max_length) == ((24,), 24)
 
 
 def test_the_padding_token_comes_from_the_files(text_folder: Path) -> None:

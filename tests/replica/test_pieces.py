@@ -69,7 +69,7 @@ def test_pieces_put_together_are_the_request(
     tensors = request(made, lengths)
     sizes = [bucket_for(tokens, buckets) if pads else tokens for tokens in lengths]
 
-    pieces = cut(made, tensors, buckets, latency, max_rows, pads=pads, lock=Lock())
+    pieces = cut(made, tensors, buckets, latency, max_rows, pads=pads, alone=False, lock=Lock())
 
     if not pieces:
         assert {max(sizes)} == set(sizes)
@@ -92,17 +92,32 @@ def test_pieces_put_together_are_the_request(
 
 
 def test_what_has_one_length_is_not_cut() -> None:
-    """One row, rows as long as each other, rows that are padded alike, and those of which nobody knows their length."""
-    made, unmasked = processor((8, LONGEST)), processor((8, LONGEST), ["input_ids"])
-    for each, lengths in ((made, [9]), (made, [5, 5, 5]), (made, [1, 8, 3]), (unmasked, [1, 60])):
-        assert cut(each, request(each, lengths), (8, LONGEST), LatencyModel(), 16, pads=True, lock=Lock()) == []
+    """One row, rows as long as each other, and rows that are padded alike."""
+    made = processor((8, LONGEST))
+    for lengths in ([9], [5, 5, 5], [1, 8, 3]):
+        tensors = request(made, lengths)
+        assert cut(made, tensors, (8, LONGEST), LatencyModel(), 16, pads=True, alone=False, lock=Lock()) == []
+
+
+@pytest.mark.parametrize("inputs", [["input_ids"], ["input_ids", "attention_mask"]])
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [1, 60, 3]])
+def test_rows_that_change_each_other_are_cut_one_by_one(inputs: list[str], lengths: list[int]) -> None:
+    """Each as long as it is, whether or not the model takes a mask."""
+    made = processor((8, LONGEST), inputs)
+    tensors = request(made, lengths)
+    pieces = cut(made, tensors, (8, LONGEST), LatencyModel(), 16, pads=False, alone=True, lock=Lock())
+    assert sorted(range(3)) == sorted(row for piece in pieces for row in piece.rows)
+    for piece in pieces:
+        assert {name: (1, lengths[piece.rows[0]]) for name in inputs} == {
+            name: array.shape for name, array in piece.tensors.items()
+        }
 
 
 def test_rows_of_one_length_are_cut_where_more_save_nothing() -> None:
     """In proportion to rows each goes by itself, so that what is more urgent has its turn between any two."""
     made = processor((8, LONGEST))
     latency = latency_of(lambda rows, bucket: 1e-2 * rows * bucket)
-    pieces = cut(made, request(made, [5] * 4), (8, LONGEST), latency, 16, pads=True, lock=Lock())
+    pieces = cut(made, request(made, [5] * 4), (8, LONGEST), latency, 16, pads=True, alone=False, lock=Lock())
     assert [[0], [1], [2], [3]] == [piece.rows for piece in pieces]
 
 
@@ -118,7 +133,7 @@ def test_rows_of_one_length_are_cut_where_more_save_nothing() -> None:
 def test_a_piece_leaves_time_for_those_behind_it(latency: str, pads: bool, after_s: list[float]) -> None:
     """One by one, or together where they may share a run and that takes less."""
     made = processor((8, 16, LONGEST))
-    pieces = cut(made, request(made, [16, 64, 8]), (8, 16, LONGEST), LATENCIES[latency], 16, pads=pads, lock=Lock())
+    pieces = cut(made, request(made, [16, 64, 8]), (8, 16, LONGEST), LATENCIES[latency], 16, pads=pads, alone=False, lock=Lock())
     assert pytest.approx(after_s) == [piece.after_s for piece in pieces]
 
 

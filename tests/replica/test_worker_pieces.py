@@ -135,6 +135,7 @@ class Served:
         token_s: float = 0.0,
         fixed_s: float = 1e-4,
         pads: bool = True,
+        verdict: Joinable | None = None,
         processor: type[EmbeddingProcessor] = EmbeddingProcessor,
     ) -> None:
         backend = OnnxBackend(OnnxSettings("m", write_model(folder, pooled=pooled), device="cpu", intra_op_threads=1))
@@ -156,7 +157,7 @@ class Served:
             preprocess_threads=2,
             batch=batch_same_turn,
             warm_up=warm_up if token_s else [],
-            joining=Joining("m", {"": Joinable("close", "", pads=pads)}),
+            joining=Joining("m", {"": verdict or Joinable("close", "", padding="close" if pads else "changes")}),
         )
 
     def alone(self, texts: Sequence[str]) -> list[list[float]]:

@@ -48,6 +48,12 @@ class Varied:
                 below[name] = next((most for most in _INTEGERS if _runs(backend, example, name, most)), 0)
         self._below = below
 
+    def like(self, example: Callable[[int, int], Tensors], kept: Sequence[str]) -> Varied:
+        """Another one, of other examples of the same model."""
+        other = Varied(example, (*self._kept, *kept))
+        other._below = self._below
+        return other
+
     def __call__(self, rows: int, seed: int, scale: float) -> Tensors:
         """See `Draw`."""
         rng = np.random.default_rng(seed)

@@ -175,26 +175,49 @@ def _beside(backend: Backend, request: Tensors, others: Tensors, tolerance: floa
 
 
 def try_padding(
-    backend: Backend, draw: Draw, pad: Callable[[Tensors], Tensors], *, tolerance: float | None
+    backend: Backend,
+    request: Tensors,
+    pad: Callable[[Tensors], Tensors],
+    larger: Tensors | None,
+    *,
+    tolerance: float | None,
 ) -> Difference:
-    """Compare the answer of inputs with that of the same inputs, padded by a processor to a larger size.
+    """Compare the answer of an input with that of the same input, padded by a processor to a larger size.
 
     Of outputs that grow with the inputs the part in front is compared: the rest answers padding.
+
+    Args:
+        backend: Loaded.
+        request: The input.
+        pad: Pads it.
+        larger: Another input, of the size that it is padded to. Both are run together, too, either in front. ``None``:
+            they share no runs.
+        tolerance: As in `difference`.
 
     Raises:
         ServeAppError: The model does not run these inputs.
     """
-    request = draw(2, 1, 1.0)
-    alone, padded = backend.run_whole(request), backend.run_whole(pad(request))
-    return difference(
-        alone,
-        {
-            name: array[tuple(slice(size) for size in alone[name].shape)]
-            for name, array in padded.items()
-            if array.ndim == alone[name].ndim
-        },
-        tolerance,
-    )
+    alone, padded = backend.run_whole(request), pad(request)
+    found = [difference(alone, in_front(backend.run_whole(padded), alone), tolerance)]
+    if larger is not None:
+        other, rows = backend.run_whole(larger), len(next(iter(request.values())))
+        for parts, mine, others in (
+            ((padded, larger), slice(None, rows), slice(rows, None)),
+            ((larger, padded), slice(-rows, None), slice(None, -rows)),
+        ):
+            together = backend.run(assemble(parts))
+            own = {name: array[mine] for name, array in together.items()}
+            found.append(difference(alone, in_front(own, alone), tolerance))
+            found.append(difference(other, {name: array[others] for name, array in together.items()}, tolerance))
+    return min(found, key=lambda each: (each.allowed, -each.relative))
+
+
+def in_front(outputs: Tensors, alone: Tensors) -> Tensors:
+    """The part of a padded input's outputs that answers the input."""
+    return {
+        name: array[tuple(map(slice, alone[name].shape))] if array.ndim == alone[name].ndim else array
+        for name, array in outputs.items()
+    }
 
 
 def sensitivity(backend: Backend, inputs: Tensors, answer: Tensors) -> float:

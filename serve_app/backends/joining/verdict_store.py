@@ -17,7 +17,7 @@ import msgspec
 from serve_app import __version__
 from serve_app.payloads import Joinable
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised whenever the experiment changes: older records say nothing then."""
 
 logger = logging.getLogger(__name__)

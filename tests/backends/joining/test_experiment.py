@@ -177,25 +177,38 @@ def _longer(tensors: Tensors) -> Tensors:
 def test_padding_that_is_masked_changes_nothing(make_model: MakeModel) -> None:
     """A text model looks at the mask, and its answer has one size."""
 
-    def draw(rows: int, _: int, __: float) -> Tensors:
-        ids = np.arange(rows * 3, dtype=np.int64).reshape(rows, 3)
+    def drawn(length: int) -> Tensors:
+        ids = np.arange(2 * length, dtype=np.int64).reshape(2, length)
         return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
-    found = try_padding(loaded(make_model("seq_mean")), draw, _longer, tolerance=None)
+    found = try_padding(loaded(make_model("seq_mean")), drawn(3), _longer, drawn(7), tolerance=None)
     assert (SAME.relative, True) == (found.relative, found.allowed)
 
 
 def test_padding_that_counts_is_found() -> None:
     """The mean over what is padded is another one."""
     backend = Made(lambda inputs: {"y": inputs["x"].mean(axis=1)})
-    found = try_padding(backend, ones(), _longer, tolerance=None)
+    found = try_padding(backend, ones()(2, 1, 1.0), _longer, None, tolerance=None)
     assert (False, "y") == (found.allowed, found.output)
     assert pytest.approx(0.5) == found.relative
 
 
+def test_padding_that_counts_beside_a_longer_one_is_found() -> None:
+    """Alone it is masked; in a run that holds something longer it is not."""
+
+    def answer(inputs: Tensors) -> Tensors:
+        x = inputs["x"]
+        full = (x != 0).all(axis=1).any() and not (x != 0).all()
+        return {"y": x.sum(axis=1) / (x.shape[1] if full else (x != 0).sum(axis=1))}
+
+    short, longer = {"x": np.ones((1, 4), np.float32)}, {"x": np.ones((1, 8), np.float32)}
+    assert try_padding(Made(answer), short, _longer, None, tolerance=None).allowed
+    assert not try_padding(Made(answer), short, _longer, longer, tolerance=None).allowed
+
+
 def test_of_outputs_that_grow_the_part_in_front_is_compared(make_model: MakeModel) -> None:
     """What answers the padding is nobody's answer."""
-    found = try_padding(loaded(make_model("add_one")), ones(), _longer, tolerance=None)
+    found = try_padding(loaded(make_model("add_one")), ones()(2, 1, 1.0), _longer, None, tolerance=None)
     assert SAME._replace(output=found.output) == found
 
 

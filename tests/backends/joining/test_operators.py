@@ -173,7 +173,7 @@ MIXED = {
     "counting": (
         """(float[n] x) => (float y) <int64 z = {0}, int64 o = {1}, int64 i = {0}> {
             s = Shape(x) b = Gather(s, i) r = Range(z, b, o) f = Cast<to = 1>(r) y = Add(x, f) }""",
-        "Range 'r' counts the rows",
+        "Add 'y' tells rows by their places",
     ),
     "mean over the batch": (
         """(float[n] x) => (float y) <int64 i = {0}> { s = Shape(x) b = Gather(s, i) f = Cast<to = 1>(b) y = Div(x, f) }""",

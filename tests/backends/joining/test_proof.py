@@ -86,7 +86,7 @@ ADVERSARIAL = {
     "minus zero rows": """(float[n,4] x) => (float y) <int64[2] q = {-1, 2}, int64[2] b = {-1, 4}, int64[2] p = {0, 1}> {
         a = Reshape(x, q) t = Transpose(a) y = Reshape(t, b) }""",
     "as many as the other axis": """(float[n,t] x, float[t,n] z) => (float y) { y = Add(x, z) }""",
-    "sizes taken for rows": """(float[n,t] x, float[n,t] z) => (float y) <int64[1] o = {1}, int64[1] m = {-1}> {
+    "sizes taken for rows": """(float[n,t] x, float[n,u] z) => (float y) <int64[1] o = {1}, int64[1] m = {-1}> {
         s = Shape(x) w = Gather(s, o) d = Concat<axis = 0>(m, w) y = Reshape(z, d) }""",
 }
 
@@ -95,6 +95,15 @@ ADVERSARIAL = {
 def test_what_chance_would_not_find_is_not_proven(graph: str) -> None:
     """Models that behave in nearly all experiments, and fail in the one that a client makes, are not proven."""
     assert prove(graph).independent is False
+
+
+def test_sizes_of_one_name_are_taken_to_be_the_same_where_the_server_sees_to_it() -> None:
+    """The proof says which: a request in which they differ is run by itself."""
+    graph = """(float[n,{}] x, float[n,t] z) => (float y) <int64[1] o = {{1}}, int64[1] m = {{-1}}> {{
+        s = Shape(x) w = Gather(s, o) d = Concat<axis = 0>(m, w) y = Reshape(z, d) }}"""
+    found = prove(graph.format("t"))
+    assert (True, ((("x", 1), ("z", 1)),)) == (found.independent, found.alike)
+    assert not prove(graph.format("u")).independent
 
 
 def test_a_loop_over_another_axis_is_proven() -> None:

@@ -13,7 +13,7 @@ import pytest
 from serve_app.backends.joining.verdict_store import VerdictStore, record_key
 from serve_app.payloads import Joinable
 
-VERDICT = Joinable("close", "tried, and found close", 1.5e-7, rows=True, pads=False)
+VERDICT = Joinable("close", "tried, and found close", 1.5e-7, rows=True, padding="changes")
 
 
 @pytest.fixture

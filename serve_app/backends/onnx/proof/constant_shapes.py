@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim, Shape
-from serve_app.backends.onnx.proof.operation import Operation
+from serve_app.backends.onnx.proof.dimensions import ONE, Dim, Shape, product
+from serve_app.backends.onnx.proof.operation import Operation, Unknown
 from serve_app.backends.onnx.proof.operators_elementwise import ELEMENTWISE, alone, broadcast, together
 from serve_app.backends.onnx.proof.operators_layout import permuted
 from serve_app.backends.onnx.proof.values import Value, constant
@@ -30,10 +30,18 @@ def shaped(op: Operation) -> Value | None:
 
 def _sliced(op: Operation) -> Shape:
     value = op.operand(0)
-    axes = op.integers("axes") if op.version < 10 else op.numbers(3)
-    starts = op.integers("starts") if op.version < 10 else op.elements(1)
-    cut = range(len(starts or ())) if axes is None else [op.axis_of(axis, value.rank) for axis in axes]
-    return tuple(op.sizes.fresh() if axis in cut else dim for axis, dim in enumerate(value.dims))
+    if op.version < 10:
+        axes = op.integers("axes")
+        starts: list[Dim | None] = [Dim(number) for number in op.integers("starts") or ()]
+        ends: list[Dim | None] = [Dim(number) for number in op.integers("ends") or ()]
+        steps = None
+    else:
+        axes, starts, ends, steps = op.numbers(3), op.elements(1) or [], op.elements(2) or [], op.elements(4)
+    axes = list(range(len(starts))) if axes is None else [op.axis_of(axis, value.rank) for axis in axes]
+    dims = list(value.dims)
+    for start, end, step, axis in zip(starts, ends, steps or [ONE] * len(starts), axes, strict=True):
+        dims[axis] = op.sizes.cut(dims[axis], start, end, step)
+    return tuple(dims)
 
 
 def _unsqueezed(op: Operation) -> Shape:
@@ -57,6 +65,64 @@ def _gathered(op: Operation) -> Shape:
     return (*data.dims[:axis], *places.dims, *data.dims[axis + 1 :])
 
 
+def _same(op: Operation) -> Shape:
+    return op.operand(0).dims
+
+
+def _reshaped(op: Operation) -> Shape:
+    value = op.operand(0)
+    wanted = [dim if dim is not None else op.sizes.fresh() for dim in op.elements(1) or []]
+    if not op.integer("allowzero", 0):
+        wanted = [value.dims[axis] if dim == Dim(0) else dim for axis, dim in enumerate(wanted)]
+    if Dim(-1) in wanted:
+        rest = product(dim for dim in wanted if dim != Dim(-1))
+        wanted[wanted.index(Dim(-1))] = product(value.dims).over(rest) or op.sizes.fresh()
+    return tuple(wanted)
+
+
+def _squeezed(op: Operation) -> Shape:
+    value = op.operand(0)
+    axes = op.axes(1, value.rank)
+    if axes is None:
+        raise Unknown("removes whichever axes have size 1")
+    return tuple(dim for axis, dim in enumerate(value.dims) if axis not in axes)
+
+
+def _repeated(op: Operation) -> Shape:
+    repeats = op.elements(1) or []
+    return tuple(
+        old.times(times) if times is not None and times.is_size else op.sizes.fresh()
+        for old, times in zip(op.operand(0).dims, repeats, strict=True)
+    )
+
+
+def _multiplied(op: Operation) -> Shape:
+    one, other = op.operand(0), op.operand(1)
+    if one.rank < 2 or other.rank < 2:
+        raise Unknown("multiplies vectors")
+    outer = broadcast(op, [constant(one.dims[:-2]), constant(other.dims[:-2])])
+    return (*outer.dims, one.dims[-2], other.dims[-1])
+
+
+def _joined(op: Operation) -> Shape:
+    values = op.operands()
+    first = values[0]
+    axis = op.axis(0, first.rank)
+    sizes = [value.dims[axis].literal for value in values]
+    known = [size for size in sizes if size is not None]
+    whole = Dim(sum(known)) if len(known) == len(sizes) else op.sizes.fresh()
+    return (*first.dims[:axis], whole, *first.dims[axis + 1 :])
+
+
+def _elements_gathered(op: Operation) -> Shape:
+    return op.operand(1).dims
+
+
+def _counted(op: Operation) -> Shape:
+    start, limit, step = (found[0] if (found := op.elements(place)) else None for place in range(3))
+    return (limit if limit is not None and (start, step) == (Dim(0), ONE) else op.sizes.fresh(),)
+
+
 def _expanded(op: Operation) -> Shape:
     value = op.operand(0)
     wanted = [dim if dim is not None and dim.is_size else op.sizes.fresh() for dim in op.elements(1) or []]
@@ -72,6 +138,14 @@ _RULES: dict[str, Callable[[Operation], Shape]] = {
     "Unsqueeze": _unsqueezed,
     "Transpose": _transposed,
     "Gather": _gathered,
+    "GatherElements": _elements_gathered,
+    "Range": _counted,
     "Expand": _expanded,
     "ConstantOfShape": _filled,
+    "Reshape": _reshaped,
+    "Squeeze": _squeezed,
+    "Tile": _repeated,
+    "MatMul": _multiplied,
+    "Concat": _joined,
+    **dict.fromkeys(("Clip", "CumSum", "LayerNormalization", "LogSoftmax", "Softmax", "Trilu"), _same),
 }

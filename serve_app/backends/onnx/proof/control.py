@@ -64,8 +64,8 @@ def _either(sizes: Sizes, one: Value, other: Value, loose: set[Dim] | None = Non
     spoiled = worst((one, other))
     if spoiled is not None:
         return spoiled
-    if Kind.SIZES in {one.kind, other.kind}:
-        return mixed("a branch or a loop gives the number of rows", dependent=True)
+    if {Kind.SIZES, Kind.PLACES, Kind.POINTS} & {one.kind, other.kind}:
+        return mixed("a branch or a loop gives the number of rows or their places", dependent=True)
     loose = set() if loose is None else loose
     if one.kind is Kind.CONST and other.kind is Kind.CONST:
         known = one.shape is not None and other.shape is not None and len(one.shape) == len(other.shape)

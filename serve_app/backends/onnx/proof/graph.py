@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from serve_app.backends.onnx.proof.dimensions import Dim
 from serve_app.backends.onnx.proof.operation import Obstacle, Operation, Sizes
 from serve_app.backends.onnx.proof.operators import RANDOM, is_function, is_known, rule_of
 from serve_app.backends.onnx.proof.operators_elementwise import is_inference
+from serve_app.backends.onnx.proof.operators_places import placed
 from serve_app.backends.onnx.proof.operators_sizes import computed, shape_of
+from serve_app.backends.onnx.proof.spans import span_of
 from serve_app.backends.onnx.proof.values import SMALL, Kind, Value, constant, constant_array, mixed, worst
 
 Inferred = Mapping[str, tuple[int | None, ...]]
@@ -66,6 +69,9 @@ class Walk:
             results = self._spoiled(op, mixed(f"{label(op)} {obstacle}", dependent=obstacle.dependent))
         except Exception as error:  # a strange graph is one that nothing is proven of
             results = self._spoiled(op, mixed(f"{label(op)} cannot be followed ({type(error).__name__}: {error})"))
+        if results and (first := results[0]) is not None and first.kind in {Kind.CONST, Kind.ROWS}:
+            span = _attempt(span_of, op)
+            results = [replace(first, span=span) if span is not None else first, *results[1:]]
         for place, name in enumerate(op.outputs):
             value = results[place] if place < len(results) else None
             if name:
@@ -85,10 +91,16 @@ class Walk:
             return controlled(self, op, scope)
         spoiled = worst(value for value in op.inputs if value is not None)
         if spoiled is not None:
-            return [spoiled] * count
+            if op.domain == "" and op.kind in {"Shape", "Size"} and (shape := shape_of(op, spoiled)) is not None:
+                return [shape]
+            return [replace(spoiled, shape=None)] * count
         kinds = {value.kind for value in op.inputs if value is not None}
         # Graphs inside a node see what is around it, whatever its inputs are.
         inner = bool(_graphs(node))
+        if not inner and kinds & {Kind.PLACES, Kind.POINTS} and op.kind not in {"Shape", "Size"}:
+            picked = placed(op)
+            if picked is not None:
+                return [picked]
         simple = None if inner else self._without_rows(op, kinds)
         if simple is not None:
             return simple
@@ -108,7 +120,7 @@ class Walk:
             return None if found is None else [found]
         if own and op.kind == "Constant":
             return [_literal(op)]
-        if Kind.ROWS in kinds or not is_function(op.domain, op.kind):
+        if kinds & {Kind.ROWS, Kind.PLACES, Kind.POINTS} or not is_function(op.domain, op.kind):
             return None
         if kinds <= {Kind.CONST}:
             known = _attempt(folded, op)
@@ -126,9 +138,12 @@ class Walk:
         return inferred
 
 
-def _attempt(rule: Any, op: Operation) -> Value | None:
+_Found = TypeVar("_Found")
+
+
+def _attempt(rule: Callable[[Operation], _Found | None], op: Operation) -> _Found | None:
     try:
-        found: Value | None = rule(op)
+        found = rule(op)
     except Exception:  # it stays a constant of which less is known
         return None
     return found

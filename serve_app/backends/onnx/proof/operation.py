@@ -12,6 +12,9 @@ _LONGEST = 64
 """Whole numbers that are followed one by one; shapes, axes and pads are fewer."""
 
 
+BY_PLACE = "tells rows by their places in the batch"
+
+
 class Obstacle(Exception):
     """What a node does to rows, in words that follow its name.
 
@@ -38,6 +41,7 @@ class Sizes:
     def __init__(self, batch: Dim) -> None:
         self.batch = batch
         self._made = 0
+        self._cuts: dict[Dim, Dim] = {}
 
     def fresh(self) -> Dim:
         """The size of an axis that no rule knows, and that has nothing to do with the number of rows."""
@@ -48,6 +52,31 @@ class Sizes:
         """A whole number of any sign that has nothing to do with the number of rows."""
         self._made += 1
         return named(f"?{self._made}")
+
+    def cut(self, size: Dim, start: Dim | None, end: Dim | None, step: Dim | None) -> Dim:
+        """The size of what a slice leaves of an axis."""
+        numbers = [None if bound is None else bound.literal for bound in (size, start, end, step)]
+        known = [number for number in numbers if number is not None]
+        if len(known) == 4 and known[3]:
+            return Dim(len(range(known[0])[known[1] : known[2] : known[3]]))
+        made = self.fresh()
+        if (start, step) == (Dim(0), ONE) and end is not None and end.is_size and (size.literal or 0) > 1:
+            self._cuts[made] = end
+        return made
+
+    def wider(self, one: Dim, other: Dim) -> Dim:
+        """The size of an axis that two tensors have in common, as broadcasting makes it."""
+        if one in (ONE, other):
+            return other
+        if other == ONE:
+            return one
+        for dim in (one, other):
+            if dim.literal is not None or dim.has_batch:
+                return dim
+        # What a slice up to a size leaves is as long as that, or shorter and longer than 1: then nothing fits it.
+        if self._cuts.get(one) == other:
+            return other
+        return one if self._cuts.get(other) == one else self.fresh()
 
     def block_of(self, dim: Dim) -> Dim | None:
         """How many places of an axis of this size are each row's; None where it does not hold whole rows."""
@@ -100,7 +129,7 @@ class Operation:
         self.domain: str = "" if node.domain == "ai.onnx" else node.domain
         self.name: str = node.name
         self.version = version
-        self.inputs = list(inputs)
+        self.inputs: list[Value | None] = list(inputs)
         self.outputs: list[str] = list(node.output)
         self.sizes = sizes
         self.attributes: dict[str, Any] = {attribute.name: attribute for attribute in node.attribute}
@@ -133,6 +162,8 @@ class Operation:
             raise Unknown(f"lacks input {place}")
         if value.kind is Kind.SIZES:
             raise Mixes("computes with the number of rows")
+        if value.kind in {Kind.PLACES, Kind.POINTS}:
+            raise Mixes(BY_PLACE)
         if value.shape is None:
             raise Unknown(f"has input {place} of unknown rank")
         return value
@@ -169,6 +200,8 @@ class Operation:
                 continue
             if value.kind is Kind.SIZES:
                 raise Mixes("computes with the number of rows")
+            if value.kind in {Kind.PLACES, Kind.POINTS}:
+                raise Mixes(BY_PLACE)
             raise Unknown(f"takes input {place} from rows, which is known for constants only")
 
     def constants_from(self, start: int) -> None:
@@ -268,6 +301,7 @@ def table(rule: Rule, names: str) -> Table:
 
 
 __all__ = [
+    "BY_PLACE",
     "Mixes",
     "Obstacle",
     "Operation",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim
+from serve_app.backends.onnx.proof.dimensions import ONE
 from serve_app.backends.onnx.proof.operation import Mixes, Operation, Table, Unknown, table
 from serve_app.backends.onnx.proof.values import Kind, Value, constant, is_uniform
 
@@ -23,7 +23,7 @@ def broadcast(op: Operation, values: Sequence[Value]) -> Value:
     dims = [ONE] * rank
     for value in values:
         for place in range(1, value.rank + 1):
-            dims[-place] = _wider(op, dims[-place], value.at(place))
+            dims[-place] = op.sizes.wider(dims[-place], value.at(place))
     if not rows:
         return constant(tuple(dims))
     first = rows[0]
@@ -46,17 +46,6 @@ def _same_for_all(op: Operation, value: Value, rows: Value) -> bool:
         return True
     # Only in a batch of a fixed size can a constant be as long as the batch.
     return dim == op.sizes.batch.times(rows.block) and is_uniform(value, value.rank - rows.place)
-
-
-def _wider(op: Operation, one: Dim, other: Dim) -> Dim:
-    if one in (ONE, other):
-        return other
-    if other == ONE:
-        return one
-    for dim in (one, other):
-        if dim.literal is not None or dim.has_batch:
-            return dim
-    return op.sizes.fresh()
 
 
 def alone(op: Operation) -> Value:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serve_app.backends.onnx.proof.dimensions import ONE, Dim
-from serve_app.backends.onnx.proof.operation import Mixes, Operation, Table, Unknown
+from serve_app.backends.onnx.proof.operation import BY_PLACE, Mixes, Operation, Table, Unknown
 from serve_app.backends.onnx.proof.operators_layout import FULL, inserted
-from serve_app.backends.onnx.proof.values import Kind, Value
+from serve_app.backends.onnx.proof.values import Kind, Span, Value
 
 _BY_PLACE = "picks rows by their places in the batch"
 
@@ -103,7 +103,7 @@ def _slice(op: Operation) -> Value:
             # Where the number of rows is the end of another axis, it may cut that one.
             raise Mixes("cuts at the number of rows")
         elif (start, step) != (Dim(0), ONE) or end is None or (end.literal or 0) < FULL:
-            dims[axis] = _cut(rows.dims[axis], start, end, step)
+            dims[axis] = op.sizes.cut(rows.dims[axis], start, end, step)
     return op.result(rows, dims, rows.axis)
 
 
@@ -113,14 +113,6 @@ def _see_whole(rows: Value, start: Dim | None, end: Dim | None, step: Dim | None
     if any(bound is None or bound.literal is None for bound in (start, end, step)):
         raise Unknown("cuts at a place that may be in the batch")
     raise Mixes(_BY_PLACE)
-
-
-def _cut(size: Dim, *bounds: Dim | None) -> Dim | None:
-    numbers = [None if bound is None else bound.literal for bound in (size, *bounds)]
-    known = [number for number in numbers if number is not None]
-    if len(known) == 4 and known[3]:
-        return Dim(len(range(known[0])[known[1] : known[2] : known[3]]))
-    return None
 
 
 def _pad(op: Operation) -> Value:
@@ -238,12 +230,17 @@ def _center_crop_pad(op: Operation) -> Value:
 def _range(op: Operation) -> Value:
     if any(value is not None and value.kind is Kind.ROWS for value in op.inputs):
         raise Unknown("counts to a number that comes from rows")
-    raise Mixes("counts the rows")
+    start, limit, step = (found[0] if (found := op.elements(place)) else None for place in range(3))
+    block = None if limit is None else op.sizes.block_of(limit)
+    if (start, step) != (Dim(0), ONE) or limit is None or block is None:
+        raise Mixes("counts the rows")
+    span = None if block == ONE else Span(ONE, block)
+    return Value(Kind.PLACES, (limit,), axis=0, block=block, stride=block, span=span)
 
 
 def _eye(op: Operation) -> Value:
     op.rows()
-    raise Mixes("tells rows by their places in the batch")
+    raise Mixes(BY_PLACE)
 
 
 INDEXING: Table = {

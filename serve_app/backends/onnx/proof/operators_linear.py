@@ -131,7 +131,24 @@ def convolved(op: Operation, rows: Value, weights: Value, *, channel: int = 1) -
     dims[0] = rows.dims[0]
     if not op.kind.startswith("ConvTranspose"):
         dims[channel] = weights.dims[0]
+        if channel == 1:
+            dims[2:] = _slid(op, rows.dims[2:], weights.dims[2:])
     return op.result(rows, dims, 0)
+
+
+def _slid(op: Operation, sizes: Sequence[Dim], kernel: Sequence[Dim]) -> list[Dim | None]:
+    """Sizes behind a convolution: those that it keeps; None for others."""
+    count = len(sizes)
+    pads, strides = op.integers("pads") or [0] * 2 * count, op.integers("strides") or [1] * count
+    dilations = op.integers("dilations") or [1] * count
+    if op.text("auto_pad", "NOTSET") != "NOTSET" or len(kernel) != count or len(pads) != 2 * count:
+        return [None] * count
+    kept: list[Dim | None] = []
+    for axis, (size, width) in enumerate(zip(sizes, kernel, strict=True)):
+        added = pads[axis] + pads[count + axis]
+        same = width.literal is not None and strides[axis] == 1 and added == dilations[axis] * (width.literal - 1)
+        kept.append(size if same else None)
+    return kept
 
 
 def _deformed(op: Operation) -> Value:

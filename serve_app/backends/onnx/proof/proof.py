@@ -12,12 +12,12 @@ of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from serve_app.backends.kind import RowProof
-from serve_app.backends.onnx.proof.dimensions import ONE, ROWS_IN_BATCH, Dim
+from serve_app.backends.onnx.proof.dimensions import ONE, ROWS_IN_BATCH, Dim, named
 from serve_app.backends.onnx.proof.graph import Walk
 from serve_app.backends.onnx.proof.operation import Sizes
 from serve_app.backends.onnx.proof.operators import NEWEST, OLDEST
@@ -55,7 +55,14 @@ def prove_rows_of(model: Any, *, axes: Mapping[str, int] | None = None) -> RowPr
         The proof or what prevents it. Never raises: a graph that cannot be followed is not proven.
     """
     try:
-        return _proof(model, dict(axes or {}))
+        found = _proof(model, dict(axes or {}), {})
+        names = {} if found.independent else _shared_names(model, dict(axes or {}))
+        if names:
+            # Exporters give the same axis of all inputs one name. It counts only if the server sees to it.
+            again = _proof(model, dict(axes or {}), names)
+            if again.independent:
+                return again._replace(alike=tuple(sorted(map(tuple, names.values()))))
+        return found
     except Exception as error:  # a strange graph is one that nothing is proven of
         return RowProof(False, f"the graph cannot be followed ({type(error).__name__}: {error})")
 
@@ -69,7 +76,21 @@ class _NotRows(Exception):
     """The inputs have no common rows."""
 
 
-def _proof(model: Any, axes: Mapping[str, int]) -> RowProof:
+def _shared_names(model: Any, axes: Mapping[str, int]) -> dict[str, list[tuple[str, int]]]:
+    """Names that sizes of several inputs have in common, and which sizes those are; the number of rows is not one."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    rows: set[str] = set()
+    for info in model.graph.input:
+        dims = info.type.tensor_type.shape.dim
+        for axis, dim in enumerate(dims):
+            if axis == axes.get(info.name, 0) % len(dims):
+                rows.add(dim.dim_param)
+            elif dim.dim_param:
+                found.setdefault(dim.dim_param, []).append((info.name, axis))
+    return {name: places for name, places in found.items() if len(places) > 1 and name not in rows}
+
+
+def _proof(model: Any, axes: Mapping[str, int], names: Mapping[str, Sequence[tuple[str, int]]]) -> RowProof:
     opsets = {("" if one.domain == "ai.onnx" else one.domain): int(one.version) for one in model.opset_import}
     opsets.setdefault("", NEWEST)
     own = next((function for function in model.functions if _is_runtimes(function.domain)), None)
@@ -87,7 +108,8 @@ def _proof(model: Any, axes: Mapping[str, int]) -> RowProof:
         return RowProof(False, str(problem))
     sizes = Sizes(batch)
     graph = _inferred(model).graph
-    scope = {info.name: _input(info, sizes, axes.get(info.name, 0)) for info in inputs}
+    alike = {place: name for name, places in names.items() for place in places}
+    scope = {info.name: _input(info, sizes, axes.get(info.name, 0), alike) for info in inputs}
     walk = Walk(sizes, opsets)
     values = walk.outputs(graph, scope)
     if not values:
@@ -138,12 +160,15 @@ def _batch(inputs: list[Any], axes: Mapping[str, int]) -> Dim:
     return Dim(size)
 
 
-def _input(info: Any, sizes: Sizes, axis: int) -> Value:
-    # Sizes of the same name in several inputs are not taken to be the same: ONNX Runtime does not see to it.
-    dims = [
-        Dim(int(dim.dim_value)) if dim.HasField("dim_value") and dim.dim_value >= 0 else sizes.fresh()
-        for dim in info.type.tensor_type.shape.dim
-    ]
+def _input(info: Any, sizes: Sizes, axis: int, alike: Mapping[tuple[str, int], str]) -> Value:
+    # Sizes of the same name in several inputs need not be the same: ONNX Runtime does not see to it.
+    dims = []
+    for place, dim in enumerate(info.type.tensor_type.shape.dim):
+        name = alike.get((info.name, place))
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
+            dims.append(Dim(int(dim.dim_value)))
+        else:
+            dims.append(sizes.fresh() if name is None else named(f"#={name}"))
     return sizes.rows(dims, axis % len(dims), ONE)
 
 
@@ -153,6 +178,8 @@ def _verdict(name: str, value: Value, axis: int) -> RowProof | None:
         return RowProof(False, value.reason, value.dependent, value.random)
     if value.kind is Kind.SIZES:
         return RowProof(False, f"output '{name}' tells the number of rows", dependent=True)
+    if value.kind in {Kind.PLACES, Kind.POINTS}:
+        return RowProof(False, f"output '{name}' tells the places of rows", dependent=True)
     if value.kind is Kind.CONST:
         return RowProof(False, f"output '{name}' is not rows: it does not depend on the inputs")
     if not -value.rank <= axis < value.rank or axis % value.rank != value.axis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,19 @@ class Kind(Enum):
     """Whole numbers computed from sizes, the number of rows among them; never from what the inputs hold."""
     ROWS = "rows"
     """Block i along one axis depends on row i of the inputs only, wherever it stands and whatever its neighbours."""
+    PLACES = "places"
+    """Whole numbers; those of block i along one axis say where row i is: ``i * stride + r``, 0 <= r < ``stride``."""
+    POINTS = "points"
+    """Coordinates along the last axis; of those of block i along another one, number ``own`` is i."""
     MIXED = "mixed"
     """Anything else, or nobody knows."""
+
+
+class Span(NamedTuple):
+    """Whole numbers: multiples of ``step``, from 0 to less than ``below``, which is a multiple of it, too."""
+
+    step: Dim
+    below: Dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,10 +46,13 @@ class Value:
 
     Attributes:
         kind: See `Kind`.
-        shape: Its sizes; None where even the rank is unknown. Of ROWS always known, and free of the number of rows in
-            every axis but its own.
-        axis: ROWS: where the rows are.
-        block: ROWS: how many places of that axis belong to one row.
+        shape: Its sizes; None where even the rank is unknown. Of ROWS, PLACES and POINTS always known, and free of the
+            number of rows in every axis but its own.
+        axis: ROWS, PLACES, POINTS: where the rows are.
+        block: ROWS, PLACES, POINTS: how many places of that axis belong to one row.
+        stride: PLACES: how far the numbers of one row are from those of the next.
+        own: POINTS: which coordinate is the row's place.
+        span: CONST and ROWS: what range its whole numbers are known to be in. PLACES: that of r; None where r is 0.
         array: CONST: what it holds, where that is known and small.
         elements: CONST and SIZES of rank 0 or 1: what it holds in symbols. None for an element is a number that may
             depend on the number of rows in some way or other.
@@ -51,6 +65,9 @@ class Value:
     shape: Shape | None = None
     axis: int = -1
     block: Dim = ONE
+    stride: Dim = ONE
+    own: int = -1
+    span: Span | None = None
     array: npt.NDArray[Any] | None = None
     elements: tuple[Dim | None, ...] | None = None
     reason: str = ""
@@ -100,9 +117,9 @@ def sizes(elements: Sequence[Dim | None], *, scalar: bool = False) -> Value:
     return Value(Kind.CONST if free else Kind.SIZES, shape, elements=tuple(elements))
 
 
-def mixed(reason: str, *, dependent: bool = False, random: bool = False) -> Value:
+def mixed(reason: str, *, dependent: bool = False, random: bool = False, shape: Shape | None = None) -> Value:
     """What rows cannot be told apart in, and why."""
-    return Value(Kind.MIXED, reason=reason, dependent=dependent, random=random)
+    return Value(Kind.MIXED, shape, reason=reason, dependent=dependent, random=random)
 
 
 def without_content(value: Value) -> Value:

@@ -1,0 +1,151 @@
+"""What becomes of the places of rows: exporters count the rows to pick from each row by its own place.
+
+Advanced indexing in PyTorch, ``mask[arange(rows)[:, None], columns]``, is written with the number of each row. Row i
+picked by the number i is row i itself: the result depends on no place. Two forms are known: coordinates, of which one
+is the row's number (``GatherND``), and places in the order of memory, ``i * width + column`` (``Gather`` from a tensor
+whose first axes were made one). In the latter the column must be known to be within the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from serve_app.backends.onnx.proof.dimensions import ONE, Dim
+from serve_app.backends.onnx.proof.operation import BY_PLACE, Mixes, Operation, Rule
+from serve_app.backends.onnx.proof.operators_elementwise import ELEMENTWISE, alone, broadcast, together
+from serve_app.backends.onnx.proof.operators_indexing import INDEXING
+from serve_app.backends.onnx.proof.operators_layout import LAYOUT
+from serve_app.backends.onnx.proof.spans import fits, span_of_value, sum_of
+from serve_app.backends.onnx.proof.values import Kind, Span, Value, mixed
+
+_PLACED = (Kind.PLACES, Kind.POINTS)
+
+_MOVING: dict[str, Rule] = {
+    **{kind: LAYOUT[kind] for kind in ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Expand")},
+    **{kind: ELEMENTWISE[kind] for kind in ("Identity", "Cast")},
+    "Slice": INDEXING["Slice"],
+}
+"""Operators that move elements, and leave those of a row among the row's."""
+
+
+def placed(op: Operation) -> Value | None:
+    """What an operator makes of places; ``None`` where it uses them as any numbers.
+
+    Raises:
+        Obstacle: Rows are told by their places.
+    """
+    if op.domain:
+        return None
+    rule = _RULES.get(op.kind)
+    found = None if rule is None else rule(op)
+    return _harmless(op) if found is None else found
+
+
+def _harmless(op: Operation) -> Value | None:
+    """Numbers that depend on places, of which nothing but the shape may be used."""
+    if ELEMENTWISE.get(op.kind) not in {alone, together}:
+        return None
+    shape = broadcast(op, [_as_rows(value) for value in op.inputs if value is not None]).shape
+    return mixed(f"{op.kind} '{op.name or op.outputs[0]}' {BY_PLACE}", dependent=True, shape=shape)
+
+
+def _as_rows(value: Value) -> Value:
+    """The same elements, taken for numbers of each row."""
+    if value.kind not in _PLACED:
+        return value
+    return Value(Kind.ROWS, value.shape, axis=value.axis, block=value.block)
+
+
+def _moved(op: Operation) -> Value | None:
+    first, *others = op.inputs
+    if first is None or first.kind is not Kind.PLACES or any(each and each.kind in _PLACED for each in others):
+        return None
+    op.inputs[0] = _as_rows(first)
+    try:
+        moved = _MOVING[op.kind](op)
+    finally:
+        op.inputs[0] = first
+    if not isinstance(moved, Value) or (op.kind == "Cast" and op.integer("to", 0) not in {1, 6, 7, 11}):
+        return None
+    return replace(first, shape=moved.shape, axis=moved.axis, block=moved.block)
+
+
+def _points(op: Operation) -> Value | None:
+    values = [value for value in op.inputs if value is not None]
+    own = [number for number, value in enumerate(values) if value.kind is Kind.PLACES]
+    axis = op.axis(0, values[own[0]].rank) if own else -1
+    if len(own) != 1 or any(value.shape is None or value.at(1) != ONE for value in values):
+        return None
+    place = values[own[0]]
+    if axis != place.rank - 1 or axis == place.axis or (place.stride, place.block, place.span) != (ONE, ONE, None):
+        return None
+    joined = broadcast(op, [_as_rows(value) for value in values])
+    dims = (*joined.dims[:-1], Dim(len(values)))
+    if any(value.dims[:-1] != joined.dims[:-1] for value in values):
+        return None
+    return Value(Kind.POINTS, dims, axis=place.axis, own=own[0])
+
+
+def _multiplied(op: Operation) -> Value | None:
+    place, other = _pair(op)
+    numbers = None if other is None else op.sizes.elements_of(other)
+    if place is None or other is None or numbers is None or len(numbers) != 1 or other.kind is not Kind.CONST:
+        return None
+    (times,) = numbers
+    if times is None or not times.is_size or times.has_batch:
+        return None
+    shape = broadcast(op, [_as_rows(place), other])
+    span = place.span and Span(place.span.step.times(times), place.span.below.times(times))
+    return replace(place, shape=shape.shape, axis=shape.axis, stride=place.stride.times(times), span=span)
+
+
+def _added(op: Operation) -> Value | None:
+    place, other = _pair(op)
+    if place is None or other is None or other.kind not in {Kind.CONST, Kind.ROWS}:
+        return None
+    span = sum_of(place.span, span_of_value(other)) if place.span else span_of_value(other)
+    if span is None or not fits(span.below, place.stride):
+        return None
+    both = broadcast(op, [_as_rows(place), other])
+    return replace(place, shape=both.shape, axis=both.axis, span=span)
+
+
+def _pair(op: Operation) -> tuple[Value | None, Value | None]:
+    """The places among two inputs, and the other one."""
+    one, other = op.inputs
+    if one is None or other is None or (one.kind is Kind.PLACES) == (other.kind is Kind.PLACES):
+        return None, None
+    return (one, other) if one.kind is Kind.PLACES else (other, one)
+
+
+def _gathered(op: Operation) -> Value | None:
+    data, places = op.inputs
+    if data is None or places is None or places.kind is not Kind.PLACES or data.kind is not Kind.ROWS:
+        return None
+    axis = op.axis(0, data.rank)
+    within = places.stride == data.block and (places.span is None or fits(places.span.below, places.stride))
+    if axis != data.axis or not within:
+        raise Mixes("picks rows by their places in the batch")
+    dims = [*data.dims[:axis], *places.dims, *data.dims[axis + 1 :]]
+    return op.sizes.rows(dims, axis + places.axis, places.block)
+
+
+def _gathered_at_points(op: Operation) -> Value | None:
+    data, points = op.inputs
+    if data is None or points is None or points.kind is not Kind.POINTS or data.kind is not Kind.ROWS:
+        return None
+    depth = points.dims[-1].literal or 0
+    if op.integer("batch_dims", 0) or data.axis != points.own or data.block != ONE or depth > data.rank:
+        raise Mixes("picks rows by their places in the batch")
+    return op.sizes.rows([*points.dims[:-1], *data.dims[depth:]], points.axis, ONE)
+
+
+_RULES: dict[str, Callable[[Operation], Value | None]] = {
+    **dict.fromkeys(_MOVING, _moved),
+    "Concat": _points,
+    "Mul": _multiplied,
+    "Add": _added,
+    "Gather": _gathered,
+    "GatherND": _gathered_at_points,
+}
