@@ -135,8 +135,8 @@ class Joinable(NamedTuple):
         reason: Why, in one line.
         deviation: The largest difference that was measured, relative to the largest value of its output.
         rows: Whether dimension 0 of all tensors is rows. Otherwise a request is run as it came, with its own shapes.
-        padding: What filling up to the size of others does to an answer. ``fixed``: nothing is filled up, or all of it to
-            one size. ``exact``, ``close``: it was tried, as ``verdict`` has it. ``changes``: it changes answers.
+        padding: What padding to the size of others does to an answer. ``fixed``: nothing is padded, or all of it to one
+            size. ``exact``, ``close``: it was tried, as ``verdict`` has it. ``changes``: it changes answers.
             ``untried``: nobody knows.
         alike: Which sizes a request must have in common to share a run: groups of inputs and axes.
     """

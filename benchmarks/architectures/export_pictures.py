@@ -31,7 +31,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "clip": {**_CLIP, "projection_dim": 32},
     "convnext": _STAGES,
     "convnextv2": _STAGES,
-    "cvt": {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 4], "depth": [1, 1, 1]},
+    "cvt": {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 4], "depth": [1, 2, 3]},
     "data2vec-vision": {**_VIT, "use_relative_position_bias": True, "out_indices": [1]},
     "deit": _VIT,
     "dinov2": _VIT,
@@ -68,6 +68,9 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
 }
 """Architectures of transformers that classify images of 64 by 64 or `image_size`."""
 
+EAGER = {"beit", "data2vec-vision", "swin"}
+"""Of which the dynamo exporter does not read the fused attention."""
+
 _TINY_VIT = {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 3}
 
 TIMM: dict[str, dict[str, Any]] = {
@@ -82,13 +85,12 @@ TIMM: dict[str, dict[str, Any]] = {
     "hardcorenas_a": {},
     "lcnet_050": {},
     "levit_128s": {"img_size": 64},
-    "mixer_s32_224": {"img_size": 64, "embed_dim": 32},
+    "mixer_s32_224": {"img_size": 64},
     "mnasnet_small": {},
     "mobilenetv3_small_050": {},
     "mobileone_s0": {},
     "pvt_v2_b0": {},
     "regnetx_002": {},
-    "resmlp_12_224": {"img_size": 64, "embed_dim": 32},
     "resnet10t": {},
     "swin_tiny_patch4_window7_224": {"img_size": 64, "depths": (1, 1), "num_heads": (2, 2), "embed_dim": 16},
     "vit_tiny_patch16_224": _TINY_VIT,
@@ -163,7 +165,7 @@ def _transformer(kind: str, exporter: str, folder: Path) -> None:
     config = transformers.CONFIG_MAPPING[kind](**{"num_labels": 3, **TRANSFORMERS[kind]})
     config.architectures = []
     size = getattr(getattr(config, "vision_config", config), "image_size", 64)
-    attention = {"attn_implementation": "eager"} if exporter == "torchscript" else {}
+    attention = {"attn_implementation": "eager"} if exporter == "torchscript" or kind in EAGER else {}
     make = partial(transformers.AutoModelForImageClassification.from_config, config, **attention)
     write(make, size if isinstance(size, int) else size[0], ["pixel_values"], exporter, folder)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer, models
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
 from benchmarks.architectures.collection import Export, export_all
@@ -52,15 +53,15 @@ class Embedded(nn.Module):
         return self.sentences(features)["sentence_embedding"]
 
 
-def _sentences(kind: str, pooling: str, attention: str, folder: Path) -> nn.Module:
+def _sentences(kind: str, pooling: str, attention: dict[str, str], folder: Path) -> nn.Module:
     """A model of sentence-transformers, read from a folder with random weights."""
     torch.manual_seed(0)
     transformers.AutoModel.from_config(transformers.CONFIG_MAPPING[kind](**_OWN.get(kind, _SMALL))).save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    transformer = models.Transformer(str(folder), model_kwargs={"attn_implementation": attention})
-    pooled = models.Pooling(32, pooling_mode=pooling)
-    return SentenceTransformer(modules=[transformer, pooled, models.Normalize()], device="cpu").eval()
+    transformer = modules.Transformer(str(folder), model_kwargs=attention)
+    pooled = modules.Pooling(32, pooling_mode=pooling)
+    return SentenceTransformer(modules=[transformer, pooled, modules.Normalize()], device="cpu").eval()
 
 
 def write(kind: str, pooling: str, exporter: str, folder: Path) -> None:
@@ -70,8 +71,9 @@ def write(kind: str, pooling: str, exporter: str, folder: Path) -> None:
     mask[1, 12:] = 0
     inputs = {"input_ids": tokens, "attention_mask": mask}
     axes = {name: {0: "batch", 1: "sequence"} for name in inputs}
+    attention = {"attn_implementation": "eager"} if exporter == "torchscript" else {}
     with tempfile.TemporaryDirectory() as read:
-        sentences = _sentences(kind, pooling, "eager" if exporter == "torchscript" else "sdpa", Path(read))
+        sentences = _sentences(kind, pooling, attention, Path(read))
         outputs = {"sentence_embedding": {0: "batch"}}
         export(Embedded(sentences), inputs, axes, exporter, folder, outputs)
 

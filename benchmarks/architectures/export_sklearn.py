@@ -60,7 +60,7 @@ NUMBERS: dict[str, Callable[[], Any]] = {
     "nearest-neighbors-values": neighbors.KNeighborsRegressor,
     "outlier-neighbors": partial(neighbors.LocalOutlierFactor, novelty=True),
     "perceptron": partial(neural_network.MLPClassifier, (8,), max_iter=20),
-    "perceptron-values": partial(neural_network.MLPRegressor, (8,), max_iter=20),
+    "perceptron-values": partial(neural_network.MLPRegressor, hidden_layer_sizes=(8,), max_iter=20),
     "random-forest": partial(ensemble.RandomForestClassifier, n_estimators=5),
     "random-forest-values": partial(ensemble.RandomForestRegressor, n_estimators=5),
     "stacking": lambda: ensemble.StackingClassifier(
@@ -72,7 +72,9 @@ NUMBERS: dict[str, Callable[[], Any]] = {
     "vector-machine-probability": partial(svm.SVC, probability=True),
     "vector-machine-values": svm.SVR,
     "voting": lambda: ensemble.VotingClassifier(
-        [("tree", tree.DecisionTreeClassifier(max_depth=3)), ("linear", linear_model.LogisticRegression())], voting="soft"
+        [("tree", tree.DecisionTreeClassifier(max_depth=3)), ("linear", linear_model.LogisticRegression())],
+        voting="soft",
+        flatten_transform=False,
     ),
     "scaled-logistic-regression": lambda: make_pipeline(
         preprocessing.StandardScaler(), linear_model.LogisticRegression()

@@ -124,5 +124,5 @@ class Processor(Protocol):
 
 
 def only_sizes(processor: Processor) -> bool:
-    """Whether all inputs are filled up to a bucket, whatever that does: the model, or its processor, takes no others."""
+    """Whether all inputs are padded to a bucket, whatever that does: the model, or its processor, takes no others."""
     return len(processor.buckets) < 2 or not processor.bucket_invariant

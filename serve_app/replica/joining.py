@@ -23,7 +23,7 @@ PADDING: Final = {
 }
 """What follows from `serve_app.payloads.Joinable.padding`, in words."""
 
-_UNKNOWN = Joinable("exact", "nobody has looked")
+_UNKNOWN = Joinable("exact", "nobody has looked", padding="exact")
 """Of what runs without anybody having asked: simulated backends."""
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serve_app.backends.backend import Backend, SessionLost
-from serve_app.backends.joining.drawing import Draw, Varied
+from serve_app.backends.joining.drawing import Varied
 from serve_app.backends.joining.experiment import GRAPH, SAME, Difference, claim_of, try_joining, try_padding, untried
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.samples import Samples
@@ -202,9 +202,7 @@ class _Trial:
         verdict = verdict._replace(padding="close")
         if verdict.joins and found.relative > verdict.deviation:
             joined = "close" if verdict.verdict == "exact" else verdict.verdict
-            return verdict._replace(
-                verdict=joined, deviation=found.relative, reason=f"{verdict.reason}; {changes}"
-            )
+            return verdict._replace(verdict=joined, deviation=found.relative, reason=f"{verdict.reason}; {changes}")
         return verdict
 
 

@@ -283,7 +283,7 @@ class Worker:
             return
         for index in media:
             tensors, verdict = staged.tensors[index], self._joining.of(staged.entries[index].variant)
-            if isinstance(tensors, Failure) or len(next(iter(tensors.values()))) < 2:
+            if isinstance(tensors, Failure):
                 continue
             latency = self._gate.latencies.of(staged.entries[index].variant)
             pieces = cut(

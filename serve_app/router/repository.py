@@ -24,6 +24,7 @@ from typing import Final, Protocol
 from serve_app.domain.agreed import Agreed, Register, Told, not_loaded
 from serve_app.domain.service import Loaded
 from serve_app.errors import ServeAppError
+from serve_app.router.served import care_of
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +222,8 @@ def merged(found: Agreed, told: Sequence[Told]) -> Agreed:
     """A revision with what replicas tell of it. Of which requests share runs, the most careful."""
     joinable = dict(told[0].joinable) if told else {}
     for other in told[1:]:
-        joinable |= {name: verdict for name, verdict in other.joinable.items() if not verdict.joins}
+        for name, verdict in other.joinable.items():
+            joinable[name] = max(joinable.get(name, verdict), verdict, key=care_of)
     return Agreed(
         found.revision,
         found.version,

@@ -117,9 +117,10 @@ def informed(served: Served, answer: Answer, options: RequestOptions) -> Answer:
     return answer if info is None else replace(answer, info=info)
 
 
-def care_of(verdict: Joinable) -> tuple[int, float]:
+def care_of(verdict: Joinable) -> tuple[int, bool, bool, float]:
     """How careful a verdict is: the larger, the more so. Of one that is still to be found nothing follows."""
-    return 0 if verdict.verdict == PROVEN else 1 if verdict.joins else 2, verdict.deviation
+    joining = 0 if verdict.verdict == PROVEN else 1 if verdict.joins else 2
+    return joining, verdict.padding != "fixed" and not verdict.pads, verdict.padding != "fixed", verdict.deviation
 
 
 def may_join(verdict: Joinable) -> bool:

@@ -187,12 +187,10 @@ def test_estimates_need_no_tokens(text_folder: Path, texts: Any, bucket: int) ->
     assert tokenizer(text_folder, max_length=256).estimate(texts) == bucket
 
 
-def test_without_a_mask_the_longest_text_is_estimated(text_folder: Path) -> None:
-    """Nothing tells where the others end, so all run at its length."""
-    made = tokenizer(text_folder, text_inputs("input_ids"), max_length=256)
-
-    assert made.estimate(["x" * 100, "hi"]) == 32
-    assert made.lengths(made.tokenize(["hello", "hello world"])) == ()
+def test_the_mean_of_several_texts_is_estimated(text_folder: Path) -> None:
+    """Each runs at its own length, whether or not the model takes a mask."""
+    for inputs in (["input_ids"], ["input_ids", "attention_mask"]):
+        assert tokenizer(text_folder, text_inputs(*inputs), max_length=256).estimate(["x" * 100, "hi"]) == 16
 
 
 def test_the_maximum_comes_from_the_files(text_folder: Path) -> None:

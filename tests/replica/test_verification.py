@@ -22,7 +22,7 @@ from serve_app.replica.proof import ProofContext
 from serve_app.replica.staged import Job
 from serve_app.replica.verification import Verification
 
-EXACT = Joinable("exact", "same bits")
+EXACT = Joinable("exact", "same bits", padding="exact")
 PROVEN = Joinable("proven", "by the graph")
 
 
@@ -201,6 +201,10 @@ def test_a_check_that_fails_says_nothing_of_the_answers(error: str, caplog: pyte
 class Wider:
     """Pads with zeros to the bucket."""
 
+    buckets = (4, 8)
+    bucket_invariant = True
+    lengths = Processor.lengths
+
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Zeros behind."""
         return {name: np.pad(array, [(0, 0), (0, bucket - array.shape[1])]) for name, array in tensors.items()}
@@ -209,7 +213,7 @@ class Wider:
 def test_what_was_padded_for_neighbours_is_compared_with_the_request_alone(
     make_model: Callable[[onnx_models.Kind], Path],
 ) -> None:
-    """A text of 3 tokens beside one of 8: alone it is padded to its own size of 4, and the mask makes that the same."""
+    """A text of 3 tokens beside one of 8: alone it is not padded, and the mask makes that the same."""
     backend = loaded(make_model("seq_mean"))
     ids = np.array([[5, 6, 7]], np.int64)
     request = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
@@ -227,6 +231,16 @@ def test_of_answers_that_grew_with_the_neighbours_the_front_is_compared() -> Non
     assert (EXACT, 1) == (checked.verdict, checked.verification.checked)
     checked.check(request, together, 4)
     assert "dependent" == checked.verdict.verdict
+
+
+def test_where_padding_makes_the_difference_nothing_is_padded_any_more() -> None:
+    """Requests of one size go on sharing runs."""
+    mean = Made(lambda inputs: {"y": inputs["x"].mean(axis=1)})
+    checked = Checked(mean, processor=Wider())
+    checked.check(x(1, 2, 3, 4), mean.run(Wider().pad(x(1, 2, 3, 4), 8)), 8, made=True)
+    verdict = checked.verdict
+    assert ("exact", True, "changes", False) == (verdict.verdict, verdict.joins, verdict.padding, verdict.pads)
+    assert "output 'y' of a request that was padded differed by 0.5" in verdict.reason
 
 
 @pytest.mark.parametrize(("rows", "requests"), [(1, 3), (2, 2), (4, 1), (9, 1)])

@@ -44,7 +44,7 @@ def fits(below: Dim, limit: Dim) -> bool:
     """Whether numbers less than one size are less than another one: it is that, or a part of it."""
     if below.literal is not None and limit.literal is not None:
         return below.literal <= limit.literal
-    return below == limit or below == ONE
+    return below in {limit, ONE}
 
 
 def _kept(op: Operation) -> Span | None:
