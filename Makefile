@@ -44,6 +44,8 @@ MANY ?=
 RELOAD ?=
 # Another checkout, with its environment and models, for `make bench-trees`
 AGAINST ?=
+# The folder of `make architectures`
+OUT ?= benchmarks/out/architectures
 # How long each of the fuzz targets runs
 FUZZ_SECONDS ?= 600
 # How many requests `make fuzz-hostile` sends
@@ -117,6 +119,11 @@ endef
 	@ldconfig -p | grep -q 'libb64\.so' || echo "perf_analyzer needs libb64, and its tests skip without: apt-get install libb64-0d"
 	@touch $@
 
+# Libraries and exporters that make models of many architectures, some GiB each
+.venv-exporters/.made .venv-optimum/.made .venv-tensorflow/.made: .venv-%/.made: requirements/exporters/%.txt | .venv-uv/.made
+	$(call make-environment,.venv-$*,$<)
+	@touch $@
+
 # The server's environment with PyTorch: the CPU's wheel, in pip's find-links (PIP_FIND_LINKS) or in an index of such wheels
 # (PIP_EXTRA_INDEX_URL). PyPI's needs some GiB of CUDA's libraries beside it on Linux, which are not installed here.
 PIP_TORCH := .venv-uv/bin/python -m pip --python .venv-torch/bin/python install --quiet --disable-pip-version-check \
@@ -142,7 +149,7 @@ lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes 
 	@$(LOCK) pyproject.toml client/pyproject.toml --group dev --constraint requirements/serve.txt --output-file requirements/dev.txt
 	@$(LOCK) --group models --output-file requirements/models.txt
 	@$(LOCK) --group train --output-file requirements/train.txt
-	@for own in requirements/{peers,clients,torch}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
+	@for own in requirements/{peers,clients,torch,exporters}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
 
 # --- Generated files ------------------------------------------------------------------------------------------------
 
@@ -329,6 +336,12 @@ bench-start: env ## Measure how long thirty small models take to start (START="-
 .PHONY: bench-many-models
 bench-many-models: env ## Measure a server of a pool of 1,000 models beside one of one (MANY="--models 100 --publish")
 	@$(BIN)/python -m benchmarks.many_models $(MANY)
+
+.PHONY: architectures
+architectures: .venv-exporters/.made .venv-optimum/.made .venv-tensorflow/.made ## Export small models of many architectures, 20 minutes (OUT=folder)
+	@export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1; \
+	for own in exporters:{transformers,pictures,sounds,sentences,sklearn} optimum:optimum tensorflow:tensorflow; do \
+		".venv-$${own%:*}/bin/python" -m "benchmarks.architectures.export_$${own#*:}" "$(OUT)"; done
 
 .PHONY: bench-environment
 bench-environment: env ## Measure what a process of its own costs a Python model

@@ -138,6 +138,9 @@ class Joinable(NamedTuple):
         padding: What padding to the size of others does to an answer. ``fixed``: nothing is padded, or all of it to one
             size. ``exact``, ``close``: it was tried, as ``verdict`` has it. ``changes``: it changes answers.
             ``untried``: nobody knows.
+        rounding: How far answers are from those of the model as its file has it, in the same measure: the rounding of
+            the device and its kernels. Up to twice as much, sharing a run may add.
+        without: What its runtime does not do to the model, since that made answers wrong.
         alike: Which sizes a request must have in common to share a run: groups of inputs and axes.
     """
 
@@ -147,6 +150,8 @@ class Joinable(NamedTuple):
     rows: bool = True
     padding: str = "fixed"
     alike: Alike = ()
+    rounding: float = 0.0
+    without: tuple[str, ...] = ()
 
     @property
     def joins(self) -> bool:

@@ -26,7 +26,8 @@ class Export:
 def export_all(target: Path, exports: Iterable[Export]) -> None:
     """Export what `target` does not have yet.
 
-    A failure becomes a file `failed` with the first line of the error that caused it; it is not tried again. Prints a line per model.
+    A failure becomes a file `failed` with the first line of the error that caused it; it is not tried again. Prints a
+    line per model.
     """
     for export in exports:
         name = f"{export.library}/{export.name}/{export.task}/{export.exporter}"
@@ -38,7 +39,7 @@ def export_all(target: Path, exports: Iterable[Export]) -> None:
             with contextlib.redirect_stdout(io.StringIO()):  # some exporters print whole graphs
                 export.write(folder)
             print("exported", name, flush=True)
-        except Exception as error:  # noqa: BLE001 - of any kind: what an exporter cannot do is noted
+        except Exception as error:
             reason = _reason(error)
             (folder / "model.onnx").unlink(missing_ok=True)
             (folder / "failed").write_text(reason)

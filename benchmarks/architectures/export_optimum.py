@@ -17,11 +17,48 @@ from optimum.exporters.onnx import onnx_export_from_model
 from benchmarks.architectures.collection import Export, export_all
 from benchmarks.architectures.export_transformers import TEXT, configuration
 
-ENCODERS = (
-    "albert bert camembert convbert data2vec-text deberta deberta-v2 distilbert electra esm flaubert ibert longformer "
-    "megatron-bert mobilebert modernbert mpnet nystromformer rembert roberta roformer squeezebert xlm xlm-roberta"
-).split()
-DECODERS = "bloom falcon gemma gpt2 gpt_neo gpt_neox gptj llama mistral opt phi phi3 qwen2 qwen3 stablelm".split()
+ENCODERS = [
+    "albert",
+    "bert",
+    "camembert",
+    "convbert",
+    "data2vec-text",
+    "deberta",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "esm",
+    "flaubert",
+    "ibert",
+    "longformer",
+    "megatron-bert",
+    "mobilebert",
+    "modernbert",
+    "mpnet",
+    "rembert",
+    "roberta",
+    "roformer",
+    "squeezebert",
+    "xlm",
+    "xlm-roberta",
+]
+DECODERS = [
+    "bloom",
+    "falcon",
+    "gemma",
+    "gpt2",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "llama",
+    "mistral",
+    "opt",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "stablelm",
+]
 BOTH = ("bart", "mbart", "t5", "mt5")
 """With an encoder and a decoder. The encoder is kept."""
 
@@ -42,7 +79,6 @@ MEDIA: dict[str, tuple[str, dict[str, Any]]] = {
     "beit": ("image-classification", _VIT),
     "convnext": ("image-classification", _STAGES),
     "deit": ("image-classification", _VIT),
-    "dinov2": ("image-classification", _VIT),
     "mobilenet_v2": ("image-classification", {"image_size": 64, "depth_multiplier": 0.35}),
     "regnet": ("image-classification", {**_STAGES, "embedding_size": 8, "groups_width": 8}),
     "resnet": ("image-classification", {**_STAGES, "embedding_size": 8}),
@@ -52,6 +88,7 @@ MEDIA: dict[str, tuple[str, dict[str, Any]]] = {
         {"image_size": 64, "embed_dim": 8, "depths": [2, 1], "num_heads": [2, 2], "window_size": 4},
     ),
     "vit": ("image-classification", _VIT),
+    "vit_msn": ("image-classification", _VIT),
     "hubert": ("audio-classification", _WAVES),
     "wav2vec2": ("audio-classification", _WAVES),
     "wavlm": ("audio-classification", _WAVES),
@@ -77,6 +114,7 @@ def write(kind: str, task: str, folder: Path) -> None:
     else:
         config = configuration(kind, TEXT[kind])
     model = _AUTOS[task].from_config(config).eval()
+    model.config.architectures = [type(model).__name__]
     with tempfile.TemporaryDirectory() as made:
         onnx_export_from_model(model, made, task=task, do_validation=False)
         found = [file for name in ("model.onnx", "encoder_model.onnx") if (file := Path(made, name)).exists()]

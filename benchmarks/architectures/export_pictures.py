@@ -177,15 +177,17 @@ def _timm(name: str, exporter: str, folder: Path) -> None:
     write(make, fixed, None, exporter, folder)
 
 
+def _part(part: Callable[[nn.Module], nn.Module], make: Callable[[], nn.Module]) -> nn.Module:
+    return part(make())
+
+
 def exports() -> Iterator[Export]:
     """Every model, with both exporters."""
     raw = {"boxes": {0: "batch"}, "scores": {0: "batch"}}
     whole: dict[str, dict[int, str]] = {"boxes": {0: "found"}, "scores": {0: "found"}, "labels": {0: "found"}}
     for exporter in EXPORTERS:
         for name in TRANSFORMERS:
-            yield Export(
-                "transformers", name, "image-classification", exporter, partial(_transformer, name, exporter)
-            )
+            yield Export("transformers", name, "image-classification", exporter, partial(_transformer, name, exporter))
         for name in TIMM:
             yield Export("timm", name, "image-classification", exporter, partial(_timm, name, exporter))
         for name, make in TORCHVISION.items():
@@ -194,12 +196,12 @@ def exports() -> Iterator[Export]:
         for name, make in DETECTORS.items():
             size = 320 if name == "ssdlite320" else 64
             if name != "fasterrcnn":
-                done = partial(write, lambda make=make: Heads(make()), size, None, exporter, outputs=raw)
+                done = partial(write, partial(_part, Heads, make), size, None, exporter, outputs=raw)
                 yield Export("torchvision", f"{name}-heads", "object-detection", exporter, done)
-            done = partial(write, lambda make=make: Whole(make()), size, None, exporter, outputs=whole, rows=1)
+            done = partial(write, partial(_part, Whole, make), size, None, exporter, outputs=whole, rows=1)
             yield Export("torchvision", name, "object-detection", exporter, done)
         yield Export("yolo", "boxes", "object-detection", exporter, partial(write, Detector, 64, None, exporter))
-        done = partial(write, lambda: Selected(Detector()), 64, None, exporter, outputs=SELECTED)
+        done = partial(write, partial(_part, Selected, Detector), 64, None, exporter, outputs=SELECTED)
         yield Export("yolo", "selected", "object-detection", exporter, done)
 
 

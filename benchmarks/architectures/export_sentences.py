@@ -20,7 +20,7 @@ from benchmarks.architectures.torch_exporters import EXPORTERS, export
 
 KINDS = ("bert", "mpnet", "xlm-roberta", "distilbert", "modernbert")
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-WORDS = [*"[PAD] [UNK] [CLS] [SEP] [MASK]".split(), *"abcdefghijklmnopqrstuvwxyz"]
+WORDS = [*["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], *"abcdefghijklmnopqrstuvwxyz"]
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 200,
@@ -56,7 +56,8 @@ class Embedded(nn.Module):
 def _sentences(kind: str, pooling: str, attention: dict[str, str], folder: Path) -> nn.Module:
     """A model of sentence-transformers, read from a folder with random weights."""
     torch.manual_seed(0)
-    transformers.AutoModel.from_config(transformers.CONFIG_MAPPING[kind](**_OWN.get(kind, _SMALL))).save_pretrained(folder)
+    config = transformers.CONFIG_MAPPING[kind](**_OWN.get(kind, _SMALL))
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     transformer = modules.Transformer(str(folder), model_kwargs=attention)

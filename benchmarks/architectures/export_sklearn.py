@@ -39,7 +39,7 @@ _NUMBERS = _RANDOM.normal(size=(90, 6)).astype(np.float32)
 _CLASSES = (_NUMBERS[:, 0] + _NUMBERS[:, 1] > 0).astype(np.int64) + (_NUMBERS[:, 2] > 1)
 _VALUES = _NUMBERS @ np.arange(6, dtype=np.float32)
 _COLORS = _RANDOM.choice(["red", "green", "blue"], size=(90, 2)).astype(object)
-_WORDS = np.array("a an the cat dog bird sees hears eats small big red".split())
+_WORDS = np.array(["a", "an", "the", "cat", "dog", "bird", "sees", "hears", "eats", "small", "big", "red"])
 _TEXTS = np.array([" ".join(_RANDOM.choice(_WORDS, 6)) for _ in range(90)], dtype=object)
 
 NUMBERS: dict[str, Callable[[], Any]] = {
@@ -100,9 +100,7 @@ COLUMNS: dict[str, Callable[[], Any]] = {
 """Pipelines that read two matrices, one of them of strings."""
 
 TEXTS: dict[str, Callable[[], Any]] = {
-    "words-counted": lambda: make_pipeline(
-        feature_extraction.text.CountVectorizer(), naive_bayes.MultinomialNB()
-    ),
+    "words-counted": lambda: make_pipeline(feature_extraction.text.CountVectorizer(), naive_bayes.MultinomialNB()),
     "words-weighted": lambda: make_pipeline(
         feature_extraction.text.TfidfVectorizer(), linear_model.LogisticRegression()
     ),
@@ -131,7 +129,9 @@ def write(make: Callable[[], Any], read: str, zipmap: bool, folder: Path) -> Non
         "columns": [("numbers", FloatTensorType([None, 2])), ("colors", StringTensorType([None, 2]))],
         "texts": [("texts", StringTensorType([None, 1]))],
     }[read]
-    options = {id(estimator): {"zipmap": zipmap}} if is_classifier(estimator) else None
+    options: dict[Any, dict[str, Any]] = {id(estimator): {"zipmap": zipmap}} if is_classifier(estimator) else {}
+    if read == "texts":
+        options[type(estimator[0])] = {"locale": "C"}  # any machine has it
     model = to_onnx(estimator, initial_types=types, options=options, target_opset={"": 17, "ai.onnx.ml": 3})
     (folder / "model.onnx").write_bytes(model.SerializeToString())
 

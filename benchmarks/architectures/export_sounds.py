@@ -52,7 +52,7 @@ WAVES: dict[str, tuple[str, dict[str, Any]]] = {
     "wavlm": ("wavlm", {}),
     "wavlm-layer": ("wavlm", _LAYER_NORM),
 }
-"""Models that read samples. `layer` has a layer normalization after each convolution, the others one group normalization."""
+"""Models that read samples. `layer` normalizes after each convolution, the others have one group normalization."""
 
 SPECTRA: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "audio-spectrogram-transformer": ({**_LAYERS, "max_length": FRAMES, "num_mel_bins": 32}, (FRAMES, 32)),

@@ -20,30 +20,36 @@ _WORDS = 200
 
 
 def _dense() -> Any:
-    return keras.Sequential([keras.Input((16,)), layers.Dense(32, "relu"), layers.Dropout(0.1), layers.Dense(3, "softmax")])
+    return keras.Sequential(
+        [keras.Input((16,)), layers.Dense(32, "relu"), layers.Dropout(0.1), layers.Dense(3, "softmax")]
+    )
 
 
 def _convolutions(normalization: Callable[[], Any]) -> Any:
-    return keras.Sequential([
-        keras.Input((32, 32, 3)),
-        layers.Rescaling(1 / 255),
-        layers.Conv2D(8, 3, padding="same"),
-        normalization(),
-        layers.ReLU(),
-        layers.MaxPooling2D(),
-        layers.SeparableConv2D(16, 3, activation="relu"),
-        layers.Flatten(),
-        layers.Dense(3, "softmax"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((32, 32, 3)),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(8, 3, padding="same"),
+            normalization(),
+            layers.ReLU(),
+            layers.MaxPooling2D(),
+            layers.SeparableConv2D(16, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(3, "softmax"),
+        ]
+    )
 
 
 def _recurrent(cell: Callable[[], Any], masked: bool) -> Any:
-    return keras.Sequential([
-        keras.Input((None,), dtype="int32"),
-        layers.Embedding(_WORDS, 16, mask_zero=masked),
-        cell(),
-        layers.Dense(3, "softmax"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((None,), dtype="int32"),
+            layers.Embedding(_WORDS, 16, mask_zero=masked),
+            cell(),
+            layers.Dense(3, "softmax"),
+        ]
+    )
 
 
 def _transformer() -> Any:
@@ -51,7 +57,7 @@ def _transformer() -> Any:
     states = layers.Embedding(_WORDS, 32)(tokens)
     attended = layers.MultiHeadAttention(4, 8)(states, states)
     states = layers.LayerNormalization()(states + attended)
-    states = layers.LayerNormalization()(states + layers.Dense(32)(layers.Dense(64, "gelu")(states)))
+    states = layers.LayerNormalization()(states + layers.Dense(32)(layers.Dense(64, "relu")(states)))
     return keras.Model(tokens, layers.Dense(3, "softmax")(layers.GlobalAveragePooling1D()(states)))
 
 
@@ -91,9 +97,7 @@ def write(make: Callable[[], Any], folder: Path) -> None:
     given = model.inputs[0]
     signature = [tf.TensorSpec(given.shape, given.dtype, name="input")]
     function = tf.function(lambda inputs: model(inputs, training=False), input_signature=signature)
-    tf2onnx.convert.from_function(
-        function, input_signature=signature, opset=17, output_path=str(folder / "model.onnx")
-    )
+    tf2onnx.convert.from_function(function, input_signature=signature, opset=17, output_path=str(folder / "model.onnx"))
 
 
 def exports() -> Iterator[Export]:

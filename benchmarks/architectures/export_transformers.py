@@ -122,7 +122,12 @@ TEXT: dict[str, dict[str, Any]] = {
     "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
     "roberta": {},
     "roberta-prelayernorm": {},
-    "roc_bert": {"shape_vocab_size": 20, "pronunciation_vocab_size": 20, "enable_pronunciation": False, "enable_shape": False},
+    "roc_bert": {
+        "shape_vocab_size": 20,
+        "pronunciation_vocab_size": 20,
+        "enable_pronunciation": False,
+        "enable_shape": False,
+    },
     "roformer": {},
     "smollm3": {},
     "squeezebert": {},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import ModelSignature, Tensors
@@ -63,6 +63,42 @@ class Backend(Protocol):
         It frees what a failed `load` has left, too. A run that is under way in another thread is ended where that can
         be done, and otherwise left alone.
         """
+
+
+class Check(NamedTuple):
+    """How a loaded model differs from its file, computed as plainly as can be.
+
+    Attributes:
+        rounding: The largest difference, relative to the largest value of its output.
+        without: Names of what its runtime would do to it and does not any more, since it made answers wrong.
+        note: That in words; empty where there is nothing to say.
+    """
+
+    rounding: float
+    without: tuple[str, ...] = ()
+    note: str = ""
+
+
+@runtime_checkable
+class CheckedBackend(Backend, Protocol):
+    """A backend whose runtime rewrites a model before it runs it, and may be wrong in that."""
+
+    def check(self, inputs: Sequence[Tensors]) -> Check | None:
+        """Compare answers with those of the model as its file has it, and leave out what makes them wrong.
+
+        Args:
+            inputs: What the model runs. As of `run_whole`.
+
+        Returns:
+            What was found; ``None`` where it is too large to be compared.
+
+        Raises:
+            InferenceFailed, InvalidRequest: As `run`.
+            ConfigError: The session could not be made again.
+        """
+
+    def leave_out(self, names: Sequence[str]) -> None:
+        """Leave out what `Check.without` has named before. Raises `ConfigError`: the session cannot be made again."""
 
 
 @runtime_checkable

@@ -88,6 +88,7 @@ class BuildSettings:
         layout: Where the rows of its tensors are, or that they have none.
         processor_threads: Threads that call `Processing` at once, if the backend is to have it; 0: it is not asked.
         among_others: Whether it is one of many models in one process, of which one runs at a time.
+        tf32: Whether a GPU may compute products of FP32 in TF32.
     """
 
     model: str
@@ -101,6 +102,7 @@ class BuildSettings:
     layout: Layout = ROWS_FIRST
     processor_threads: int = 0
     among_others: bool = False
+    tf32: bool = True
 
 
 def _none(_: Path) -> tuple[str, ...]:

@@ -92,6 +92,7 @@ def build_settings(
         row_sizes=model.resources.row_sizes,
         layout=layout,
         among_others=model.pool is not None,
+        tf32=model.resources.tf32,
     )
 
 

@@ -9,9 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serve_app.backends.backend import Backend, SessionLost
+from serve_app.backends.backend import Backend, Check, CheckedBackend, SessionLost
 from serve_app.backends.joining.drawing import Varied
-from serve_app.backends.joining.experiment import GRAPH, SAME, Difference, claim_of, try_joining, try_padding, untried
+from serve_app.backends.joining.experiment import (
+    GRAPH,
+    SAME,
+    Difference,
+    claim_of,
+    try_joining,
+    try_padding,
+    untried,
+    within,
+)
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.samples import Samples
 from serve_app.errors import ServeAppError
@@ -94,11 +103,17 @@ def prove_replica(
         known = proofs.find(variant) if verdict.verdict == PROVEN else None
         if known is None:
             trial = _Trial(proofs, backend, processor, samples, examples.get(variant), len(backends))
+            check = trial.checked()
             found = trial.padded(trial.joined(verdict))
+            if check is not None:
+                reason = f"{found.reason}; {check.note}" if check.note else found.reason
+                found = found._replace(reason=reason, rounding=check.rounding, without=check.without)
             if verdict.verdict == PROVEN != found.verdict:
                 proofs.keep(variant, found)
         else:
             found = known
+            if known.without and isinstance(backend, CheckedBackend):
+                backend.leave_out(known.without)
         found = found._replace(alike=verdict.alike)
         build = f"{proofs.model}, variant {variant}" if variant else proofs.model
         fine = found.joins and found.verdict != UNVERIFIED
@@ -158,6 +173,27 @@ class _Trial:
         self._example = example
         self._builds = builds
         self._draw: Varied | None = None
+        self._rounding = 0.0
+
+    def checked(self) -> Check | None:
+        """Compare the runtime with the model as its file has it; ``None`` where that cannot be done."""
+        if not isinstance(self._backend, CheckedBackend):
+            return None
+        try:
+            draw = self._drawing()
+            found = self._backend.check([draw(2, seed, scale) for seed, scale in ((1, 1.0), (2, 10.0), (3, 1.0))])
+        except SessionLost:
+            raise
+        except ServeAppError:
+            return None
+        if found is not None:
+            self._rounding = found.rounding
+        return found
+
+    def _drawing(self) -> Varied:
+        if self._draw is None:
+            self._draw = _drawing(self._backend, self._processor, self._samples, self._example)
+        return self._draw
 
     def joined(self, verdict: Joinable) -> Joinable:
         """Try whether rows may share runs, where the file proves that they do not depend on each other."""
@@ -165,14 +201,14 @@ class _Trial:
             return verdict
         claim = claim_of(verdict)
         try:
-            self._draw = _drawing(self._backend, self._processor, self._samples, self._example)
             return try_joining(
                 self._backend,
-                self._draw,
+                self._drawing(),
                 max_rows=self._proofs.max_rows,
                 tolerance=self._proofs.tolerance,
                 budget_s=self._proofs.budget_s / self._builds,
                 claim=claim,
+                rounding=self._rounding,
             )
         except SessionLost:
             raise
@@ -185,15 +221,21 @@ class _Trial:
         if processor is None or only_sizes(processor):
             return verdict
         try:
-            self._draw = self._draw or _drawing(self._backend, processor, self._samples, self._example)
-            found = _padded(self._backend, self._draw, processor, self._proofs.tolerance, joins=verdict.joins)
+            found = _padded(
+                self._backend,
+                self._drawing(),
+                processor,
+                self._proofs.tolerance,
+                self._rounding,
+                joins=verdict.joins,
+            )
         except SessionLost:
             raise
         except ServeAppError as error:
             reason = f"{verdict.reason}; padding could not be tried ({error.message}), so nothing is padded"
             return verdict._replace(padding="untried", reason=reason)
         by = f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
-        changes = f"padding to the size of others changes output {found.output!r}{by}"
+        changes = f"padding to the size of others changes output {found.output!r}{by}{within(found, self._rounding)}"
         if not found.allowed:
             reason = f"{verdict.reason}; {changes}, so only requests of one size share runs"
             return verdict._replace(padding="changes", reason=reason)
@@ -207,7 +249,13 @@ class _Trial:
 
 
 def _padded(
-    backend: Backend, draw: Varied, processor: Processor, tolerance: float | None, *, joins: bool
+    backend: Backend,
+    draw: Varied,
+    processor: Processor,
+    tolerance: float | None,
+    rounding: float,
+    *,
+    joins: bool,
 ) -> Difference:
     """What padding changes: from the smallest size to the next and to the largest, and from one between two sizes.
 
@@ -231,7 +279,8 @@ def _padded(
         if short >= long:
             continue
         other = drawn(long, 2) if together else None
-        found = try_padding(backend, drawn(short, 1), partial(processor.pad, bucket=long), other, tolerance=tolerance)
+        pad = partial(processor.pad, bucket=long)
+        found = try_padding(backend, drawn(short, 1), pad, other, tolerance=tolerance, rounding=rounding)
         worst = min(worst, found, key=lambda each: (each.allowed, -each.relative))
     return worst
 

@@ -200,6 +200,10 @@ class Verification:
         claim = claim_of(self._joining.of(variant))
         return try_requests(self._proofs, variant, self._backends[variant], requests, claim)
 
+    def rounding(self, variant: str) -> float:
+        """See `serve_app.payloads.Joinable`."""
+        return self._joining.of(variant).rounding
+
     @property
     def tolerance(self) -> float | None:
         """See `serve_app.backends.joining.experiment.difference`."""
@@ -235,11 +239,12 @@ class _Check:
         try:
             alone = verification.again(self._variant, self._inputs)
             together = in_front(self._outputs, alone) if self._made else self._outputs
-            found = difference(alone, together, verification.tolerance)
+            rounding = verification.rounding(self._variant)
+            found = difference(alone, together, verification.tolerance, rounding)
             padding = False
             if not found.allowed and self._padded is not None:
                 padded = in_front(verification.again(self._variant, self._padded), alone)
-                padding = not difference(alone, padded, verification.tolerance).allowed
+                padding = not difference(alone, padded, verification.tolerance, rounding).allowed
             if not found.allowed and verification.is_rounding(self._variant, self._inputs, alone, found):
                 found = Difference(0.0, allowed=True, output=found.output)  # it says nothing of the kernels
         except Exception as error:  # the seam to foreign code: whatever it raises, others are checked another time

@@ -51,8 +51,15 @@ def test_the_memory_limit_reaches_the_cuda_arena(memory: int | None, limit: dict
         "device_id": "0",
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": "1",
         **limit,
     } == options
+
+
+def test_products_can_be_kept_from_tf32() -> None:
+    """At a cost: they are slower then."""
+    (_, options), _ = providers_for("cuda", None, tf32=False)
+    assert "0" == options["use_tf32"]
 
 
 def test_tensorrt_keeps_what_it_built_and_stays_within_the_limit() -> None:

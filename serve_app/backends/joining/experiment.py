@@ -65,18 +65,21 @@ class Difference(NamedTuple):
 SAME: Final = Difference(0.0, allowed=True, output="")
 
 
-def difference(alone: Tensors, together: Tensors, tolerance: float | None) -> Difference:
+def difference(alone: Tensors, together: Tensors, tolerance: float | None, rounding: float = 0.0) -> Difference:
     """Compare the answer that a request gets alone with that of a shared run.
 
     Args:
         alone: By name.
         together: By name, the rows of the request only.
         tolerance: See `serve_app.backends.description.JoinSettings`; it counts for numbers.
+        rounding: Without a tolerance, floats may differ by twice this: each of both may be as far from what is right.
     """
     worst = SAME
     for name, expected in alone.items():
         relative = _relative(expected, together[name])
         limit = TOLERANCES.get(expected.dtype.name, 0.0) if tolerance is None else tolerance
+        if tolerance is None and limit:
+            limit = max(limit, 2 * rounding)
         found = Difference(relative, relative <= limit, name)
         if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
             worst = found
@@ -92,6 +95,7 @@ def try_joining(
     budget_s: float,
     clock: Callable[[], float] = perf_counter,
     claim: str = GRAPH,
+    rounding: float = 0.0,
 ) -> Joinable:
     """Run rows alone and together, and say what came of it.
 
@@ -103,6 +107,7 @@ def try_joining(
         budget_s: Time for all of it, seconds. The first two pairs are tried in any case.
         clock: Seconds, monotonic.
         claim: The file's words, as `claim_of` tells them.
+        rounding: As in `difference`.
 
     Raises:
         ServeAppError: The model does not run these inputs.
@@ -110,7 +115,7 @@ def try_joining(
     began, worst, slowest = clock(), SAME, 0.0
     tried: list[tuple[int, int]] = []
     first = draw(1, 0, 1.0)
-    again = difference(backend.run_whole(first), backend.run_whole(first), tolerance)
+    again = difference(backend.run_whole(first), backend.run_whole(first), tolerance, rounding)
     if not again.allowed:
         return Joinable(
             "dependent",
@@ -125,7 +130,7 @@ def try_joining(
             break
         start = clock()
         request = draw(rows, 2 * number + 1, 1.0 if number % 2 else 10.0)
-        found = _beside_one_of(backend, request, draw, others, number, tolerance)
+        found = _beside_one_of(backend, request, draw, others, number, tolerance, rounding)
         slowest = max(slowest, (clock() - start) / weight)
         tried.append((rows, others))
         if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
@@ -144,31 +149,39 @@ def try_joining(
         return Joinable("exact", f"{claim}; {runs}: the same bit for bit")
     return Joinable(
         "close",
-        f"{claim}; {runs}: output {worst.output!r} differs{_by(worst)}",
+        f"{claim}; {runs}: output {worst.output!r} differs{_by(worst)}{within(worst, rounding)}",
         worst.relative,
     )
 
 
 def _beside_one_of(
-    backend: Backend, request: Tensors, draw: Draw, others: int, number: int, tolerance: float | None
+    backend: Backend,
+    request: Tensors,
+    draw: Draw,
+    others: int,
+    number: int,
+    tolerance: float | None,
+    rounding: float,
 ) -> Difference:
     """A request beside the neighbours of a pair, or beside ordinary ones where the model refuses those."""
     try:
-        return _beside(backend, request, draw(others, 2 * number + 2, _NEIGHBOURS[number]), tolerance)
+        return _beside(backend, request, draw(others, 2 * number + 2, _NEIGHBOURS[number]), tolerance, rounding)
     except SessionLost:
         raise
     except ServeAppError:
-        return _beside(backend, request, draw(others, 2 * number + 2, 1.0), tolerance)
+        return _beside(backend, request, draw(others, 2 * number + 2, 1.0), tolerance, rounding)
 
 
-def _beside(backend: Backend, request: Tensors, others: Tensors, tolerance: float | None) -> Difference:
+def _beside(
+    backend: Backend, request: Tensors, others: Tensors, tolerance: float | None, rounding: float
+) -> Difference:
     """A request alone, and in front of and behind others."""
     alone = backend.run_whole(request)
     rows = len(next(iter(request.values())))
     worst = SAME
     for parts, place in (((request, others), slice(None, rows)), ((others, request), slice(-rows, None))):
         together = backend.run(assemble(parts))
-        found = difference(alone, {name: array[place] for name, array in together.items()}, tolerance)
+        found = difference(alone, {name: array[place] for name, array in together.items()}, tolerance, rounding)
         if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
             worst = found
     return worst
@@ -181,6 +194,7 @@ def try_padding(
     larger: Tensors | None,
     *,
     tolerance: float | None,
+    rounding: float = 0.0,
 ) -> Difference:
     """Compare the answer of an input with that of the same input, padded by a processor to a larger size.
 
@@ -193,12 +207,13 @@ def try_padding(
         larger: Another input, of the size that it is padded to. Both are run together, too, either in front. ``None``:
             they share no runs.
         tolerance: As in `difference`.
+        rounding: Likewise.
 
     Raises:
         ServeAppError: The model does not run these inputs.
     """
     alone, padded = backend.run_whole(request), pad(request)
-    found = [difference(alone, in_front(backend.run_whole(padded), alone), tolerance)]
+    found = [difference(alone, in_front(backend.run_whole(padded), alone), tolerance, rounding)]
     if larger is not None:
         other, rows = backend.run_whole(larger), len(next(iter(request.values())))
         for parts, mine, others in (
@@ -207,8 +222,9 @@ def try_padding(
         ):
             together = backend.run(assemble(parts))
             own = {name: array[mine] for name, array in together.items()}
-            found.append(difference(alone, in_front(own, alone), tolerance))
-            found.append(difference(other, {name: array[others] for name, array in together.items()}, tolerance))
+            found.append(difference(alone, in_front(own, alone), tolerance, rounding))
+            theirs = {name: array[others] for name, array in together.items()}
+            found.append(difference(other, theirs, tolerance, rounding))
     return min(found, key=lambda each: (each.allowed, -each.relative))
 
 
@@ -266,6 +282,13 @@ def _range(numbers: Sequence[int]) -> str:
 
 def _by(found: Difference) -> str:
     return f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
+
+
+def within(found: Difference, rounding: float) -> str:
+    """Why a difference is allowed that is larger than those of other models, in words."""
+    if max(rounding, found.relative) <= TOLERANCES["float32"]:
+        return ""
+    return f", within the rounding of this model here, {rounding:.2g}" if found.relative <= 2 * rounding else ""
 
 
 def finite(value: float) -> float:

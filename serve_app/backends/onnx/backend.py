@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnxruntime
 
+from serve_app.backends.backend import Check
 from serve_app.backends.filling import run_filled
 from serve_app.backends.layout import ServedSignature, rows_from, rows_to
 from serve_app.backends.onnx.bfloat16 import run_bfloat16, takes_or_gives_bfloat16
 from serve_app.backends.onnx.failure import describe_failure
-from serve_app.backends.onnx.sessions import make_sessions
+from serve_app.backends.onnx.reference import LARGEST_BYTES, Open, compare
+from serve_app.backends.onnx.sessions import Sessions, make_sessions, weight_bytes
 from serve_app.backends.onnx.settings import OnnxSettings
 from serve_app.backends.onnx.text import as_text
 from serve_app.backends.outputs import DeclaredShapes, rows_missing
@@ -94,7 +99,35 @@ class OnnxBackend:
         Raises:
             ConfigError: The model or the device is not usable; says which model and why.
         """
-        made = make_sessions(self._settings)
+        self._take(make_sessions(self._settings))
+        return self.note
+
+    def check(self, inputs: Sequence[Tensors]) -> Check | None:
+        """Compare with the graph as the file has it; see `serve_app.backends.onnx.reference`."""
+        settings = self._settings
+        if weight_bytes(settings.model_file) > LARGEST_BYTES:
+            return None
+        rows, first = self.fixed_rows, next(iter(self._sessions))
+        given = [self._with_text(each) if self._text_inputs else each for each in inputs]
+        if rows is not None:
+            given = [{name: array[np.arange(rows) % len(array)] for name, array in each.items()} for each in given]
+        found = compare(settings.model_file, self._outputs_of, self._sessions[first], self._reopened(first), given)
+        if found.without:
+            self.leave_out(found.without)
+        return found
+
+    def leave_out(self, names: Sequence[str]) -> None:
+        """Make the sessions again without these optimizers."""
+        self._settings = replace(self._settings, without=tuple(names))
+        self._take(make_sessions(self._settings))
+
+    def _reopened(self, size: int) -> Open:
+        def reopen(names: Sequence[str]) -> Any:
+            return make_sessions(replace(self._settings, without=tuple(names))).by_rows[size]
+
+        return reopen
+
+    def _take(self, made: Sessions) -> None:
         self._loaded = made.loaded
         self._device = made.device
         self._providers = made.providers
@@ -110,7 +143,6 @@ class OnnxBackend:
             raise ConfigError((f"model {self._settings.model!r}: ONNX Runtime runs no model of both text and BF16",))
         self._bfloat16 = takes_or_gives_bfloat16(made.loaded.signature)
         self._sessions = made.by_rows
-        return self.note
 
     def run(self, inputs: Tensors) -> Tensors:
         """Run one batch, blocking.

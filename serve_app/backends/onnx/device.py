@@ -23,13 +23,14 @@ _TENSORRT_LIBRARY = "libnvinfer.so.10"
 _FIRST_GPU = {"device_id": "0"}
 
 
-def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> list[Any]:
+def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None, *, tf32: bool = True) -> list[Any]:
     """The providers to make a session with, in order of preference.
 
     Args:
         device: What `serve_app.backends.device.resolve_device` chose.
         gpu_memory_bytes: Limit of the CUDA memory arena; ``None`` for all of the GPU. The CUDA context and cuDNN's
             workspaces come on top of it.
+        tf32: Whether products of FP32 may be computed in TF32.
     """
     if device == "cpu":
         return [_CPU]
@@ -39,6 +40,7 @@ def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) 
         "arena_extend_strategy": "kSameAsRequested",
         # The default benchmarks every algorithm again for each new number of rows: a stall at each.
         "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": str(int(tf32)),
     }
     if gpu_memory_bytes is not None:
         options["gpu_mem_limit"] = str(gpu_memory_bytes)

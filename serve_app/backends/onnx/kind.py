@@ -76,6 +76,7 @@ def onnx_settings(build: BuildSettings, options: OnnxOptions) -> OnnxSettings:
         tensorrt_cache=None if options.tensorrt_cache is None else home(os.environ) / options.tensorrt_cache,
         layout=build.layout,
         among_others=build.among_others,
+        tf32=build.tf32,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import onnxruntime
@@ -150,23 +151,27 @@ class _Maker:
     def _open_each(self, sizes: tuple[int, ...], device: Literal["cpu", "cuda"]) -> dict[int, Any]:
         """Make a session for each number of rows."""
         total = self._settings.gpu_memory_bytes
-        limits = [None] * len(sizes) if total is None else divide_memory(total, self._weight_bytes(), sizes)
+        limits = (
+            [None] * len(sizes)
+            if total is None
+            else divide_memory(total, weight_bytes(self._settings.model_file), sizes)
+        )
         return {size: self._open(device, limit) for size, limit in zip(sizes, limits, strict=True)}
-
-    def _weight_bytes(self) -> int:
-        """About what the weights of one session take: the model's file, and those beside it that hold its weights."""
-        file = self._settings.model_file
-        parts = (file, *(file.parent / name for name in external_data(file)))
-        return sum(part.stat().st_size for part in parts if part.is_file())  # what is missing, the session tells
 
     def _open(self, wanted: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> Any:
         """Make a session on this device, or on the CPU where CUDA has no device to run on."""
         settings = self._settings
-        providers = providers_for(wanted, gpu_memory_bytes)
+        providers = providers_for(wanted, gpu_memory_bytes, tf32=settings.tf32)
         if wanted == "cuda" and self._tensorrt is not None:
             providers = [tensorrt_provider(gpu_memory_bytes, self._tensorrt), *providers]
         try:
-            return open_session(settings.model_file, self._session_options(), providers, model=settings.model)
+            return open_session(
+                settings.model_file,
+                self._session_options(),
+                providers,
+                model=settings.model,
+                without=settings.without,
+            )
         except ConfigError as error:
             if wanted == "cpu" or not lacks_device(error.__cause__):
                 raise
@@ -185,3 +190,9 @@ class _Maker:
         if settings.among_others:
             share_arena(options)
         return options
+
+
+def weight_bytes(file: Path) -> int:
+    """About what the weights of one session take: the model's file, and those beside it that hold its weights."""
+    parts = (file, *(file.parent / name for name in external_data(file)))
+    return sum(part.stat().st_size for part in parts if part.is_file())  # what is missing, the session tells

@@ -34,6 +34,8 @@ class OnnxSettings:
         tensorrt_cache: Folder of TensorRT's engines; by default ``tensorrt`` beside the model's file.
         layout: Where the rows of its tensors are, or that they have none.
         among_others: Whether it is one of many models in one process, of which one runs at a time.
+        tf32: Whether a GPU may round the inputs of FP32 products to TF32's 10 bits.
+        without: ONNX Runtime's optimizers that are left out.
     """
 
     model: str
@@ -50,6 +52,8 @@ class OnnxSettings:
     tensorrt_cache: Path | None = None
     layout: Layout = ROWS_FIRST
     among_others: bool = False
+    tf32: bool = True
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         problems = [

@@ -80,8 +80,10 @@ def _to_inspect() -> Any:
     return options
 
 
-def open_session(model_file: Path, options: Any, providers: Sequence[Any], *, model: str) -> Any:
-    """Make an `onnxruntime.InferenceSession`.
+def open_session(
+    model_file: Path, options: Any, providers: Sequence[Any], *, model: str, without: Sequence[str] = ()
+) -> Any:
+    """Make an `onnxruntime.InferenceSession`, without some of its optimizers.
 
     Raises:
         ConfigError: The file is missing, unreadable, or not a model that ONNX Runtime can run.
@@ -95,7 +97,9 @@ def open_session(model_file: Path, options: Any, providers: Sequence[Any], *, mo
     try:
         # Without `enable_fallback=0` a fault of a provider is printed and the session silently moves to the CPU, at
         # construction and in the middle of a run.
-        return onnxruntime.InferenceSession(model_file, options, providers=list(providers), enable_fallback=0)
+        return onnxruntime.InferenceSession(
+            model_file, options, providers=list(providers), enable_fallback=0, disabled_optimizers=list(without)
+        )
     except Exception as error:  # ONNX Runtime's exceptions share no base but Exception
         problem = f"model {model!r}: {model_file} cannot be loaded: {describe_failure(error)}"
         raise ConfigError((problem,)) from error

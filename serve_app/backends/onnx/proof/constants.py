@@ -20,7 +20,7 @@ _TYPES: dict[int, Any] = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 
 
 def folded(op: Operation) -> Value | None:
     """The constant that a node makes of known constants, or None where that is not worth knowing."""
-    rule = _FOLDS.get(op.kind)
+    rule = FOLDS.get(op.kind)
     if rule is None or op.domain or len(op.outputs) != 1:
         return None
     arrays: list[_Array] = []
@@ -49,6 +49,11 @@ def _quotient(_: Operation, one: _Array, other: _Array) -> _Array | None:
     return np.asarray(np.abs(one) // np.abs(other) * np.sign(one) * np.sign(other))
 
 
+def _remainder(op: Operation, one: _Array, other: _Array) -> _Array | None:
+    whole = one.dtype.kind in "iu" and np.all(other) and not op.integer("fmod", 0)
+    return np.asarray(np.mod(one, other)) if whole else None
+
+
 def _reshaped(op: Operation, data: _Array, shape: _Array) -> _Array:
     copies = not op.integer("allowzero", 0)
     target = [data.shape[place] if number == 0 and copies else int(number) for place, number in enumerate(shape)]
@@ -65,9 +70,11 @@ def _filled(op: Operation, shape: _Array) -> _Array | None:
     return np.full(shape, numpy_helper.to_array(op.attributes["value"].t).reshape(-1)[0])
 
 
-def _sliced(op: Operation, data: _Array, starts: _Array, ends: _Array, *more: _Array) -> _Array | None:
+def _sliced(op: Operation, data: _Array, *bounds: _Array) -> _Array | None:
     if op.version < 10:
-        return None
+        listed = [op.integers(name) for name in ("starts", "ends", "axes")]
+        bounds = tuple(np.array(one) for one in listed if one is not None)
+    starts, ends, *more = bounds
     axes = more[0] if more else np.arange(len(starts))
     steps = more[1] if len(more) > 1 else np.ones(len(starts), np.int64)
     cut = [slice(None)] * data.ndim
@@ -119,13 +126,14 @@ def _reduce(function: Callable[..., Any]) -> Callable[..., _Array]:
     return rule
 
 
-_FOLDS: dict[str, Callable[..., _Array | None]] = {
+FOLDS: dict[str, Callable[..., _Array | None]] = {
     "Identity": _identity,
     "Cast": _cast,
     "Add": lambda _, one, other: one + other,
     "Sub": lambda _, one, other: one - other,
     "Mul": lambda _, one, other: one * other,
     "Div": _quotient,
+    "Mod": _remainder,
     "Neg": lambda _, data: -data,
     "Abs": lambda _, data: abs(data),
     "Floor": lambda _, data: np.floor(data),

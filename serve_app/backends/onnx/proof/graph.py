@@ -15,7 +15,7 @@ from serve_app.backends.onnx.proof.dimensions import Dim
 from serve_app.backends.onnx.proof.operation import Obstacle, Operation, Sizes
 from serve_app.backends.onnx.proof.operators import RANDOM, is_function, is_known, rule_of
 from serve_app.backends.onnx.proof.operators_elementwise import is_inference
-from serve_app.backends.onnx.proof.operators_places import placed
+from serve_app.backends.onnx.proof.operators_places import placed, shape_of_places
 from serve_app.backends.onnx.proof.operators_sizes import computed, shape_of
 from serve_app.backends.onnx.proof.spans import span_of
 from serve_app.backends.onnx.proof.values import SMALL, Kind, Value, constant, constant_array, mixed, worst
@@ -93,7 +93,7 @@ class Walk:
         if spoiled is not None:
             if op.domain == "" and op.kind in {"Shape", "Size"} and (shape := shape_of(op, spoiled)) is not None:
                 return [shape]
-            return [replace(spoiled, shape=None)] * count
+            return [replace(spoiled, shape=_attempt(shape_of_places, op))] * count
         kinds = {value.kind for value in op.inputs if value is not None}
         # Graphs inside a node see what is around it, whatever its inputs are.
         inner = bool(_graphs(node))
@@ -117,6 +117,8 @@ class Walk:
         if own and op.kind in {"Shape", "Size"}:
             value = op.inputs[0]
             found = None if value is None else shape_of(op, value)
+            if found is None and value is not None and value.kind is Kind.CONST:
+                return [op.constant(0)]
             return None if found is None else [found]
         if own and op.kind == "Constant":
             return [_literal(op)]

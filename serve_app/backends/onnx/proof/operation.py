@@ -93,9 +93,11 @@ class Sizes:
 
     def elements_of(self, value: Value) -> tuple[Dim | None, ...] | None:
         """What whole numbers of rank 0 or 1 hold; None where even their count is unknown."""
+        if value.shape is None or len(value.shape) > 1:
+            return None
         if value.elements is not None:
             return value.elements
-        if value.kind is not Kind.CONST or value.shape is None or len(value.shape) > 1:
+        if value.kind is not Kind.CONST:
             return None
         array = value.array
         if array is not None and array.size <= _LONGEST and array.dtype.kind in "iub":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from serve_app.backends.onnx.proof.dimensions import Dim
+from serve_app.backends.onnx.proof.dimensions import ONE, Dim
 from serve_app.backends.onnx.proof.operation import Mixes, Operation, Table, Unknown, table
 from serve_app.backends.onnx.proof.operators_elementwise import alone
 from serve_app.backends.onnx.proof.operators_layout import inserted
-from serve_app.backends.onnx.proof.values import Value
+from serve_app.backends.onnx.proof.values import Kind, Value
 
 
 def _table_of(op: Operation, place: int = 0) -> Value:
@@ -56,6 +56,12 @@ def words(op: Operation) -> Value:
 
 
 def _extract(op: Operation) -> Value:
+    data = op.operand(0)
+    if data.kind is Kind.CONST and data.rank == 1:  # labels by number: those of all rows are one line
+        places = op.rows(1, 0)
+        if places.rank > 1 and any(dim != ONE for dim in places.dims[1:]):
+            raise Unknown("picks several labels for each row")
+        return op.result(places, [ONE, places.dims[0]], 1)
     rows = op.rows()
     op.constants(1)
     if rows.place == 1 or rows.rank < 2:

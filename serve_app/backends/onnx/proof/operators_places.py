@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim
+from serve_app.backends.onnx.proof.dimensions import ONE, Dim, Shape
 from serve_app.backends.onnx.proof.operation import BY_PLACE, Mixes, Operation, Rule
 from serve_app.backends.onnx.proof.operators_elementwise import ELEMENTWISE, alone, broadcast, together
 from serve_app.backends.onnx.proof.operators_indexing import INDEXING
 from serve_app.backends.onnx.proof.operators_layout import LAYOUT
 from serve_app.backends.onnx.proof.spans import fits, span_of_value, sum_of
-from serve_app.backends.onnx.proof.values import Kind, Span, Value, mixed
+from serve_app.backends.onnx.proof.values import Kind, Span, Value, constant, mixed
 
 _PLACED = (Kind.PLACES, Kind.POINTS)
 
@@ -44,10 +44,20 @@ def placed(op: Operation) -> Value | None:
 
 def _harmless(op: Operation) -> Value | None:
     """Numbers that depend on places, of which nothing but the shape may be used."""
+    shape = shape_of_places(op)
+    if shape is None:
+        return None
+    return mixed(f"{op.kind} '{op.name or op.outputs[0]}' {BY_PLACE}", dependent=True, shape=shape)
+
+
+def shape_of_places(op: Operation) -> Shape | None:
+    """The shape of what an operator makes of single elements, whatever they are; None of other operators."""
     if ELEMENTWISE.get(op.kind) not in {alone, together}:
         return None
-    shape = broadcast(op, [_as_rows(value) for value in op.inputs if value is not None]).shape
-    return mixed(f"{op.kind} '{op.name or op.outputs[0]}' {BY_PLACE}", dependent=True, shape=shape)
+    values = [value for value in op.inputs if value is not None]
+    if any(value.shape is None for value in values):
+        return None
+    return broadcast(op, [constant(value.shape) for value in values]).shape
 
 
 def _as_rows(value: Value) -> Value:
@@ -141,6 +151,21 @@ def _gathered_at_points(op: Operation) -> Value | None:
     return op.sizes.rows([*points.dims[:-1], *data.dims[depth:]], points.axis, ONE)
 
 
+def _scattered_to_points(op: Operation) -> Value | None:
+    data, points, updates = op.inputs
+    if data is None or points is None or points.kind is not Kind.POINTS or data.kind is not Kind.ROWS:
+        return None
+    depth = points.dims[-1].literal or 0
+    if data.axis != points.own or data.block != ONE or depth > data.rank or updates is None:
+        return None
+    if updates.kind is Kind.ROWS:
+        op.like(data, 2, points.axis)
+    else:  # the same for each row
+        op.constants(2)
+        broadcast(op, [Value(Kind.ROWS, (*points.dims[:-1], *data.dims[depth:]), axis=points.axis), updates])
+    return op.same(data)
+
+
 _RULES: dict[str, Callable[[Operation], Value | None]] = {
     **dict.fromkeys(_MOVING, _moved),
     "Concat": _points,
@@ -148,4 +173,5 @@ _RULES: dict[str, Callable[[Operation], Value | None]] = {
     "Add": _added,
     "Gather": _gathered,
     "GatherND": _gathered_at_points,
+    "ScatterND": _scattered_to_points,
 }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from serve_app.backends.onnx.proof.constants import FOLDS
 from serve_app.backends.onnx.proof.dimensions import ONE, Dim, product
 from serve_app.backends.onnx.proof.operation import Operation
 from serve_app.backends.onnx.proof.values import Value, sizes
@@ -16,15 +19,19 @@ def shape_of(op: Operation, value: Value) -> Value | None:
     if value.shape is None:
         return None
     if op.kind == "Size":
-        return sizes([product(value.shape)], scalar=True)
+        return sizes([product(value.shape)], ())
     start, end = op.integer("start", 0), op.integer("end", len(value.shape))
     return sizes(value.shape[start:end])
 
 
 def computed(op: Operation) -> Value | None:
     """Whole numbers from whole numbers, element by element; None where that is more than these rules know."""
+    if op.domain:
+        return None
+    if op.kind in _MOVING:
+        return _moved(op)
     rule = _RULES.get(op.kind)
-    if rule is None or op.domain:
+    if rule is None:
         return None
     parts = [None if value is None else op.sizes.elements_of(value) for value in op.inputs]
     return rule(op, parts)
@@ -34,8 +41,15 @@ def _is_scalar(value: Value | None) -> bool:
     return value is not None and value.shape == ()
 
 
-def _same(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
-    return None if parts[0] is None else sizes(parts[0], scalar=_is_scalar(op.inputs[0]))
+def _moved(op: Operation) -> Value | None:
+    """Numbers in other places: the operator is applied to their positions."""
+    value, *others = op.inputs
+    elements = None if value is None else value.elements
+    if value is None or elements is None or any(other is not None and other.array is None for other in others):
+        return None
+    places = np.arange(len(elements)).reshape([dim.coefficient for dim in value.dims])
+    found = FOLDS[op.kind](op, places, *[other.array for other in others if other is not None])
+    return None if found is None else sizes([elements[place] for place in found.reshape(-1)], found.shape)
 
 
 def _rounded(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
@@ -43,7 +57,7 @@ def _rounded(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
     if parts[0] is None:
         return None
     whole = [dim if dim is None or dim.is_size or dim.literal is not None else _free(op, dim) for dim in parts[0]]
-    return sizes(whole, scalar=_is_scalar(op.inputs[0]))
+    return sizes(whole, () if _is_scalar(op.inputs[0]) else None)
 
 
 def _cast(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
@@ -65,7 +79,7 @@ def _pairwise(function: Callable[[Operation, Dim, Dim], Dim | None]) -> Callable
                 one * (count if len(one) == 1 else 1), other * (count if len(other) == 1 else 1), strict=True
             )
         ]
-        return sizes(results, scalar=all(map(_is_scalar, op.inputs)))
+        return sizes(results, () if all(map(_is_scalar, op.inputs)) else None)
 
     return rule
 
@@ -95,52 +109,10 @@ def _minus(op: Operation, one: Dim, other: Dim) -> Dim | None:
     return one if other == Dim(0) else _free(op, one, other)
 
 
-def _gather(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
-    data, places = parts[0], op.inputs[1]
-    if data is None or places is None or places.array is None or places.array.ndim > 1 or _is_scalar(op.inputs[0]):
-        return None
-    return sizes([data[int(place)] for place in places.array.reshape(-1)], scalar=places.array.ndim == 0)
-
-
-def _slice(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
-    data = parts[0]
-    if data is None or _is_scalar(op.inputs[0]):
-        return None
-    if op.version < 10:
-        bounds = [*(op.integers("starts") or ()), *(op.integers("ends") or ())]
-    else:
-        numbers = [op.numbers(place) for place in (1, 2, 4)]
-        if any(number is not None and len(number) != 1 for number in numbers):
-            return None
-        bounds = [number[0] for number in numbers if number is not None]
-    start, end, step = [*bounds, 1][:3]
-    return sizes(data[start : None if step < 0 and end < -len(data) else end : step])
-
-
 def _concat(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
     if any(part is None or _is_scalar(value) for part, value in zip(parts, op.inputs, strict=True)):
         return None
     return sizes([element for part in parts if part is not None for element in part])
-
-
-def _to_vector(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
-    if parts[0] is None or not _is_scalar(op.inputs[0]):
-        return None
-    axes = op.integers("axes") if "axes" in op.attributes else op.numbers(1)
-    return sizes(parts[0]) if axes in ([0], [-1]) else None
-
-
-def _to_scalar(_: Operation, parts: Sequence[_Elements | None]) -> Value | None:
-    return sizes(parts[0], scalar=True) if parts[0] is not None and len(parts[0]) == 1 else None
-
-
-def _reshape(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
-    shape = op.input(1)
-    if parts[0] is None or shape is None or shape.array is None or shape.array.size > 1:
-        return None
-    if shape.array.size == 0:
-        return _to_scalar(op, parts)
-    return sizes(parts[0])
 
 
 def _product(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
@@ -149,7 +121,7 @@ def _product(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
     if "axes" not in op.attributes and op.input(1) is None and op.integer("noop_with_empty_axes", 0):
         return None
     keep = bool(op.integer("keepdims", 1)) and not _is_scalar(op.inputs[0])
-    return sizes([product(part for part in parts[0] if part is not None)], scalar=not keep)
+    return sizes([product(part for part in parts[0] if part is not None)], None if keep else ())
 
 
 def _equal(op: Operation, one: Dim, other: Dim) -> Dim | None:
@@ -181,11 +153,10 @@ def _where(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
             results.append(None)
         else:
             results.append(_free(op, which, one, other))
-    return sizes(results, scalar=all(map(_is_scalar, op.inputs)))
+    return sizes(results, () if all(map(_is_scalar, op.inputs)) else None)
 
 
 _RULES: dict[str, Callable[[Operation, Sequence[_Elements | None]], Value | None]] = {
-    "Identity": _same,
     "Floor": _rounded,
     "Ceil": _rounded,
     "Round": _rounded,
@@ -196,11 +167,8 @@ _RULES: dict[str, Callable[[Operation, Sequence[_Elements | None]], Value | None
     "Sub": _pairwise(_minus),
     "Equal": _pairwise(_equal),
     "Where": _where,
-    "Gather": _gather,
-    "Slice": _slice,
     "Concat": _concat,
-    "Unsqueeze": _to_vector,
-    "Squeeze": _to_scalar,
-    "Reshape": _reshape,
     "ReduceProd": _product,
 }
+
+_MOVING = frozenset({"Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})

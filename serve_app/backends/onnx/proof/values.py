@@ -54,8 +54,8 @@ class Value:
         own: POINTS: which coordinate is the row's place.
         span: CONST and ROWS: what range its whole numbers are known to be in. PLACES: that of r; None where r is 0.
         array: CONST: what it holds, where that is known and small.
-        elements: CONST and SIZES of rank 0 or 1: what it holds in symbols. None for an element is a number that may
-            depend on the number of rows in some way or other.
+        elements: CONST and SIZES: what it holds in symbols, in the order of memory. None is a number that may depend on
+            the number of rows in some way or other.
         reason: MIXED: why.
         dependent: MIXED: it is known to mix rows, or to know their number or places.
         random: MIXED: it is drawn by chance.
@@ -107,14 +107,15 @@ def constant_array(array: npt.NDArray[Any]) -> Value:
     return Value(Kind.CONST, tuple(map(Dim, array.shape)), array=small)
 
 
-def sizes(elements: Sequence[Dim | None], *, scalar: bool = False) -> Value:
-    """Whole numbers by symbols: a constant where none of them has to do with the number of rows."""
-    shape = () if scalar else (Dim(len(elements)),)
+def sizes(elements: Sequence[Dim | None], shape: Sequence[int] | None = None) -> Value:
+    """Whole numbers by symbols: a constant where none has to do with the number of rows. A vector by default."""
+    if shape is None:
+        shape = (len(elements),)
     if all(element is not None and element.literal is not None for element in elements):
         numbers = np.array([element.literal for element in elements if element is not None], dtype=np.int64)
-        return constant_array(numbers.reshape(()) if scalar else numbers)
+        return constant_array(numbers.reshape(shape))
     free = all(element is not None and not element.has_batch for element in elements)
-    return Value(Kind.CONST if free else Kind.SIZES, shape, elements=tuple(elements))
+    return Value(Kind.CONST if free else Kind.SIZES, tuple(map(Dim, shape)), elements=tuple(elements))
 
 
 def mixed(reason: str, *, dependent: bool = False, random: bool = False, shape: Shape | None = None) -> Value:

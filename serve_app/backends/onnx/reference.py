@@ -1,0 +1,167 @@
+"""The runtime beside itself: a model's session compared with one that is not optimized, on the CPU.
+
+ONNX Runtime rewrites a graph before it runs it, and a rewriting may be wrong: 1.31.1 computes BiT's pooling with the
+padding of another operator (``Pad_Fusion``). What is not rewritten shows it. What is left between the two is the
+rounding of the device and of the kernels, which is also what sharing a run may add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import onnxruntime
+
+from serve_app.backends.backend import Check
+from serve_app.backends.joining.experiment import SAME, Difference, difference
+from serve_app.backends.onnx.proof.skeleton import read_skeleton
+from serve_app.payloads import Tensors
+
+LARGEST_BYTES: Final = 2 * 2**30
+"""Weights of a model that is compared: a second session takes as much memory again, for a moment."""
+
+_FAULT: Final[Mapping[str, float]] = MappingProxyType({"full": 1e-4, "reduced": 0.05})
+"""From this difference on, relative to the largest value of an output, it is looked for an optimizer that makes it.
+
+FP32 sums in another order differ by 1e-7 to 1e-5. ``reduced``: FP16, BF16, TF32 and quantized numbers.
+"""
+
+_PART: Final = 0.1
+"""An optimizer is at fault where the difference without it is less than this part."""
+
+_REDUCED_TYPES: Final = frozenset({10, 16})
+"""FP16 and BF16, as `onnx.TensorProto.DataType`."""
+
+OPTIMIZERS: Final = (
+    "Pad_Fusion",
+    "ConvAddFusion",
+    "ConvMulFusion",
+    "ConvBNFusion",
+    "MatMul_BatchNormalization_Fusion",
+    "MatMulAddFusion",
+    "MatMulScaleFusion",
+    "MatmulTransposeFusion",
+    "MatMulActivationFusion",
+    "GemmSumFusion",
+    "GemmTransposeFusion",
+    "GemmActivationFusion",
+    "ConvActivationFusion",
+    "ConvAddActivationFusion",
+    "FuseReluClip",
+    "DivMulFusion",
+    "NotWhereFusion",
+    "ReshapeFusion",
+    "LayerNormFusionL1",
+    "LayerNormFusionL2",
+    "SimplifiedLayerNormFusion",
+    "SkipLayerNormFusion",
+    "BiasSkipLayerNormFusion",
+    "EmbedLayerNormFusion",
+    "AttentionFusion",
+    "GroupQueryAttentionFusion",
+    "GeluFusionL1",
+    "GeluFusionL2",
+    "FastGeluFusion",
+    "QuickGeluFusion",
+    "BiasGeluFusion",
+    "BiasSoftmaxFusion",
+    "BiasDropoutFusion",
+    "TransposeOptimizer",
+    "NchwcTransformer",
+    "NhwcTransformer",
+    "ConstantFolding",
+    "ConstantSharing",
+    "CommonSubexpressionElimination",
+    "CastElimination",
+    "CastChainElimination",
+    "ExpandElimination",
+    "UnsqueezeElimination",
+    "EliminateSlice",
+    "NoopElimination",
+    "PreShapeNodeElimination",
+    "GatherToSliceFusion",
+    "GatherSliceToSplitFusion",
+    "LabelEncoderFusion",
+    "ClipQuantRewrite",
+    "ReluQuantRewrite",
+    "QDQSelectorActionTransformer",
+    "QDQPropagationTransformer",
+    "DoubleQDQPairsRemover",
+    "DynamicQuantizeMatMulFusion",
+    "MatMulIntegerToFloatFusion",
+)
+"""ONNX Runtime's names of those that rewrite what is computed, as ``disabled_optimizers`` takes them."""
+
+Open = Callable[[Sequence[str]], Any]
+"""Makes the session that serves, without these optimizers."""
+
+
+def compare(
+    model_file: Path, run: Callable[[Any, Tensors], Tensors], session: Any, reopen: Open, inputs: Sequence[Tensors]
+) -> Check:
+    """Compare a session with one that is not optimized, and find the optimizer that makes them differ.
+
+    Args:
+        model_file: The model.
+        run: Runs a session on an input.
+        session: Serves the model.
+        reopen: Makes another one like it.
+        inputs: What both are run on.
+
+    Raises:
+        ServeAppError: The model does not run these inputs.
+    """
+    plain = _unoptimized(model_file)
+    expected = [run(plain, each) for each in inputs]
+    del plain
+
+    def gap(other: Any) -> Difference:
+        found = [difference(right, run(other, each), None) for right, each in zip(expected, inputs, strict=True)]
+        return max(found, key=lambda each: each.relative, default=SAME)
+
+    worst = gap(session)
+    reduced = session.get_providers()[0] != "CPUExecutionProvider" or _computes_reduced(model_file)
+    if worst.relative <= _FAULT["reduced" if reduced else "full"]:
+        return Check(worst.relative)
+    by = f"output {worst.output!r} by {worst.relative:.2g} of its largest value"
+    names, left = _at_fault(lambda names: gap(reopen(names)).relative, worst.relative * _PART)
+    if not names:
+        return Check(worst.relative, note=f"what ONNX Runtime makes of the graph changes {by}, whatever is left out")
+    return Check(left, tuple(names), f"without ONNX Runtime's {', '.join(names)}, which changes {by}")
+
+
+def _at_fault(gap: Callable[[Sequence[str]], float], enough: float) -> tuple[Sequence[str], float]:
+    """The optimizers without which the difference is small enough, as few as halving finds; none where none is."""
+    names: Sequence[str] = OPTIMIZERS
+    left = gap(names)
+    if left > enough:
+        return (), left
+    while len(names) > 1:
+        middle = len(names) // 2
+        for half in (names[:middle], names[middle:]):
+            found = gap(half)
+            if found <= enough:
+                names, left = half, found
+                break
+        else:
+            break  # it takes some of both
+    return names, left
+
+
+def _unoptimized(model_file: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model_file, options, providers=["CPUExecutionProvider"])
+
+
+def _computes_reduced(model_file: Path) -> bool:
+    """Whether a graph computes in FP16, BF16 or quantized numbers."""
+    graph = read_skeleton(model_file).graph
+    return any(tensor.data_type in _REDUCED_TYPES for tensor in graph.initializer) or any(
+        "Quantize" in node.op_type or "Integer" in node.op_type or node.op_type.startswith("QLinear")
+        for node in graph.node
+    )

@@ -1,0 +1,79 @@
+"""The runtime is compared with the model as its file has it, and what makes its answers wrong is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_models
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from serve_app.backends.backend import CheckedBackend
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
+from serve_app.payloads import Tensors
+
+_NODE = helper.make_node
+_WRONG_POOLING = tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 32)
+
+
+def _pooling(path: Path) -> Path:
+    """The largest of each 3 x 3 window, zeros around the picture among them."""
+    nodes = [
+        _NODE("Pad", ["x", "pads"], ["wide"]),
+        _NODE("MaxPool", ["wide"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
+    ]
+    ins = [("x", TensorProto.FLOAT, ["rows", 2, 8, 8])]
+    constants = {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)}
+    return onnx_models.write(path, nodes, ins, [("y", TensorProto.FLOAT, ["rows", 2, 4, 4])], constants)
+
+
+def _pooled(x: np.ndarray) -> np.ndarray:
+    wide = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
+    windows = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), axis=(2, 3))[:, :, ::2, ::2]
+    return np.asarray(windows.max(axis=(-1, -2)))
+
+
+def _loaded(path: Path) -> OnnxBackend:
+    backend = OnnxBackend(OnnxSettings("m", path, device="cpu", intra_op_threads=1))
+    backend.load()
+    return backend
+
+
+def test_an_optimizer_that_makes_answers_wrong_is_left_out(tmp_path: Path) -> None:
+    """ONNX Runtime before 1.32 pads a pooling with less than any number, where the graph says zero."""
+    backend = _loaded(_pooling(tmp_path / "model.onnx"))
+    assert isinstance(backend, CheckedBackend)
+    x = -np.abs(np.random.default_rng(0).standard_normal((2, 2, 8, 8))).astype(np.float32)
+    found = backend.check([{"x": x}])
+    assert found is not None
+    assert (("Pad_Fusion",) if _WRONG_POOLING else ()) == found.without
+    assert ("Pad_Fusion, which changes output 'y'" in found.note) is _WRONG_POOLING
+    assert np.array_equal(_pooled(x), backend.run({"x": x})["y"])
+    other = _loaded(_pooling(tmp_path / "other.onnx"))
+    other.leave_out(("Pad_Fusion",))
+    assert np.array_equal(_pooled(x), other.run({"x": x})["y"])
+
+
+@pytest.mark.parametrize("rows", [None, 3], ids=["any rows", "three rows"])
+def test_a_runtime_that_agrees_is_left_as_it_is(rows: int | None, tmp_path: Path) -> None:
+    """What remains is rounding."""
+    weights = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
+    nodes = [_NODE("MatMul", ["x", "w"], ["m"]), _NODE("Softmax", ["m"], ["y"], axis=1)]
+    ins, outs = [("x", TensorProto.FLOAT, [rows, 16])], [("y", TensorProto.FLOAT, [rows, 4])]
+    backend = _loaded(onnx_models.write(tmp_path / "model.onnx", nodes, ins, outs, {"w": weights}))
+    found = backend.check([{"x": np.ones((2, 16), np.float32)}])
+    assert found is not None
+    assert ((), "", True) == (found.without, found.note, found.rounding < 1e-5)
+
+
+def test_texts_are_compared_too(tmp_path: Path) -> None:
+    """Letter by letter."""
+    nodes = [_NODE("Identity", ["x"], ["y"])]
+    ends = ([("x", TensorProto.STRING, ["rows", 1])], [("y", TensorProto.STRING, ["rows", 1])])
+    backend = _loaded(onnx_models.write(tmp_path / "model.onnx", nodes, *ends))
+    inputs: Tensors = {"x": np.array([[b"one"], ["two"]], object)}
+    found = backend.check([inputs])
+    assert found is not None
+    assert ((), 0.0) == (found.without, found.rounding)
