@@ -33,6 +33,8 @@ HIGH ?=
 SCHEDULING ?=
 # Arguments for the measurement of the proof that requests may share runs
 JOINING ?=
+# Arguments for judging exported models
+ARCHITECTURES ?=
 # Arguments for the pool on the real server
 POOL ?=
 # Arguments for the measurement of pipelines
@@ -340,8 +342,12 @@ bench-many-models: env ## Measure a server of a pool of 1,000 models beside one 
 .PHONY: architectures
 architectures: .venv-exporters/.made .venv-optimum/.made .venv-tensorflow/.made ## Export small models of many architectures, 20 minutes (OUT=folder)
 	@export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1; \
-	for own in exporters:{transformers,pictures,sounds,sentences,sklearn} optimum:optimum tensorflow:tensorflow; do \
+	for own in exporters:{transformers,images,audio,sentences,sklearn} optimum:optimum tensorflow:tensorflow; do \
 		".venv-$${own%:*}/bin/python" -m "benchmarks.architectures.export_$${own#*:}" "$(OUT)"; done
+
+.PHONY: bench-architectures
+bench-architectures: env ## Judge the models of `make architectures`: which share runs, and are they right (OUT=folder ARCHITECTURES="--publish")
+	@$(BIN)/python -m benchmarks.architectures.judge $(ARCHITECTURES) "$(OUT)"
 
 .PHONY: bench-environment
 bench-environment: env ## Measure what a process of its own costs a Python model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -162,6 +162,16 @@ class Joinable(NamedTuple):
     def pads(self) -> bool:
         """Whether what a processor made may be filled up to the size of others. If not, it runs at its own."""
         return self.padding in JOINED
+
+
+PADDING: Final = {
+    "fixed": "",
+    "exact": ", padded to the size of others",
+    "close": ", padded to the size of others",
+    "changes": ", each at its own length",
+    "untried": ", each at its own length",
+}
+"""What follows from `Joinable.padding`, in words."""
 
 
 class Compute(NamedTuple):

@@ -94,6 +94,8 @@ def _judge(file: ModelFile, model: str, settings: JoinSettings, rows_at: Layout)
     if proof.independent and shaped is not None:
         return Joinable(PROVEN, proof.reason, alike=proof.alike)
     reason = proof.reason if not proof.independent else problem or proof.reason
+    if proof.advice:
+        reason = f"{reason} ({proof.advice})"
     if settings.unverified:
         if shaped is None:
             raise ConfigError((f"model {model!r}: batching.unverified: allow needs rows to join, but {problem}",))

@@ -44,6 +44,7 @@ class RowProof(NamedTuple):
         reason: One line for an operator of the server: what prevents it, or that nothing does.
         dependent: The model is known to mix rows, or to depend on their number or places; otherwise nobody knows.
         random: The model draws random numbers: the same request has another answer each time.
+        advice: What the author of the model can do about it; empty where nothing is known to help.
         alike: The proof holds for requests in which these sizes are the same: groups of inputs and axes.
     """
 
@@ -52,6 +53,7 @@ class RowProof(NamedTuple):
     dependent: bool = False
     random: bool = False
     alike: Alike = ()
+    advice: str = ""
 
 
 class ModelFile(NamedTuple):

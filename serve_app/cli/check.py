@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,23 @@ from serve_app.composition.locate import looking_once, missing_models
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
 from serve_app.config.problems import Location, place, problems_of, short_repr
+from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
 
 _OURS = "#/$defs/serve_app.{model}"
 
 
 @looking_once()
-def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
+def check_file(
+    path: Path, *, look_for_models: bool = True, tell: Callable[[Mapping[str, ModelInfo]], None] | None = None
+) -> ServeFile:
     """Check a Serve file as strictly as possible without starting anything.
 
     Args:
         path: The file.
         look_for_models: Whether models that should be on this machine must be there. Members of pools are then among
             the models.
+        tell: Takes what the files of the models say of them, by name, where they were looked for.
 
     Raises:
         ConfigError: With one line per fault, of the whole file.
@@ -44,7 +48,9 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
         problems += backend_problems(file.args.models)
         if look_for_models and not problems:
             file = replace(file, args=expand_pools(file.args))
-            _check_models(file.args)
+            infos = _check_models(file.args)
+            if tell is not None:
+                tell(infos)
     except ConfigError as error:
         problems += error.problems
     if problems:
@@ -52,7 +58,7 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
     return file
 
 
-def _check_models(args: AppArgs) -> None:
+def _check_models(args: AppArgs) -> Mapping[str, ModelInfo]:
     """Read the models of this machine as the application would. Remote ones are not fetched for a check.
 
     Raises:
@@ -65,7 +71,9 @@ def _check_models(args: AppArgs) -> None:
     served = with_versions(args.model_copy(update={"models": here}))
     names = {model.name for model in here}
     afar = tuple(model for model in args.models if model.name not in names)  # of these only the names are known
-    pipeline_infos(served.model_copy(update={"models": (*served.models, *afar)}), describe_models(served))
+    infos = describe_models(served)
+    pipeline_infos(served.model_copy(update={"models": (*served.models, *afar)}), infos)
+    return infos
 
 
 def serve_problems(document: Mapping[str, Any]) -> tuple[str, ...]:

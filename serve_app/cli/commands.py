@@ -20,6 +20,7 @@ from serve_app.errors import ConfigError, ServeAppError
 
 if TYPE_CHECKING:
     from serve_app.config import ModelConfig
+    from serve_app.domain.service import ModelInfo
 
 app = typer.Typer(
     help="A multi-model inference server on Ray Serve that schedules every request by priority and deadline.",
@@ -110,10 +111,12 @@ def validate(
 ) -> None:
     """Check CONFIG without starting anything: one line per fault, exit code 2 if there is any."""
     from serve_app.cli.check import check_file  # noqa: PLC0415 - brings Ray, which takes a second to import
+    from serve_app.cli.joinable import described_lines  # noqa: PLC0415
     from serve_app.cli.limits import cluster_notes, gpu_problem, has_gpu  # noqa: PLC0415
 
+    infos: dict[str, ModelInfo] = {}
     try:
-        file = check_file(config, look_for_models=models)
+        file = check_file(config, look_for_models=models, tell=infos.update)
     except ConfigError as error:
         raise _invalid(config, error) from None
     warnings = [*file.open_ports(), *file.unscaled()]
@@ -123,7 +126,7 @@ def validate(
     for line in warnings:
         _err.print("[yellow]warning:[/] ", end="")
         _err.print(line, highlight=False, markup=False, soft_wrap=True)
-    for line in cluster_notes(file, len(os.sched_getaffinity(0))):
+    for line in (*described_lines(infos), *cluster_notes(file, len(os.sched_getaffinity(0)))):
         _err.print("note: ", end="")
         _err.print(line, highlight=False, markup=False, soft_wrap=True)
     found = [_named(model) for model in file.args.models if model.pool is None]

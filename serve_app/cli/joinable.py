@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from serve_app.payloads import PROVEN, Compute
+from serve_app.domain.service import ModelInfo
+from serve_app.payloads import PADDING, PROVEN, Compute
 
 _MOST_BYTES = 16 * 2**20
 _LISTED = 10
@@ -26,6 +27,7 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
     models = _models(host, port, f"{prefix}/status")
     joined, untried, apart = [], [], []
     cores: list[str] = []
+    mended: list[str] = []
     for name, model in models.items():
         compute = Compute(**model["compute"]) if "compute" in model else None
         if compute is not None and compute.threads * compute.instances > 1:
@@ -33,6 +35,9 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
         for variant, verdict in model.get("joinable", {}).items():
             build = escape(f"{name}/{variant}" if variant else name)
             known = f"{verdict['verdict']}, {verdict['deviation']:.1g}" if verdict["deviation"] else verdict["verdict"]
+            known += PADDING.get(verdict.get("padding", ""), "")
+            if verdict.get("without"):
+                mended.append(f"{build} (without {', '.join(verdict['without'])})")
             if verdict["verdict"] in {"exact", "close", "unverified"}:
                 joined.append(f"{build} ({known})")
             elif verdict["verdict"] == PROVEN and "pool" in model:
@@ -44,8 +49,27 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
     if untried:
         yield f"batched if that changes no answer, which is tried when they are loaded: {_listed(untried)}"
     yield from apart
+    if mended:
+        yield f"[yellow]optimizers of ONNX Runtime that made answers wrong are left out:[/] {_listed(mended)}"
     if cores:
         yield f"[green]several cores:[/] {_listed(cores)}"
+
+
+def described_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
+    """Lines of what the files of models say, before anything runs; no markup."""
+    proven, apart = [], []
+    for name, info in infos.items():
+        for variant, verdict in info.joinable.items():
+            build = f"{name}/{variant}" if variant else name
+            if verdict.joins or verdict.verdict == PROVEN:
+                proven.append(build)
+            else:
+                apart.append(f"{build} is not batched across requests: {verdict.reason}")
+    if proven:
+        yield f"batched across requests if that changes no answer, which is tried at the start: {_listed(proven)}"
+    yield from apart[:_LISTED]
+    if len(apart) > _LISTED:
+        yield f"and {len(apart) - _LISTED} more that are not batched"
 
 
 def _listed(builds: Sequence[str]) -> str:

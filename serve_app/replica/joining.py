@@ -6,22 +6,12 @@ import logging
 from collections.abc import Mapping
 from threading import Lock
 from types import MappingProxyType
-from typing import Final
 
 from serve_app.backends.batch import most_rows, rows_of
 from serve_app.errors import InvalidRequest
-from serve_app.payloads import JOINED, PROVEN, Alike, Joinable, Tensors
+from serve_app.payloads import JOINED, PADDING, PROVEN, Alike, Joinable, Tensors
 
 logger = logging.getLogger(__name__)
-
-PADDING: Final = {
-    "fixed": "",
-    "exact": ", padded to the size of others",
-    "close": ", padded to the size of others",
-    "changes": ", each at its own length",
-    "untried": ", each at its own length",
-}
-"""What follows from `serve_app.payloads.Joinable.padding`, in words."""
 
 _UNKNOWN = Joinable("exact", "nobody has looked", padding="exact")
 """Of what runs without anybody having asked: simulated backends."""

@@ -24,9 +24,9 @@ def _pooling(path: Path) -> Path:
         _NODE("Pad", ["x", "pads"], ["wide"]),
         _NODE("MaxPool", ["wide"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
     ]
-    ins = [("x", TensorProto.FLOAT, ["rows", 2, 8, 8])]
+    ins = [("x", TensorProto.FLOAT, ("rows", 2, 8, 8))]
     constants = {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)}
-    return onnx_models.write(path, nodes, ins, [("y", TensorProto.FLOAT, ["rows", 2, 4, 4])], constants)
+    return onnx_models.write(path, nodes, ins, [("y", TensorProto.FLOAT, ("rows", 2, 4, 4))], constants)
 
 
 def _pooled(x: np.ndarray) -> np.ndarray:
@@ -61,8 +61,9 @@ def test_a_runtime_that_agrees_is_left_as_it_is(rows: int | None, tmp_path: Path
     """What remains is rounding."""
     weights = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
     nodes = [_NODE("MatMul", ["x", "w"], ["m"]), _NODE("Softmax", ["m"], ["y"], axis=1)]
-    ins, outs = [("x", TensorProto.FLOAT, [rows, 16])], [("y", TensorProto.FLOAT, [rows, 4])]
-    backend = _loaded(onnx_models.write(tmp_path / "model.onnx", nodes, ins, outs, {"w": weights}))
+    path = tmp_path / "model.onnx"
+    ins, outs = [("x", TensorProto.FLOAT, (rows, 16))], [("y", TensorProto.FLOAT, (rows, 4))]
+    backend = _loaded(onnx_models.write(path, nodes, ins, outs, {"w": weights}))
     found = backend.check([{"x": np.ones((2, 16), np.float32)}])
     assert found is not None
     assert ((), "", True) == (found.without, found.note, found.rounding < 1e-5)
@@ -71,8 +72,8 @@ def test_a_runtime_that_agrees_is_left_as_it_is(rows: int | None, tmp_path: Path
 def test_texts_are_compared_too(tmp_path: Path) -> None:
     """Letter by letter."""
     nodes = [_NODE("Identity", ["x"], ["y"])]
-    ends = ([("x", TensorProto.STRING, ["rows", 1])], [("y", TensorProto.STRING, ["rows", 1])])
-    backend = _loaded(onnx_models.write(tmp_path / "model.onnx", nodes, *ends))
+    ins, outs = [("x", TensorProto.STRING, ("rows", 1))], [("y", TensorProto.STRING, ("rows", 1))]
+    backend = _loaded(onnx_models.write(tmp_path / "model.onnx", nodes, ins, outs))
     inputs: Tensors = {"x": np.array([[b"one"], ["two"]], object)}
     found = backend.check([inputs])
     assert found is not None

@@ -200,7 +200,8 @@ def test_the_server_is_told_of_another_models_profile(config: Path, tmp_path: Pa
     )
     runner = CliRunner()
     valid = runner.invoke(app, ["validate", str(path)])
-    assert (valid.exit_code, valid.output) == (0, f"{path}: valid; models: first\n")
+    assert (valid.exit_code, valid.stdout) == (0, f"{path}: valid; models: first\n")
+    assert "tried at the start: first" in valid.stderr
 
     onnx_models.make(tmp_path / "models" / "first" / "1" / "model.onnx", "sum_diff")
     changed = runner.invoke(app, ["validate", str(path)])

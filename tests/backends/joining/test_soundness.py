@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples, thorough
+from mutated_graphs import GRAPHS, case, graph, mutated
 from random_graphs import ROWS, random_graph
 from row_experiments import Case, backend_cases, experiment
 
@@ -46,6 +47,31 @@ def test_a_sample_of_the_cases_of_onnx_is_right() -> None:
 def test_random_graphs_are_right(seed: int) -> None:
     """Chains of random operators with random parameters: none that is proven differs."""
     assert _wrong(_chain(seed), seed) == ""
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_as_exporters_write_them_are_proven_and_right(name: str) -> None:
+    """Rows that are counted to pick from each its own."""
+    assert prove_rows_of(graph(name)).independent
+    finding = experiment(case(name, graph(name)))
+    assert finding is not None
+    assert (True, "") == (finding.comparisons > 0, finding.difference)
+
+
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32 - 1))
+def test_changed_graphs_of_exporters_are_right(seed: int) -> None:
+    """Numbers, axes, inputs and operators at random: none that is proven differs."""
+    assert _wrong(mutated(Random(seed)), seed) == ""
+
+
+@thorough
+@pytest.mark.timeout(3600)
+def test_many_changed_graphs_of_exporters_are_right() -> None:
+    """Ten thousand: none that is proven differs, and some are proven still."""
+    changed = [mutated(Random(seed)) for seed in range(10_000)]
+    assert [] == [problem for seed, each in enumerate(changed) if (problem := _wrong(each, seed))]
+    assert sum(prove_rows_of(each.model).independent for each in changed) > 300
 
 
 @thorough

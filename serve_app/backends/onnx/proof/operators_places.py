@@ -57,6 +57,10 @@ def shape_of_places(op: Operation) -> Shape | None:
     values = [value for value in op.inputs if value is not None]
     if any(value.shape is None for value in values):
         return None
+    for place in range(1, max(value.rank for value in values) + 1):
+        met = {value.at(place) for value in values} - {ONE}
+        if len(met) > 1 and any(dim.has_batch for dim in met):
+            raise Mixes("meets the rows of one axis with another axis")  # and fails, but for some numbers of rows
     return broadcast(op, [constant(value.shape) for value in values]).shape
 
 

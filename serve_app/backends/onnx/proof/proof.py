@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.backends.kind import RowProof
+from serve_app.backends.onnx.proof.advice import advice_on
 from serve_app.backends.onnx.proof.dimensions import ONE, ROWS_IN_BATCH, Dim, named
 from serve_app.backends.onnx.proof.graph import Walk
 from serve_app.backends.onnx.proof.operation import Sizes
@@ -38,7 +39,8 @@ def prove_rows(model_file: Path, *, axes: Mapping[str, int] | None = None) -> Ro
         return RowProof(
             False, f"the model {error}" if isinstance(error, ValueError) else f"the file cannot be read: {error}"
         )
-    return prove_rows_of(model, axes=axes)
+    found = prove_rows_of(model, axes=axes)
+    return found if found.independent else found._replace(advice=advice_on(found.reason))
 
 
 def prove_rows_of(model: Any, *, axes: Mapping[str, int] | None = None) -> RowProof:
