@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+PAD = 1
+"""Padding's token id, of all text models."""
+
 
 @dataclass(frozen=True, slots=True)
 class Export:

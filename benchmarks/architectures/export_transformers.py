@@ -16,11 +16,10 @@ import torch
 import transformers
 from torch import nn
 
-from benchmarks.architectures.collection import Export, export_all
+from benchmarks.architectures.collection import PAD, Export, export_all
 from benchmarks.architectures.torch_exporters import EXPORTERS, Chosen, export
 
 VOCABULARY = 200
-PAD = 1
 
 _SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,

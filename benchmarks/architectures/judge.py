@@ -19,12 +19,13 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.architectures.collection import PAD
 from benchmarks.machine import Machine, describe
 from benchmarks.process import OUT
 from benchmarks.publishing import machine_table, now, publish_report, table
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import describe_build
-from serve_app.backends.joining.experiment import difference, in_front
+from serve_app.backends.joining.experiment import difference, in_front, sensitivity
 from serve_app.backends.kind import BuildSettings
 from serve_app.backends.onnx.kind import ONNX, OnnxOptions
 from serve_app.backends.samples import Samples
@@ -39,6 +40,8 @@ _TOKENS, _SAMPLES, _PIXELS, _CHANNELS = 24, 8_000, 64, 3
 _IDS, _MASK = "input_ids", "attention_mask"
 _WORDS = ("red", "green", "blue", "a small dog", "the big cat sees birds")
 _PADDED = 2  # times as long
+_ROUNDING = 8.0
+"""A difference of up to so many times what the last bits of a request do to its answer is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,8 @@ def _joined(backend: Backend, verdict: Joinable) -> tuple[int, int]:
             start, end = end, end + len(next(iter(part.values())))
             found = {name: array[start:end] for name, array in together.items()}
             compared += 1
-            wrong += not difference(own, found, None, max(verdict.rounding, verdict.deviation)).allowed
+            gap = difference(own, found, None, verdict.rounding)
+            wrong += not gap.allowed and gap.relative > _ROUNDING * sensitivity(backend, part, own)
     return compared, wrong
 
 
@@ -158,7 +162,7 @@ def _padded(backend: Backend, verdict: Joinable) -> str:
     short = requests(backend.signature.inputs, 1, rng)
     short[_MASK] = np.ones_like(short[_MASK])
     long = requests(backend.signature.inputs, 1, rng, _PADDED)
-    padded = {name: np.zeros_like(long[name]) for name in long}
+    padded = {name: np.full_like(array, PAD if name == _IDS else 0) for name, array in long.items()}
     for name, array in short.items():
         padded[name][:, : array.shape[1]] = array
     try:
