@@ -106,6 +106,12 @@ def test_sizes_of_one_name_are_taken_to_be_the_same_where_the_server_sees_to_it(
     assert not prove(graph.format("u")).independent
 
 
+def test_nodes_may_stand_in_any_order() -> None:
+    """As ONNX Runtime takes them; what needs itself is not proven."""
+    assert prove("(float[n,4] x) => (float y) { y = Neg(z) z = Abs(x) }").independent
+    assert not prove("(float[n,4] x) => (float y) { y = Neg(z) z = Abs(y) }").independent
+
+
 def test_a_loop_over_another_axis_is_proven() -> None:
     """A recurrence written as Scan runs along time, with rows in its state."""
     graph = """(float[n,t,2] x) => (float y) {

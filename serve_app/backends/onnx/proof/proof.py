@@ -12,7 +12,8 @@ of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,33 @@ def _inferred(model: Any) -> Any:
         model = onnx.inliner.inline_local_functions(model)
     stripped = onnx.ModelProto()
     stripped.CopyFrom(model)
+    _put_in_order(stripped.graph)
     _undeclared(stripped.graph)
     try:
         return onnx.shape_inference.infer_shapes(stripped)
     except Exception:  # of whatever kind: inference is only a help
         return stripped
+
+
+def _put_in_order(graph: Any) -> None:
+    """Move nodes behind those that make their inputs. ONNX Runtime takes any order, and converters to FP16 leave some."""
+    maker = {name: at for at, node in enumerate(graph.node) for name in node.output if name}
+    needs = [{maker[name] for name in _used(node) if name in maker} for node in graph.node]
+    if all(maker < at for at, makers in enumerate(needs) for maker in makers):
+        return
+    nodes = [type(node).FromString(node.SerializeToString()) for node in graph.node]
+    order = TopologicalSorter(dict(enumerate(needs))).static_order()
+    del graph.node[:]
+    graph.node.extend([nodes[at] for at in order])
+
+
+def _used(node: Any) -> Iterator[str]:
+    """Names of the values that a node needs, and the graphs inside it."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+            for inner in graph.node:
+                yield from _used(inner)
 
 
 def _undeclared(graph: Any, *, inner: bool = False) -> None:
