@@ -215,7 +215,7 @@ def _inferred(model: Any) -> Any:
 
 
 def _put_in_order(graph: Any) -> None:
-    """Move nodes behind those that make their inputs. ONNX Runtime takes any order, and converters to FP16 leave some."""
+    """Move nodes behind those that make their inputs: ONNX Runtime takes any order, and FP16 converters leave some."""
     maker = {name: at for at, node in enumerate(graph.node) for name in node.output if name}
     needs = [{maker[name] for name in _used(node) if name in maker} for node in graph.node]
     if all(maker < at for at, makers in enumerate(needs) for maker in makers):
