@@ -34,64 +34,21 @@ _PART: Final = 0.1
 _REDUCED_TYPES: Final = frozenset({10, 16})
 """FP16 and BF16, as `onnx.TensorProto.DataType`."""
 
-OPTIMIZERS: Final = (
-    "Pad_Fusion",
-    "ConvAddFusion",
-    "ConvMulFusion",
-    "ConvBNFusion",
-    "MatMul_BatchNormalization_Fusion",
-    "MatMulAddFusion",
-    "MatMulScaleFusion",
-    "MatmulTransposeFusion",
-    "MatMulActivationFusion",
-    "GemmSumFusion",
-    "GemmTransposeFusion",
-    "GemmActivationFusion",
-    "ConvActivationFusion",
-    "ConvAddActivationFusion",
-    "FuseReluClip",
-    "DivMulFusion",
-    "NotWhereFusion",
-    "ReshapeFusion",
-    "LayerNormFusionL1",
-    "LayerNormFusionL2",
-    "SimplifiedLayerNormFusion",
-    "SkipLayerNormFusion",
-    "BiasSkipLayerNormFusion",
-    "EmbedLayerNormFusion",
-    "AttentionFusion",
-    "GroupQueryAttentionFusion",
-    "GeluFusionL1",
-    "GeluFusionL2",
-    "FastGeluFusion",
-    "QuickGeluFusion",
-    "BiasGeluFusion",
-    "BiasSoftmaxFusion",
-    "BiasDropoutFusion",
-    "TransposeOptimizer",
-    "NchwcTransformer",
-    "NhwcTransformer",
-    "ConstantFolding",
-    "ConstantSharing",
-    "CommonSubexpressionElimination",
-    "CastElimination",
-    "CastChainElimination",
-    "ExpandElimination",
-    "UnsqueezeElimination",
-    "EliminateSlice",
-    "NoopElimination",
-    "PreShapeNodeElimination",
-    "GatherToSliceFusion",
-    "GatherSliceToSplitFusion",
-    "LabelEncoderFusion",
-    "ClipQuantRewrite",
-    "ReluQuantRewrite",
-    "QDQSelectorActionTransformer",
-    "QDQPropagationTransformer",
-    "DoubleQDQPairsRemover",
-    "DynamicQuantizeMatMulFusion",
-    "MatMulIntegerToFloatFusion",
-)
+_NAMES = """
+    Pad_Fusion ConvAddFusion ConvMulFusion ConvBNFusion MatMul_BatchNormalization_Fusion MatMulAddFusion
+    MatMulScaleFusion MatmulTransposeFusion MatMulActivationFusion GemmSumFusion GemmTransposeFusion
+    GemmActivationFusion ConvActivationFusion ConvAddActivationFusion FuseReluClip DivMulFusion NotWhereFusion
+    ReshapeFusion LayerNormFusionL1 LayerNormFusionL2 SimplifiedLayerNormFusion SkipLayerNormFusion
+    BiasSkipLayerNormFusion EmbedLayerNormFusion AttentionFusion GroupQueryAttentionFusion GeluFusionL1 GeluFusionL2
+    FastGeluFusion QuickGeluFusion BiasGeluFusion BiasSoftmaxFusion BiasDropoutFusion TransposeOptimizer
+    NchwcTransformer NhwcTransformer ConstantFolding ConstantSharing CommonSubexpressionElimination CastElimination
+    CastChainElimination ExpandElimination UnsqueezeElimination EliminateSlice NoopElimination
+    PreShapeNodeElimination GatherToSliceFusion GatherSliceToSplitFusion LabelEncoderFusion ClipQuantRewrite
+    ReluQuantRewrite QDQSelectorActionTransformer QDQPropagationTransformer DoubleQDQPairsRemover
+    DynamicQuantizeMatMulFusion MatMulIntegerToFloatFusion
+"""
+
+OPTIMIZERS: Final = tuple(_NAMES.split())
 """ONNX Runtime's names of those that rewrite what is computed, as ``disabled_optimizers`` takes them."""
 
 Open = Callable[[Sequence[str]], Any]
@@ -113,7 +70,7 @@ def compare(
     Raises:
         ServeAppError: The model does not run these inputs.
     """
-    plain = _unoptimized(model_file)
+    plain = _unoptimized(model_file, session.get_session_options().intra_op_num_threads)
     expected = [run(plain, each) for each in inputs]
     del plain
 
@@ -150,11 +107,12 @@ def _at_fault(gap: Callable[[Sequence[str]], float], enough: float) -> tuple[Seq
     return names, left
 
 
-def _unoptimized(model_file: Path) -> Any:
+def _unoptimized(model_file: Path, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(model_file, options, providers=["CPUExecutionProvider"])
 
 
