@@ -17,12 +17,14 @@ def join_serve_log() -> None:
 
     Serve sets up the handlers of its own logger only; anything else would end in the worker's standard error, which
     Serve may discard. Where Serve keeps lines back until there are many (``RAY_SERVE_THROUGHPUT_OPTIMIZED``), those of
-    this package are written at once: they are few, and somebody may wait for them. Call it in the replica, after Serve
-    has set up logging. Idempotent.
+    this package are written at once: they are few, and an operator may wait for them. For the same reason what is only
+    information, such as which requests share runs, is written where Serve writes no more than warnings. Call it in the
+    replica, after Serve has set up logging. Idempotent.
     """
     serve, ours = logging.getLogger(_SERVE_LOGGER), logging.getLogger(__package__.partition(".")[0])
     ours.handlers = [_writing_at_once(handler) for handler in serve.handlers]
-    ours.setLevel(serve.getEffectiveLevel())
+    level = serve.getEffectiveLevel()
+    ours.setLevel(min(level, logging.INFO) if level <= logging.WARNING else level)
     ours.propagate = False
 
 

@@ -18,11 +18,12 @@ ROUTER = "serve-app_router_x7k2"
 def serve_logger() -> Iterator[logging.Logger]:
     """Serve's, without handlers; those that it gets go afterwards."""
     logger = logging.getLogger("ray.serve")
-    before, logger.handlers = logger.handlers, []
+    before, level, logger.handlers = logger.handlers, logger.level, []
     yield logger
     for handler in logger.handlers:
         handler.close()
     logger.handlers = before
+    logger.setLevel(level)
 
 
 def test_it_follows_serve_s_log(serve_logger: logging.Logger, tmp_path: Path) -> None:
@@ -50,6 +51,21 @@ def our_logger() -> Iterator[logging.Logger]:
     before = logger.handlers, logger.level, logger.propagate
     yield logger
     logger.handlers, logger.level, logger.propagate = before
+
+
+@pytest.mark.parametrize(
+    ("level", "written"), [("DEBUG", "ab"), ("INFO", "b"), ("WARNING", "b"), ("ERROR", "")], ids=str
+)
+def test_what_shares_runs_is_written_where_serve_writes_warnings_only(
+    level: str, written: str, serve_logger: logging.Logger, our_logger: logging.Logger, tmp_path: Path
+) -> None:
+    """As the shipped files have it; who wants errors only gets those."""
+    serve_logger.addHandler(logging.FileHandler(tmp_path / "replica.log"))
+    serve_logger.setLevel(level)
+    join_serve_log()
+    our_logger.debug("a")
+    our_logger.info("b")
+    assert written == (tmp_path / "replica.log").read_text().replace("\n", "")
 
 
 def test_what_this_package_logs_is_written_at_once(
