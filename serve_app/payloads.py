@@ -137,7 +137,7 @@ class Joinable(NamedTuple):
         rows: Whether dimension 0 of all tensors is rows. Otherwise a request is run as it came, with its own shapes.
         padding: What padding to the size of others does to an answer. ``fixed``: nothing is padded, or all of it to one
             size. ``exact``, ``close``: it was tried, as ``verdict`` has it. ``changes``: it changes answers.
-            ``untried``: nobody knows.
+            ``sizes``: the model takes no others, so each is padded to its own. ``untried``: nobody knows.
         rounding: How far answers are from those of the model as its file has it, in the same measure: the rounding of
             the device and its kernels. Up to twice as much, sharing a run may add.
         without: What its runtime does not do to the model, since that made answers wrong.
@@ -169,6 +169,7 @@ PADDING: Final = {
     "exact": ", padded to the size of others",
     "close": ", padded to the size of others",
     "changes": ", each at its own length",
+    "sizes": ", each padded to its own size",
     "untried": ", each at its own length",
 }
 """What follows from `Joinable.padding`, in words."""

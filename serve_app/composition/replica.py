@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +21,10 @@ from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, memory_of
 from serve_app.composition.revision import Revision, keep_revision
 from serve_app.config import ModelConfig
-from serve_app.config.processor import CustomOptions
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
 from serve_app.payloads import Compute, Execution
+from serve_app.processors.processor import Processor, only_sizes
 from serve_app.replica.compute import AtOnce
 from serve_app.replica.joining import Joining
 from serve_app.replica.pieces import padded_lengths
@@ -146,9 +147,10 @@ def make_replica(
             max_rows = choose_rows(model, warm_up.executions, memory)
             compute = compute._replace(max_rows=max_rows)
         _log.info("%s computes with %s", model.name, compute.told)
+        padding = _padding(makes_examples(processor))
         if member is None:
             keys = {
-                variant: _key(model, locations[variant], builds[variant], backends[variant], max_rows)
+                variant: _key(model, locations[variant], builds[variant], backends[variant], max_rows, padding)
                 for variant in locations
             }
             proofs = ProofContext(
@@ -157,7 +159,9 @@ def make_replica(
         else:
             warm_up = warm_up._replace(executions=list(member.executions) or warm_up.executions)
             keys = {
-                variant: identity_key(member.identities[variant], backend.device, locations[variant].kind.versions())
+                variant: identity_key(
+                    member.identities[variant], backend.device, locations[variant].kind.versions(), padding
+                )
                 for variant, backend in backends.items()
             }
             proofs = ProofContext(model.name, max_rows, tolerance, _SHORT_S, records, keys)
@@ -249,7 +253,21 @@ def _close(backends: Mapping[str, Backend]) -> None:
         backend.close()
 
 
-def _key(model: ModelConfig, location: ModelLocation, build: Description, backend: Backend, max_rows: int) -> str:
+def _padding(processor: Processor | None) -> Any:
+    """Sizes that inputs are padded to, and a digest of one that is: padding tokens come from files beside the model."""
+    if processor is None or only_sizes(processor):
+        return None
+    buckets = processor.buckets
+    try:
+        padded = processor.pad(processor.example(1, buckets[0]), buckets[1])
+    except Exception:  # the seam to foreign code: what it cannot pad is not padded
+        return buckets
+    return buckets, {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in padded.items()}
+
+
+def _key(
+    model: ModelConfig, location: ModelLocation, build: Description, backend: Backend, max_rows: int, padding: Any
+) -> str:
     """What the verdict on a build depends on: its file, and what its numbers depend on besides."""
     warm_up = model.warm_up
     facts: list[Any] = [
@@ -260,8 +278,9 @@ def _key(model: ModelConfig, location: ModelLocation, build: Description, backen
         model.task,
         _code(location),
     ]
-    if isinstance(model.processor, CustomOptions):
+    if model.processor is not None:
         facts.append(model.processor.model_dump(mode="json"))  # what it makes and pads is what was tried
+    facts.append(padding)
     batching = model.batching
     return record_key(
         location.model_file,

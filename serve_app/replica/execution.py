@@ -20,7 +20,7 @@ from serve_app.backends.outputs import not_finite
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import EXPIRED, PROVEN, Execution, Failure, Streamed, Success, Tensors
 from serve_app.processors.buckets import bucket_for
-from serve_app.processors.processor import Processor, only_sizes
+from serve_app.processors.processor import Processor, as_they_are, only_sizes
 from serve_app.replica.joining import Joining
 from serve_app.replica.self_test import SelfTest
 from serve_app.replica.staged import Assembled, Job, Staged
@@ -110,9 +110,10 @@ class Executor:
                 continue
             try:
                 buckets[index] = bucket = processor.bucket(tensors)
-                if self._exact and _is_made(staged, index):
+                sizes = self._joining.of(staged.entries[index].variant).padding == "sizes"
+                if self._exact and not sizes and _is_made(staged, index):
                     buckets[index] = max(processor.lengths(tensors), default=bucket)
-                elif self._lengths:
+                elif self._lengths and not sizes:
                     buckets[index] = bucket_for(bucket, self._lengths)
             except ServeAppError as error:
                 staged.tensors[index] = Failure(error.code, error.message)
@@ -383,7 +384,8 @@ class Executor:
 
     def _pads(self, processor: Processor, staged: Staged) -> bool:
         """Whether an entry is padded: where that was shown to change nothing, or the model takes these sizes only."""
-        return only_sizes(processor) or self._joining.of(staged.runs_on).pads
+        verdict = self._joining.of(staged.runs_on)
+        return only_sizes(processor) or verdict.pads or verdict.padding == "sizes"
 
     def _may_grow(self, staged: Staged, index: int) -> bool:
         """Whether an entry's answer stays as it is when it is padded to the bucket of others."""
@@ -401,10 +403,15 @@ class Executor:
         buckets: Sequence[int],
     ) -> list[Tensors]:
         """Pad what the processor made to its bucket, so that it can share a run; not where that changes its answer."""
-        return [
-            processor.pad(tensors, bucket) if _is_made(staged, index) and self._pads(processor, staged) else tensors
-            for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
-        ]
+        padded = []
+        for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True):
+            if not _is_made(staged, index):
+                padded.append(tensors)
+            elif self._pads(processor, staged):
+                padded.append(processor.pad(tensors, bucket))
+            else:
+                padded.append(as_they_are(processor, tensors))
+        return padded
 
 
 def _check_finite(outputs: Tensors) -> None:

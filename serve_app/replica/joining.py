@@ -59,7 +59,9 @@ class Joining:
             InvalidRequest: Its tensors do not have the same number of rows, as those of this model must.
         """
         verdict = self._verdicts.get(variant, _UNKNOWN)
-        if len(tensors) == 1 and verdict[0] in JOINED:  # of most small requests: one tensor agrees with itself
+        if (
+            len(tensors) == 1 and verdict[0] in JOINED and not verdict.alike
+        ):  # of most small requests: one tensor agrees with itself
             (array,) = tensors.values()
             if array.ndim and (rows := len(array)):
                 return rows, False

@@ -119,23 +119,32 @@ def cut(
 
 
 def put_together(pieces: Sequence[Piece], outputs: Sequence[Tensors]) -> Tensors:
-    """Make the outputs of a request of those of its pieces.
+    """Make the outputs of a request of those of its pieces. Outputs that have not its rows are none of them: left out.
 
     Where pieces have outputs of different sizes, as the vectors of tokens are, each is filled up with zeros behind.
 
     Raises:
-        InferenceFailed: An output does not have the rows of its piece, or another number of dimensions than others.
+        InferenceFailed: No output has the rows of its piece, or one has another number of dimensions than in others.
     """
     count = sum(len(piece.rows) for piece in pieces)
-    return {name: _joined(name, count, pieces, [output[name] for output in outputs]) for name in outputs[0]}
+    parts = {name: [output[name] for output in outputs] for name in outputs[0]}
+    faults = {name: fault for name, each in parts.items() if (fault := _fault(name, pieces, each))}
+    if len(faults) == len(parts):
+        raise InferenceFailed(next(iter(faults.values()), "the model has no outputs"))
+    return {name: _joined(count, pieces, each) for name, each in parts.items() if name not in faults}
 
 
-def _joined(name: str, count: int, pieces: Sequence[Piece], parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _fault(name: str, pieces: Sequence[Piece], parts: Sequence[npt.NDArray[Any]]) -> str:
+    """Why the outputs of pieces are not those of a request's rows; empty where they are."""
     if len({part.ndim for part in parts}) > 1:
-        raise InferenceFailed(f"output {name!r} has different numbers of dimensions for different rows")
+        return f"output {name!r} has different numbers of dimensions for different rows"
     for piece, part in zip(pieces, parts, strict=True):
         if not part.ndim or len(part) != len(piece.rows):
-            raise InferenceFailed(f"output {name!r} has shape {list(part.shape)} for {len(piece.rows)} rows of input")
+            return f"output {name!r} has shape {list(part.shape)} for {len(piece.rows)} rows of input"
+    return ""
+
+
+def _joined(count: int, pieces: Sequence[Piece], parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     sizes = tuple(map(max, zip(*(part.shape[1:] for part in parts), strict=True)))
     even = all(part.shape[1:] == sizes for part in parts)
     whole = (np.empty if even else np.zeros)((count, *sizes), parts[0].dtype)

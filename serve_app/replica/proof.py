@@ -12,7 +12,6 @@ import numpy as np
 from serve_app.backends.backend import Backend, Check, CheckedBackend, SessionLost
 from serve_app.backends.joining.drawing import Varied
 from serve_app.backends.joining.experiment import (
-    GRAPH,
     SAME,
     Difference,
     claim_of,
@@ -23,7 +22,7 @@ from serve_app.backends.joining.experiment import (
 )
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.samples import Samples
-from serve_app.errors import ServeAppError
+from serve_app.errors import ConfigError, ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Tensors
 from serve_app.processors.processor import Processor, only_sizes
 from serve_app.replica.joining import told
@@ -100,15 +99,15 @@ def prove_replica(
     verdicts = {}
     for variant, backend in backends.items():
         verdict = joinable[variant]
-        known = proofs.find(variant) if verdict.verdict == PROVEN else None
-        if known is None:
+        known = proofs.find(variant)
+        if known is None or verdict.verdict not in {PROVEN, known.verdict}:
             trial = _Trial(proofs, backend, processor, samples, examples.get(variant), len(backends))
             check = trial.checked(verdict)
             found = trial.padded(trial.joined(verdict))
             if check is not None:
                 reason = f"{found.reason}; {check.note}" if check.note else found.reason
                 found = found._replace(reason=reason, rounding=check.rounding, without=check.without)
-            if verdict.verdict == PROVEN != found.verdict:
+            if found.verdict != PROVEN and found.padding != "untried":
                 proofs.keep(variant, found)
         else:
             found = known
@@ -122,9 +121,7 @@ def prove_replica(
     return verdicts
 
 
-def try_requests(
-    proofs: ProofContext, variant: str, backend: Backend, requests: Tensors, claim: str = GRAPH
-) -> Joinable:
+def try_requests(proofs: ProofContext, variant: str, backend: Backend, requests: Tensors, before: Joinable) -> Joinable:
     """The verdict on a build by rows of real requests, where no other input was known to run.
 
     Args:
@@ -132,15 +129,22 @@ def try_requests(
         variant: The build.
         backend: It runs there. Loaded.
         requests: The rows.
-        claim: What its file says, as `claim_of` tells it.
+        before: What is known of it so far.
 
     Raises:
         ServeAppError: The model does not run them.
     """
     draw = Varied(partial(_repeated, requests), tuple(requests))
-    verdict = try_joining(
-        backend, draw, max_rows=proofs.max_rows, tolerance=proofs.tolerance, budget_s=_BESIDE_REQUESTS_S, claim=claim
+    tried = try_joining(
+        backend,
+        draw,
+        max_rows=proofs.max_rows,
+        tolerance=proofs.tolerance,
+        budget_s=_BESIDE_REQUESTS_S,
+        claim=claim_of(before),
+        rounding=before.rounding,
     )
+    verdict = before._replace(verdict=tried.verdict, reason=tried.reason, deviation=tried.deviation)
     proofs.keep(variant, verdict)
     return verdict
 
@@ -186,7 +190,7 @@ class _Trial:
             else:  # of what it takes only one thing is known: what has run
                 inputs = [] if self._example is None else [self._example]
             found = self._backend.check(inputs) if inputs else None
-        except SessionLost:
+        except (SessionLost, ConfigError):
             raise
         except ServeAppError:
             return None
@@ -238,6 +242,9 @@ class _Trial:
         except ServeAppError as error:
             reason = f"{verdict.reason}; padding could not be tried ({error.message}), so nothing is padded"
             return verdict._replace(padding="untried", reason=reason)
+        if found is None:
+            reason = f"{verdict.reason}; the model takes no lengths between those that inputs are padded to"
+            return verdict._replace(padding="sizes", reason=reason)
         by = f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
         changes = f"padding to the size of others changes output {found.output!r}{by}{within(found, self._rounding)}"
         if not found.allowed:
@@ -260,11 +267,11 @@ def _padded(
     rounding: float,
     *,
     joins: bool,
-) -> Difference:
+) -> Difference | None:
     """What padding changes: from the smallest size to the next and to the largest, and from one between two sizes.
 
-    Masks say that there is something everywhere, as a processor makes them, and lengths say how much: whatever else
-    they held, the padding would be hidden behind numbers that no request has.
+    ``None``: the model runs no size between. Masks say that there is something everywhere, as a processor makes them,
+    and lengths say how much: whatever else they held, the padding would be hidden behind numbers that no request has.
     """
     buckets = processor.buckets
     middle, rows = buckets[len(buckets) // 2], 2 if joins else 1
@@ -274,10 +281,18 @@ def _padded(
         kept = _of_the_processor(example, processor.pad(example, max(length, buckets[-1])))
         return draw.like(lambda rows, _: processor.example(rows, length), kept)(rows, seed, 1.0)
 
-    worst = SAME
+    worst, between = SAME, _between(processor)
+    for size in buckets[:2]:
+        backend.run_whole(drawn(size, 1))
+    try:
+        backend.run_whole(drawn(between, 1))
+    except SessionLost:
+        raise
+    except ServeAppError:
+        return None
     for short, long, together in (
         (buckets[0], buckets[1], False),
-        (_between(processor), middle, joins),
+        (between, middle, joins),
         (buckets[0], buckets[-1], False),
     ):
         if short >= long:

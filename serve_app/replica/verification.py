@@ -20,7 +20,7 @@ import numpy as np
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.batch import fits, rows_of
-from serve_app.backends.joining.experiment import Difference, claim_of, difference, finite, in_front, sensitivity
+from serve_app.backends.joining.experiment import Difference, difference, finite, in_front, sensitivity
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Joinable, Tensors
 from serve_app.processors.processor import Processor, only_sizes
@@ -119,7 +119,7 @@ class Verification:
         kept = {name: array.copy() for name, array in outputs.items()}
         padded: Tensors | None = None
         if made and self._processor is not None:
-            if only_sizes(self._processor):
+            if only_sizes(self._processor) or self._joining.of(variant).padding == "sizes":
                 mine = self._processor.pad(mine, bucket)
             elif self._joining.of(variant).pads:
                 if lengths := self._processor.lengths(mine):
@@ -197,8 +197,7 @@ class Verification:
 
     def try_with(self, variant: str, requests: Tensors) -> Joinable:
         """Try a build with these rows."""
-        claim = claim_of(self._joining.of(variant))
-        return try_requests(self._proofs, variant, self._backends[variant], requests, claim)
+        return try_requests(self._proofs, variant, self._backends[variant], requests, self._joining.of(variant))
 
     def rounding(self, variant: str) -> float:
         """See `serve_app.payloads.Joinable`."""

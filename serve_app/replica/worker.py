@@ -30,6 +30,7 @@ from serve_app.payloads import (
     BundleResult,
     Execution,
     Failure,
+    Joinable,
     PartSink,
     StreamLimits,
     Success,
@@ -282,22 +283,29 @@ class Worker:
         if processor is None:
             return
         for index in media:
-            tensors, verdict = staged.tensors[index], self._joining.of(staged.entries[index].variant)
+            tensors = staged.tensors[index]
             if isinstance(tensors, Failure):
                 continue
+            verdicts = self._verdicts_of(staged.entries[index])
             latency = self._gate.latencies.of(staged.entries[index].variant)
+            sizes = only_sizes(processor) or any(verdict.padding == "sizes" for verdict in verdicts)
             pieces = cut(
                 processor,
                 tensors,
-                self._lengths,
+                processor.buckets if sizes else self._lengths,
                 latency,
                 scheduling.max_rows,
-                pads=verdict.pads or only_sizes(processor),
-                alone=not verdict.joins,
+                pads=sizes or all(verdict.pads for verdict in verdicts),
+                alone=not all(verdict.joins for verdict in verdicts),
                 lock=self._lock,
             )
             if pieces:
                 staged.pieces[index] = pieces
+
+    def _verdicts_of(self, entry: WireEntry) -> list[Joinable]:
+        """Those on all builds that an entry may run on."""
+        fallbacks = () if entry.variant or entry.exact else self._scheduling.fallbacks
+        return [self._joining.of(variant) for variant in (entry.variant, *fallbacks)]
 
     async def _run_pieces(self, staged: Staged) -> None:
         """Run the pieces of a bundle's entries, and what is left of it, and put their outputs together."""

@@ -69,8 +69,24 @@ def test_a_runtime_that_agrees_is_left_as_it_is(rows: int | None, tmp_path: Path
     assert ((), "", True) == (found.without, found.note, found.rounding < 1e-5)
 
 
-def test_texts_are_compared_too(tmp_path: Path) -> None:
-    """Letter by letter."""
+def test_labels_that_flip_by_rounding_blame_nothing(tmp_path: Path) -> None:
+    """Nor does what is drawn by chance: only floats are compared, and twice."""
+    weights = np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32) * 1e-3 + 1
+    nodes = [_NODE("MatMul", ["x", "w"], ["m"]), _NODE("ArgMax", ["m"], ["y"], axis=1)]
+    ins, outs = [("x", TensorProto.FLOAT, ("rows", 64))], [("y", TensorProto.INT64, ("rows", 1))]
+    labels = _loaded(onnx_models.write(tmp_path / "labels.onnx", nodes, ins, outs, {"w": weights}))
+    nodes = [_NODE("RandomNormalLike", ["x"], ["r"]), _NODE("Add", ["x", "r"], ["y"])]
+    outs = [("y", TensorProto.FLOAT, ("rows", 64))]
+    chance = _loaded(onnx_models.write(tmp_path / "chance.onnx", nodes, ins, outs))
+    for backend, note in ((labels, False), (chance, True)):
+        backend.run({"x": np.ones((2, 64), np.float32)})
+        found = backend.check([{"x": np.ones((64, 64), np.float32)}])
+        assert found is not None
+        assert ((), 0.0, note) == (found.without, found.rounding, "differ from run to run" in found.note)
+
+
+def test_texts_are_run_too(tmp_path: Path) -> None:
+    """They only have to run: nothing is rounded in them."""
     nodes = [_NODE("Identity", ["x"], ["y"])]
     ins, outs = [("x", TensorProto.STRING, ("rows", 1))], [("y", TensorProto.STRING, ("rows", 1))]
     backend = _loaded(onnx_models.write(tmp_path / "model.onnx", nodes, ins, outs))

@@ -41,6 +41,22 @@ def test_what_a_request_counts_for(verdict: str, shapes: Any, counted: tuple[int
     assert counted == Joining("m", {"": Joinable(verdict, "")}, {"": 2}).rows("", rows(*shapes))
 
 
+@pytest.mark.parametrize(
+    ("alike", "shapes", "alone"),
+    [
+        ((("x0", 1), ("x1", 1)), [(3, 2), (3, 2)], False),
+        ((("x0", 1), ("x1", 1)), [(3, 2), (3, 4)], True),
+        ((("x0", 1), ("x1", 1)), [(3, 2), (3,)], True),
+        ((("x0", 1), ("x0", 2)), [(3, 2, 2)], False),
+        ((("x0", 1), ("x0", 2)), [(3, 2, 4)], True),
+    ],
+    ids=["same", "different", "missing", "same of one input", "different of one input"],
+)
+def test_sizes_that_a_proof_takes_to_be_the_same_must_be(alike: Any, shapes: Any, alone: bool) -> None:
+    """Otherwise a request is run by itself: nothing is known of its rows."""
+    assert (3, alone) == Joining("m", {"": EXACT._replace(alike=(alike,))}).rows("", rows(*shapes))
+
+
 def test_without_rows_any_shapes_do() -> None:
     """Each request counts for one, whatever it brings."""
     joining = Joining("m", {"": Joinable("whole", "", rows=False)})

@@ -140,6 +140,13 @@ def test_a_piece_leaves_time_for_those_behind_it(latency: str, pads: bool, after
     assert pytest.approx(after_s) == [piece.after_s for piece in pieces]
 
 
+def test_outputs_without_rows_are_left_out() -> None:
+    """A scale beside the answers is no part of any; what its rows are is put together."""
+    pieces, parts = outputs([1], [0, 2], shapes=[(1, 2), (2, 2)])
+    whole = put_together(pieces, [{**part, "scale": np.array(3.0)} for part in parts])
+    assert (["y"], (3, 2)) == ([*whole], whole["y"].shape)
+
+
 def outputs(*rows: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> tuple[list[Piece], list[Tensors]]:
     """Pieces of these rows, and an output of each filled with the number of its piece, from 1."""
     pieces = [Piece(each, {}, 8) for each in rows]

@@ -10,7 +10,7 @@ import edge_case_models
 import numpy as np
 import onnx_models
 import pytest
-from joining_backends import Made, loaded, shifted
+from joining_backends import Made, loaded, refusing, shifted
 
 from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.joining.verdict_store import VerdictStore
@@ -98,8 +98,11 @@ def test_the_rows_of_requests_can_serve(tmp_path: Path) -> None:
     """As they are, in turns: ids keep their range."""
     backend = loaded(edge_case_models.ids(tmp_path / "ids" / "model.onnx"))
     proofs = ProofContext("m", 8, None, 1e9, VerdictStore(tmp_path / "kept"), {"": "key"})
-    found = try_requests(proofs, "", backend, {"ids": np.array([[1001, 1007], [993, 1000], [1002, 1003]], np.int64)})
+    rows = {"ids": np.array([[1001, 1007], [993, 1000], [1002, 1003]], np.int64)}
+    before = PROVEN._replace(alike=((("ids", 1), ("ids", 1)),), padding="close")
+    found = try_requests(proofs, "", backend, rows, before)
     assert ("exact", found) == (found.verdict, proofs.find(""))
+    assert (before.alike, before.padding) == (found.alike, found.padding)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,39 @@ def test_padding_to_the_size_of_others_is_tried_too(weight: float, verdict: str,
 
     found = prove({"": Made(answer)}, {"": PROVEN}, processor=Padding())[""]
     assert (verdict, pads, True) == (found.verdict, found.pads, found.reason.endswith(told)), found
+
+
+@pytest.mark.parametrize("verdict", ["dependent", "unproven", "whole", "off"])
+@pytest.mark.parametrize(("weight", "padding"), [(0.0, "exact"), (1.0, "changes")])
+def test_padding_is_tried_whatever_is_known_of_rows(verdict: str, weight: float, padding: str) -> None:
+    """One row at a time; the verdict on rows stays what it was."""
+
+    def answer(inputs: Tensors) -> Tensors:
+        rows, width = inputs["x"].shape
+        assert rows == 1 or width == 4  # what the integers may be is learnt with two
+        return {"y": np.full((rows, 1), 1.0 + weight * (width > 4), np.float32)}
+
+    found = prove({"": Made(answer)}, {"": Joinable(verdict, "said", rows=False)}, processor=Padding())[""]
+    assert (verdict, False, padding) == (found.verdict, found.joins, found.padding)
+
+
+def test_what_could_not_be_tried_is_not_padded_and_not_kept(tmp_path: Path) -> None:
+    """The next start tries again."""
+    kept = ProofContext("m", 8, None, 1e9, VerdictStore(tmp_path), {"": "key"})
+    refuses = Made(refusing(lambda inputs: inputs["x"].shape[1] > 4))
+    found = prove({"": refuses}, {"": PROVEN}, kept, processor=Padding())[""]
+    assert ("exact", "untried", False, None) == (found.verdict, found.padding, found.pads, kept.find(""))
+
+
+def test_a_model_of_certain_sizes_is_padded_to_them() -> None:
+    """It does not run a length between two of them."""
+
+    class Windows(Padding):
+        """Makes an example of any length."""
+
+    takes = Made(refusing(lambda inputs: inputs["x"].shape[1] % 4 > 0))
+    found = prove({"": takes}, {"": PROVEN}, processor=Windows())[""]
+    assert ("exact", "sizes", False) == (found.verdict, found.padding, found.pads)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["with an example", "without"])

@@ -44,7 +44,7 @@ MAX_ROWS = 16
 _WIDTH, _WIDE = 128, 1024
 
 
-def write_model(folder: Path, *, pooled: bool) -> Path:
+def write_model(folder: Path, *, pooled: bool, masked: bool = True) -> Path:
     """A text model that costs in proportion to tokens: two layers for each, and their mean or each of them."""
     node = helper.make_node
     nodes = [
@@ -59,6 +59,8 @@ def write_model(folder: Path, *, pooled: bool) -> Path:
         node("ReduceSum", ["mask", "middle"], ["count"], keepdims=1),
         node("Div", ["total", "count"], ["embedding"]),
     ]
+    if not masked:
+        nodes[4:] = [node("ReduceMean", ["hidden"], ["embedding"], axes=[1], keepdims=0)]
     random = np.random.default_rng(1)
     constants: dict[str, npt.NDArray[Any]] = {
         "table": random.normal(size=(20, _WIDTH)).astype(np.float32),
@@ -76,7 +78,7 @@ def write_model(folder: Path, *, pooled: bool) -> Path:
     return onnx_models.write(
         folder / "model.onnx",
         nodes if pooled else nodes[:4] + nodes[4:5],
-        [(name, TensorProto.INT64, ["rows", "length"]) for name in ("input_ids", "attention_mask")],
+        [(name, TensorProto.INT64, ["rows", "length"]) for name in ("input_ids", "attention_mask")[: 1 + masked]],
         outputs,
         constants,
     )
@@ -110,7 +112,7 @@ class Noting:
         pass
 
     def run(self, inputs: Tensors) -> Tensors:
-        mask = inputs["attention_mask"]
+        mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))
         if mask.shape[1] == self.fails_at:
             raise InferenceFailed("too long for me")
         self.masks.append(mask)
@@ -132,13 +134,16 @@ class Served:
         folder: Path,
         *,
         pooled: bool = True,
+        masked: bool = True,
         token_s: float = 0.0,
         fixed_s: float = 1e-4,
         pads: bool = True,
         verdict: Joinable | None = None,
         processor: type[EmbeddingProcessor] = EmbeddingProcessor,
     ) -> None:
-        backend = OnnxBackend(OnnxSettings("m", write_model(folder, pooled=pooled), device="cpu", intra_op_threads=1))
+        backend = OnnxBackend(
+            OnnxSettings("m", write_model(folder, pooled=pooled, masked=masked), device="cpu", intra_op_threads=1)
+        )
         backend.load()
         made = create_processor("feature-extraction", backend.signature, folder, {"max_length": LONGEST})
         assert isinstance(made, EmbeddingProcessor)
@@ -243,6 +248,19 @@ async def test_every_text_is_answered_as_if_alone(serve: Serve, pooled: bool, pa
     for asked, answer in zip([many, more, *([each] for each in single)], answers, strict=True):
         assert np.array(served.alone(asked)) == vectors(answer)
         assert tokens(asked) == embeddings(answer).tokens
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["with a mask", "without"])
+@pytest.mark.parametrize("rows", [True, False])
+async def test_texts_of_a_model_that_mixes_rows_run_one_by_one(serve: Serve, masked: bool, rows: bool) -> None:
+    """Each as long as it is."""
+    verdict = Joinable("dependent", "", rows=rows, padding="changes")
+    served = serve(token_s=1e-5, verdict=verdict, masked=masked)
+    many = texts(12)
+    (answer,) = (await served.worker.run(Bundle([entry(*many)]))).results
+    assert np.array(served.alone(many)) == vectors(answer)
+    assert tokens(many) == embeddings(answer).tokens
+    assert sorted((1, len(each.split()) + 1) for each in many) == sorted(served.model.shapes)
 
 
 async def test_no_text_is_padded_to_the_longest(serve: Serve) -> None:

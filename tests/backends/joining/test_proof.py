@@ -86,6 +86,25 @@ ADVERSARIAL = {
     "minus zero rows": """(float[n,4] x) => (float y) <int64[2] q = {-1, 2}, int64[2] b = {-1, 4}, int64[2] p = {0, 1}> {
         a = Reshape(x, q) t = Transpose(a) y = Reshape(t, b) }""",
     "as many as the other axis": """(float[n,t] x, float[t,n] z) => (float y) { y = Add(x, z) }""",
+    "places stacked by a loop": """(float[n,3] x) => (float y) <int64 z = {0}, int64 o = {1}, bool k = {1}, int64[1] f = {0}> {
+        s = Shape<start = 0, end = 1>(x) b = Squeeze(s) p = Range(z, b, o)
+        e = Loop(o, k)<body = l (int64 i, bool c) => (bool d, int64 q) { d = Identity(c) q = Identity(p) }>
+        g = Squeeze(e, f) h = Cast<to = 1>(g) m = ReduceSum<keepdims = 0>(x, o) y = Add(m, h) }""",
+    "a column that a loop moves on": """(float[n,3] x) => (float y) <int64 z = {0}, int64 o = {1}, int64 t = {2}, bool k = {1},
+            int64 w = {3}, int64[1] m = {-1}> {
+        s = Shape<start = 0, end = 1>(x) b = Squeeze(s) p = Range(z, b, o) a = ArgMax<axis = 1, keepdims = 0>(x)
+        e = Loop(t, k, a)<body = l (int64 i, bool c, int64 v) => (bool d, int64 q) { d = Identity(c) q = Add(v, o) }>
+        f = Reshape(x, m) g = Mul(p, w) h = Add(g, e) y = Gather(f, h) }""",
+    "a column of either branch": """(float[n,3] x, float[n,t] z) => (float y) <int64 a = {0}, int64 o = {1}, int64 w = {3},
+            int64[1] m = {-1}, int64[1] l = {5}> {
+        s = Shape<start = 0, end = 1>(x) b = Squeeze(s) p = Range(a, b, o) u = Shape<start = 1, end = 2>(z) k = Greater(u, l)
+        r = Squeeze(k)
+        e = If(r)<then_branch = t () => (int64 c) { c = ArgMax<axis = 1, keepdims = 0>(x) },
+            else_branch = f () => (int64 d) { d = ArgMax<axis = 1, keepdims = 0>(z) }>
+        v = Reshape(x, m) g = Mul(p, w) h = Add(g, e) y = Gather(v, h) }""",
+    "its own place twice": """(float[n,3] x) => (float y) <int64 z = {0}, int64 o = {1}, int64[1] i = {1}> {
+        s = Shape<start = 0, end = 1>(x) b = Squeeze(s) p = Range(z, b, o) q = Unsqueeze(p, i)
+        c = Concat<axis = 1>(q) d = Concat<axis = 1>(q, c) y = GatherND(x, d) }""",
     "sizes taken for rows": """(float[n,t] x, float[n,u] z) => (float y) <int64[1] o = {1}, int64[1] m = {-1}> {
         s = Shape(x) w = Gather(s, o) d = Concat<axis = 0>(m, w) y = Reshape(z, d) }""",
 }

@@ -73,7 +73,7 @@ def _either(sizes: Sizes, one: Value, other: Value, loose: set[Dim] | None = Non
     same = one.kind is other.kind and (one.rank, one.axis, one.block) == (other.rank, other.axis, other.block)
     if not same:
         return mixed("what goes through a branch or a loop is not always rows of the same kind")
-    return replace(one, shape=_common(sizes, one.dims, other.dims, loose))
+    return replace(one, shape=_common(sizes, one.dims, other.dims, loose), span=None)
 
 
 def _common(sizes: Sizes, one: Shape, other: Shape, loose: set[Dim]) -> Shape:
@@ -183,10 +183,10 @@ def _stacked(sizes: Sizes, value: Value, axis: int) -> Value:
     """What every round makes, one beside the other."""
     if value.kind is Kind.CONST:
         return constant()
-    if value.kind is Kind.SIZES:
-        return mixed("a loop gives the number of rows", dependent=True)
     if value.kind is Kind.MIXED:
         return value
+    if value.kind is not Kind.ROWS:
+        return mixed("a loop gives the number of rows or their places", dependent=True)
     rank = value.rank + 1
     new = axis % rank
     dims = list(value.dims)

@@ -89,7 +89,8 @@ def _points(op: Operation) -> Value | None:
     values = [value for value in op.inputs if value is not None]
     own = [number for number, value in enumerate(values) if value.kind is Kind.PLACES]
     axis = op.axis(0, values[own[0]].rank) if own else -1
-    if len(own) != 1 or any(value.shape is None or value.at(1) != ONE for value in values):
+    usable = all(value.shape is not None and value.at(1) == ONE for value in values)
+    if len(own) != 1 or not usable or any(value.kind is Kind.POINTS for value in values):
         return None
     place = values[own[0]]
     if axis != place.rank - 1 or axis == place.axis or (place.stride, place.block, place.span) != (ONE, ONE, None):

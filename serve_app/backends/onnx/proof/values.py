@@ -125,7 +125,7 @@ def mixed(reason: str, *, dependent: bool = False, random: bool = False, shape: 
 
 def without_content(value: Value) -> Value:
     """The same, with what it holds forgotten."""
-    return replace(value, array=None, elements=None) if value.kind is Kind.CONST else value
+    return replace(value, array=None, elements=None, span=None) if value.kind in {Kind.CONST, Kind.ROWS} else value
 
 
 def is_uniform(value: Value, axis: int) -> bool:
