@@ -5,7 +5,6 @@ With candidate labels, labels come out: zero-shot classification. With a source 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,7 @@ from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.parameters import parse_parameters
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import FLOATS, activate, describe, find_output
-from serve_app.processors.tokenization import Direction, TextTokenizer, expect_texts, mask_of
+from serve_app.processors.tokenization import Direction, TextRows, TextTokenizer, expect_texts, mask_of
 
 _POOLED = ("sentence_embedding", "sentence_embeddings", "embeddings", "text_embeds")
 _TOKENS = ("last_hidden_state", "token_embeddings")
@@ -83,7 +82,7 @@ class EmbeddingSettings:
     zero_shot_midpoint: float
 
 
-class EmbeddingProcessor:
+class EmbeddingProcessor(TextRows):
     """Processor of ``feature-extraction`` and ``zero-shot-classification``.
 
     Without ``candidate_labels`` among the request's parameters, the answer is `Embeddings`. With them, it is per text
@@ -105,7 +104,7 @@ class EmbeddingProcessor:
 
     def __init__(self, task: str, tokenizer: TextTokenizer, settings: EmbeddingSettings) -> None:
         self.task = task
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer)
         self.settings = settings
 
     @classmethod
@@ -116,13 +115,6 @@ class EmbeddingProcessor:
         settings = _embedding_settings(signature, folder, options)
         return cls(task, TextTokenizer.create(signature, folder, options), settings)
 
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        """Lengths that texts are padded to, tokens."""
-        return self.tokenizer.settings.buckets
-
-    bucket_invariant = True
-
     def estimate(self, payload: Media | Texts) -> Cost:
         """One row per text, per candidate label and for the source sentence; the bucket of their mean."""
         request = self._read(payload)
@@ -131,26 +123,6 @@ class EmbeddingProcessor:
     def preprocess(self, payload: Media | Texts) -> Tensors:
         """Tokenize. See `TextTokenizer.tokenize` for what it raises."""
         return self._tokenize(self._read(payload))
-
-    def bucket(self, tensors: Tensors) -> int:
-        """The padded length, tokens."""
-        return self.tokenizer.bucket(tensors)
-
-    def pad(self, tensors: Tensors, bucket: int) -> Tensors:
-        """Pad on the right, up to ``bucket`` tokens."""
-        return self.tokenizer.pad(tensors, bucket)
-
-    def lengths(self, tensors: Tensors) -> Sequence[int]:
-        """Tokens of each text."""
-        return self.tokenizer.lengths(tensors)
-
-    def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:
-        """Some of the texts, cut or padded to so many tokens."""
-        return self.tokenizer.cut(tensors, rows, length)
-
-    def example(self, rows: int, bucket: int) -> Tensors:
-        """Rows for warming up."""
-        return self.tokenizer.example(rows, bucket)
 
     def postprocess(self, payload: Media | Texts, outputs: Tensors, inputs: Tensors | None = None) -> Any:
         """Pool, and make `Embeddings`, or labels with scores, or similarities."""

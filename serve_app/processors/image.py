@@ -114,10 +114,6 @@ class ImageProcessor(Processor):
             )
         return 0
 
-    def pad(self, tensors: Tensors, bucket: int) -> Tensors:  # noqa: ARG002 - as every processor
-        """Nothing to pad."""
-        return tensors
-
     def example(self, rows: int, bucket: int) -> Tensors:  # noqa: ARG002 - as every processor
         """Grey pictures, for warming up."""
         height, width = self.settings.size

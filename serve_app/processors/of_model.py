@@ -37,7 +37,6 @@ class ModelProcessor(Processor):
         methods: The loaded model; ``None`` where requests are only priced.
     """
 
-    labels: tuple[str, ...] = ()
     buckets: tuple[int, ...] = (0,)
     bucket_invariant = True
 
@@ -60,14 +59,6 @@ class ModelProcessor(Processor):
     def preprocess(self, payload: Media | Texts) -> Tensors:
         """What the model makes."""
         return self._loaded().preprocess(self._content(payload), self._about(payload))
-
-    def bucket(self, tensors: Tensors) -> int:  # noqa: ARG002 - of one size
-        """There is one."""
-        return 0
-
-    def pad(self, tensors: Tensors, bucket: int) -> Tensors:  # noqa: ARG002 - of one size
-        """Nothing is padded."""
-        return tensors
 
     def example(self, rows: int, bucket: int) -> Tensors:  # noqa: ARG002 - of one size
         """Zeros, and empty texts; dimensions that vary have size 1."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from serve_app.config.processor import TextClassificationOptions
@@ -11,10 +10,10 @@ from serve_app.payloads import Media, ModelSignature, Tensors, Texts
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import Ranking
-from serve_app.processors.tokenization import TextTokenizer, expect_texts
+from serve_app.processors.tokenization import TextRows, TextTokenizer, expect_texts
 
 
-class TextClassificationProcessor:
+class TextClassificationProcessor(TextRows):
     """Processor of ``text-classification``. The cost bucket is the padded length in tokens.
 
     Args:
@@ -23,7 +22,7 @@ class TextClassificationProcessor:
     """
 
     def __init__(self, tokenizer: TextTokenizer, ranking: Ranking) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer)
         self.ranking = ranking
 
     @classmethod
@@ -38,13 +37,6 @@ class TextClassificationProcessor:
         """Names of the classes."""
         return self.ranking.labels
 
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        """Lengths that texts are padded to, tokens."""
-        return self.tokenizer.settings.buckets
-
-    bucket_invariant = True
-
     def estimate(self, payload: Media | Texts) -> Cost:
         """One row per text; the bucket of their mean."""
         texts = self._read(payload)
@@ -53,26 +45,6 @@ class TextClassificationProcessor:
     def preprocess(self, payload: Media | Texts) -> Tensors:
         """Tokenize. See `TextTokenizer.tokenize` for what it raises."""
         return self.tokenizer.tokenize(self._read(payload).texts)
-
-    def bucket(self, tensors: Tensors) -> int:
-        """The padded length, tokens."""
-        return self.tokenizer.bucket(tensors)
-
-    def pad(self, tensors: Tensors, bucket: int) -> Tensors:
-        """Pad on the right, up to ``bucket`` tokens."""
-        return self.tokenizer.pad(tensors, bucket)
-
-    def lengths(self, tensors: Tensors) -> Sequence[int]:
-        """Tokens of each text."""
-        return self.tokenizer.lengths(tensors)
-
-    def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:
-        """Some of the texts, cut or padded to so many tokens."""
-        return self.tokenizer.cut(tensors, rows, length)
-
-    def example(self, rows: int, bucket: int) -> Tensors:
-        """Rows for warming up."""
-        return self.tokenizer.example(rows, bucket)
 
     def postprocess(
         self,

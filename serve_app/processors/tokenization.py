@@ -195,6 +195,44 @@ class TextTokenizer:
         return ids
 
 
+class TextRows:
+    """What processors of texts have in common: a row for each text, sized in tokens.
+
+    Args:
+        tokenizer: Makes the model's inputs.
+    """
+
+    bucket_invariant = True
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Lengths that texts are padded to, tokens."""
+        return self.tokenizer.settings.buckets
+
+    def bucket(self, tensors: Tensors) -> int:
+        """The padded length, tokens."""
+        return self.tokenizer.bucket(tensors)
+
+    def pad(self, tensors: Tensors, bucket: int) -> Tensors:
+        """Pad on the right, up to ``bucket`` tokens."""
+        return self.tokenizer.pad(tensors, bucket)
+
+    def lengths(self, tensors: Tensors) -> Sequence[int]:
+        """Tokens of each text."""
+        return self.tokenizer.lengths(tensors)
+
+    def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:
+        """Some of the texts, cut or padded to so many tokens."""
+        return self.tokenizer.cut(tensors, rows, length)
+
+    def example(self, rows: int, bucket: int) -> Tensors:
+        """Rows for warming up."""
+        return self.tokenizer.example(rows, bucket)
+
+
 def expect_texts(payload: Media | Texts) -> Texts:
     """Refuse pictures and sounds. Raises `UnsupportedMedia`."""
     if isinstance(payload, Media):

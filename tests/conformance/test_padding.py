@@ -73,13 +73,15 @@ _LONG = " ".join(["the cat sat on a mat and the dog sat on the sun"] * 3)
 _TEXTS = ["the cat", _LONG, "good day", "the cat", "bad"]
 
 
-def _mean_of_tokens(path: Path, *, mask: bool, mixes: bool) -> None:
-    """A classifier by the mean of all tokens, with a mask that it ignores or none; it may subtract the batch's mean."""
+def _classifier(path: Path, *, reads: str, mask: bool, mixes: bool) -> None:
+    """A classifier by all tokens or the last one, whose mask it ignores, if any; it may subtract the mean of the batch."""
     path.parent.mkdir(parents=True)
     nodes = [
         _NODE("Gather", ["table", "input_ids"], ["tokens"]),
-        _NODE("ReduceMean", ["tokens"], ["mean"], axes=[1], keepdims=0),
-        _NODE("MatMul", ["mean", "weights"], ["own"]),
+        _NODE("ReduceMean", ["tokens"], ["read"], axes=[1], keepdims=0)
+        if reads == "mean"
+        else _NODE("Gather", ["tokens", "end"], ["read"], axis=1),
+        _NODE("MatMul", ["read", "weights"], ["own"]),
         _NODE("ReduceMean", ["own"], ["of_all"], axes=[0], keepdims=1),
         _NODE("Mul", ["of_all", "part"], ["taken"]),
         _NODE("Sub", ["own", "taken"], ["logits"]),
@@ -90,6 +92,7 @@ def _mean_of_tokens(path: Path, *, mask: bool, mixes: bool) -> None:
         "table": onnx_models.token_table(),
         "weights": np.cos(np.arange(16, dtype=np.float32)).reshape(8, 2) * 3,
         "part": np.array(0.5, np.float32),
+        "end": np.array(-1, np.int64),
     }
     names = ["input_ids", *(["attention_mask"] if mask else [])]
     ins = [(name, TensorProto.INT64, ["rows", "length"]) for name in names]
@@ -106,10 +109,11 @@ def _scores(url: str, texts: Sequence[str]) -> list[list[float]]:
 
 @pytest.mark.parametrize("mixes", [False, True], ids=["rows by themselves", "rows mixed"])
 @pytest.mark.parametrize("mask", [False, True], ids=["no mask", "a mask ignored"])
-def test_texts_together_are_answered_as_alone(mask: bool, mixes: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads", ["mean", "last"], ids=["mean of tokens", "last token"])
+def test_texts_together_are_answered_as_alone(reads: str, mask: bool, mixes: bool, tmp_path: Path) -> None:
     """Whatever padding or company would do: nothing is padded then, and rows that mix run one by one."""
     file = tmp_path / "m" / "1" / "model.onnx"
-    _mean_of_tokens(file, mask=mask, mixes=mixes)
+    _classifier(file, reads=reads, mask=mask, mixes=mixes)
     make_tokenizer(tmp_path / "m" / "tokenizer.json")
     session = InferenceSession(str(file), providers=["CPUExecutionProvider"])
     tokenizer = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
@@ -127,6 +131,35 @@ def test_texts_together_are_answered_as_alone(mask: bool, mixes: bool, tmp_path:
         with urlopen(f"{server.url}/status") as page:
             told = json.load(page)["models"]["m"]["joinable"][""]
     assert ("changes", not mixes) == (told["padding"], told["verdict"] in {"exact", "close"}), told
+
+
+def test_vectors_of_a_model_without_a_mask_are_those_of_each_text(tmp_path: Path) -> None:
+    """Of each text by itself, and so are similarities and the tokens that are counted."""
+    file = tmp_path / "m" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    nodes = [_NODE("Gather", ["table", "input_ids"], ["hidden"])]
+    ins = [("input_ids", TensorProto.INT64, ["rows", "length"])]
+    outs = [("hidden", TensorProto.FLOAT, ("rows", "length", 8))]
+    onnx_models.write(file, nodes, ins, outs, {"table": onnx_models.token_table()})
+    make_tokenizer(tmp_path / "m" / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
+    tokenizer.no_padding()
+    ids = [tokenizer.encode(text).ids for text in _TEXTS]
+    expected = np.array([onnx_models.token_table()[each].mean(axis=0) for each in ids])
+    model = {"name": "m", "task": "feature-extraction", "path": str(tmp_path / "m"), "processor": {"max_length": 64}}
+    with LocalServer(server_args([model])) as server:
+
+        def ask(path: str, body: dict[str, Any]) -> Any:
+            request = Request(f"{server.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+            with urlopen(request) as answer:
+                return json.load(answer)
+
+        found = ask("/v1/embeddings", {"model": "m", "input": _TEXTS})
+        np.testing.assert_allclose([each["embedding"] for each in found["data"]], expected, rtol=1e-4, atol=1e-6)
+        assert sum(map(len, ids)) == found["usage"]["prompt_tokens"]
+        asked = {"inputs": _TEXTS[1:], "parameters": {"source_sentence": _TEXTS[0]}}
+        unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(ask("/v1/models/m/predict", asked), unit[1:] @ unit[0], rtol=1e-4)
 
 
 def _wav(samples: NDArray[np.float32]) -> bytes:

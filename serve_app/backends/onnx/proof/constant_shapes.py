@@ -65,10 +65,6 @@ def _gathered(op: Operation) -> Shape:
     return (*data.dims[:axis], *places.dims, *data.dims[axis + 1 :])
 
 
-def _same(op: Operation) -> Shape:
-    return op.operand(0).dims
-
-
 def _reshaped(op: Operation) -> Shape:
     value = op.operand(0)
     wanted = [dim if dim is not None else op.sizes.fresh() for dim in op.elements(1) or []]
@@ -114,15 +110,6 @@ def _joined(op: Operation) -> Shape:
     return (*first.dims[:axis], whole, *first.dims[axis + 1 :])
 
 
-def _elements_gathered(op: Operation) -> Shape:
-    return op.operand(1).dims
-
-
-def _counted(op: Operation) -> Shape:
-    start, limit, step = (found[0] if (found := op.elements(place)) else None for place in range(3))
-    return (limit if limit is not None and (start, step) == (Dim(0), ONE) else op.sizes.fresh(),)
-
-
 def _expanded(op: Operation) -> Shape:
     value = op.operand(0)
     wanted = [dim if dim is not None and dim.is_size else op.sizes.fresh() for dim in op.elements(1) or []]
@@ -138,8 +125,8 @@ _RULES: dict[str, Callable[[Operation], Shape]] = {
     "Unsqueeze": _unsqueezed,
     "Transpose": _transposed,
     "Gather": _gathered,
-    "GatherElements": _elements_gathered,
-    "Range": _counted,
+    "GatherElements": lambda op: op.operand(1).dims,
+    "Range": lambda op: (op.counted() or op.sizes.fresh(),),
     "Expand": _expanded,
     "ConstantOfShape": _filled,
     "Reshape": _reshaped,
@@ -147,5 +134,7 @@ _RULES: dict[str, Callable[[Operation], Shape]] = {
     "Tile": _repeated,
     "MatMul": _multiplied,
     "Concat": _joined,
-    **dict.fromkeys(("Clip", "CumSum", "LayerNormalization", "LogSoftmax", "Softmax", "Trilu"), _same),
+    **dict.fromkeys(
+        ("Clip", "CumSum", "LayerNormalization", "LogSoftmax", "Softmax", "Trilu"), lambda op: op.operand(0).dims
+    ),
 }

@@ -244,6 +244,11 @@ class Operation:
             raise Unknown(f"takes axes or counts from input {place}, which is unknown")
         return [number for number in numbers if number is not None]
 
+    def counted(self) -> Dim | None:
+        """How far a Range from 0 on by 1 goes; None for any other, or where that is not a known size."""
+        start, limit, step = (found[0] if (found := self.elements(place)) else None for place in range(3))
+        return limit if (start, step) == (Dim(0), ONE) and limit is not None and limit.is_size else None
+
     def axes(self, place: int | None, rank: int) -> list[int] | None:
         """Axes of an input or of the attribute ``axes``, none negative; None where neither is there."""
         found = self.integers("axes") if "axes" in self.attributes else None

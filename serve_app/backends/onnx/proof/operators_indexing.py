@@ -230,9 +230,9 @@ def _center_crop_pad(op: Operation) -> Value:
 def _range(op: Operation) -> Value:
     if any(value is not None and value.kind is Kind.ROWS for value in op.inputs):
         raise Unknown("counts to a number that comes from rows")
-    start, limit, step = (found[0] if (found := op.elements(place)) else None for place in range(3))
+    limit = op.counted()
     block = None if limit is None else op.sizes.block_of(limit)
-    if (start, step) != (Dim(0), ONE) or limit is None or block is None:
+    if limit is None or block is None:
         raise Mixes("counts the rows")
     span = None if block == ONE else Span(ONE, block)
     return Value(Kind.PLACES, (limit,), axis=0, block=block, stride=block, span=span)

@@ -54,10 +54,8 @@ def _kept(op: Operation) -> Span | None:
 
 
 def _counted(op: Operation) -> Span | None:
-    start, limit, step = (found[0] if (found := op.elements(place)) else None for place in range(3))
-    if (start, step) != (Dim(0), ONE) or limit is None or not limit.is_size or limit.has_batch:
-        return None
-    return Span(ONE, limit)
+    limit = op.counted()
+    return None if limit is None or limit.has_batch else Span(ONE, limit)
 
 
 def _found(op: Operation) -> Span | None:
