@@ -74,7 +74,7 @@ _TEXTS = ["the cat", _LONG, "good day", "the cat", "bad"]
 
 
 def _classifier(path: Path, *, reads: str, mask: bool, mixes: bool) -> None:
-    """A classifier by all tokens or the last one. It ignores its mask, if any, and may subtract the mean of the batch."""
+    """A classifier by all tokens or the last one, whatever its mask says; it may subtract the mean of the batch."""
     path.parent.mkdir(parents=True)
     nodes = [
         _NODE("Gather", ["table", "input_ids"], ["tokens"]),

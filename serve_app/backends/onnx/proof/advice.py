@@ -12,10 +12,10 @@ _ADVICE: Final = (
     (r"draws random numbers", "export it for inference: model.eval(), and no sampling in the graph"),
     (r"takes its scale over the whole batch", "quantize its activations statically (QDQ), or not at all"),
     (r"first dimension of \d+|fixes dimension 0", "export it with a batch of any size: dynamic_axes or dynamic_shapes"),
-    (r"unknown rank", "run onnx.shape_inference.infer_shapes, or export it with torch.onnx.export(dynamo=True)"),
+    (r"unknown rank", "run onnx.shape_inference.infer_shapes on it, or export it with torch.onnx.export(dynamo=True)"),
     (r"makes every row as wide as the widest", "split texts before the model"),
     (r"by their places|with the number of rows|to sizes that cannot be followed|rows of different sizes",
-     "torch.onnx.export(dynamo=True), or opset 18 and later, often writes it in another way"),
+     "the other exporter of torch.onnx.export (dynamo=True or False) may write it in another way"),
     (r"is not known to treat rows", "export it with ONNX's own operators; if you know, say batching.unverified: allow"),
 )  # fmt: skip
 """Patterns of reasons, the first that fits, and what mends it."""
