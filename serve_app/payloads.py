@@ -120,7 +120,7 @@ class ModelSignature(NamedTuple):
     optional: tuple[TensorSpec, ...] = ()
 
 
-Alike: TypeAlias = tuple[tuple[tuple[str, int], ...], ...]
+EqualSizes: TypeAlias = tuple[tuple[tuple[str, int], ...], ...]
 """Sizes that are the same: groups of tensors and axes."""
 
 
@@ -140,8 +140,8 @@ class Joinable(NamedTuple):
             ``sizes``: the model takes no others, so each is padded to its own. ``untried``: nobody knows.
         rounding: How far answers are from those of the model as its file has it, in the same measure: the rounding of
             the device and its kernels. Up to twice as much, sharing a run may add.
-        without: What its runtime does not do to the model, since that made answers wrong.
-        alike: Which sizes a request must have in common to share a run: groups of inputs and axes.
+        disabled_optimizers: What its runtime does not do to the model, since that made answers wrong.
+        equal_sizes: Which sizes a request must have in common to share a run: groups of inputs and axes.
     """
 
     verdict: str
@@ -149,9 +149,9 @@ class Joinable(NamedTuple):
     deviation: float = 0.0
     rows: bool = True
     padding: str = "fixed"
-    alike: Alike = ()
+    equal_sizes: EqualSizes = ()
     rounding: float = 0.0
-    without: tuple[str, ...] = ()
+    disabled_optimizers: tuple[str, ...] = ()
 
     @property
     def joins(self) -> bool:

@@ -25,7 +25,7 @@ from benchmarks.process import OUT
 from benchmarks.publishing import machine_table, now, publish_report, table
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import describe_build
-from serve_app.backends.joining.experiment import difference, in_front, sensitivity
+from serve_app.backends.joining.experiment import difference, leading_part, sensitivity
 from serve_app.backends.kind import BuildSettings
 from serve_app.backends.onnx.kind import ONNX, OnnxOptions
 from serve_app.backends.samples import Samples
@@ -167,7 +167,7 @@ def _padded(backend: Backend, verdict: Joinable) -> str:
         padded[name][:, : array.shape[1]] = array
     try:
         alone = backend.run_whole(short)
-        found = in_front(backend.run_whole(padded), alone)
+        found = leading_part(backend.run_whole(padded), alone)
     except ServeAppError:
         return ""
     return "nothing" if difference(alone, found, None, verdict.rounding).allowed else "answers"

@@ -65,40 +65,37 @@ class Backend(Protocol):
         """
 
 
-class Check(NamedTuple):
-    """How a loaded model differs from its file, computed as plainly as can be.
+class RuntimeCheck(NamedTuple):
+    """How the answers of a loaded model differ from those of its file, run without optimization.
 
     Attributes:
         rounding: The largest difference, relative to the largest value of its output.
-        without: Names of what its runtime would do to it and does not any more, since it made answers wrong.
-        note: That in words; empty where there is nothing to say.
+        disabled_optimizers: Names of the runtime's optimizers that made answers wrong.
+        note: What an operator should know of it; empty where there is nothing to say.
     """
 
     rounding: float
-    without: tuple[str, ...] = ()
+    disabled_optimizers: tuple[str, ...] = ()
     note: str = ""
 
 
 @runtime_checkable
 class CheckedBackend(Backend, Protocol):
-    """A backend whose runtime rewrites a model before it runs it, and may be wrong in that."""
+    """A backend whose runtime optimizes a model before it runs it, and may be wrong in that."""
 
-    def check(self, inputs: Sequence[Tensors]) -> Check | None:
-        """Compare answers with those of the model as its file has it, and leave out what makes them wrong.
+    def check(self, inputs: Sequence[Tensors]) -> RuntimeCheck:
+        """Compare answers with those of the model without optimization, and disable optimizers that make them wrong.
 
         Args:
             inputs: What the model runs. As of `run_whole`.
 
-        Returns:
-            What was found; ``None`` where it is too large to be compared.
-
         Raises:
             InferenceFailed, InvalidRequest: As `run`.
-            ConfigError: The session could not be made again.
+            ConfigError: An optimizer makes answers wrong, and the session cannot be made without it.
         """
 
-    def leave_out(self, names: Sequence[str]) -> None:
-        """Leave out what `Check.without` has named before. Raises `ConfigError`: the session cannot be made again."""
+    def disable(self, optimizers: Sequence[str]) -> None:
+        """Make the session again without these optimizers. Raises `ConfigError` where that fails."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from serve_app.backends.kind import AnyKind, BackendOptions, ModelFile
 from serve_app.backends.layout import NO_ROWS, Layout, ServedSignature, declared_shape, served
 from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
-from serve_app.payloads import PROVEN, UNVERIFIED, Alike, Joinable, ModelSignature
+from serve_app.payloads import PROVEN, UNVERIFIED, EqualSizes, Joinable, ModelSignature
 
 
 class Description(NamedTuple):
@@ -92,7 +92,7 @@ def _judge(file: ModelFile, model: str, settings: JoinSettings, rows_at: Layout)
         return Joinable("exact", "the model's file fixes one row: each row is run by itself")
     proof = file.prove(rows_at.axes)
     if proof.independent and shaped is not None:
-        return Joinable(PROVEN, proof.reason, alike=_served_axes(proof.alike, rows_at))
+        return Joinable(PROVEN, proof.reason, equal_sizes=_served_axes(proof.equal_sizes, rows_at))
     reason = proof.reason if not proof.independent else problem or proof.reason
     if proof.advice:
         reason = f"{reason} ({proof.advice})"
@@ -105,7 +105,7 @@ def _judge(file: ModelFile, model: str, settings: JoinSettings, rows_at: Layout)
     return Joinable("dependent" if proof.dependent else "unproven", reason, rows=False)
 
 
-def _served_axes(alike: Alike, rows_at: Layout) -> Alike:
+def _served_axes(alike: EqualSizes, rows_at: Layout) -> EqualSizes:
     """Axes of the file as those of tensors that have their rows in front."""
     return tuple(
         tuple((name, axis + 1 if axis < rows_at.axes.get(name, 0) else axis) for name, axis in group) for group in alike

@@ -13,7 +13,7 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.device import Device
 from serve_app.backends.layout import ROWS_FIRST, Layout
 from serve_app.config.values import Section
-from serve_app.payloads import Alike, ModelSignature
+from serve_app.payloads import EqualSizes, ModelSignature
 
 
 class BackendOptions(Section):
@@ -45,14 +45,14 @@ class RowProof(NamedTuple):
         dependent: The model is known to mix rows, or to depend on their number or places; otherwise nobody knows.
         random: The model draws random numbers: the same request has another answer each time.
         advice: What the author of the model can do about it; empty where nothing is known to help.
-        alike: The proof holds for requests in which these sizes are the same: groups of inputs and axes.
+        equal_sizes: The proof holds for requests in which these sizes are the same: groups of inputs and axes.
     """
 
     independent: bool
     reason: str
     dependent: bool = False
     random: bool = False
-    alike: Alike = ()
+    equal_sizes: EqualSizes = ()
     advice: str = ""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 
 from serve_app.domain.service import ModelInfo
-from serve_app.payloads import PADDING, PROVEN, Compute
+from serve_app.payloads import PADDING, PROVEN, UNVERIFIED, Compute
 
 _MOST_BYTES = 16 * 2**20
 _LISTED = 10
@@ -27,7 +27,7 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
     models = _models(host, port, f"{prefix}/status")
     joined, untried, apart = [], [], []
     cores: list[str] = []
-    mended: list[str] = []
+    disabled: list[str] = []
     for name, model in models.items():
         compute = Compute(**model["compute"]) if "compute" in model else None
         if compute is not None and compute.threads * compute.instances > 1:
@@ -36,8 +36,8 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
             build = escape(f"{name}/{variant}" if variant else name)
             known = f"{verdict['verdict']}, {verdict['deviation']:.1g}" if verdict["deviation"] else verdict["verdict"]
             known += PADDING.get(verdict.get("padding", ""), "")
-            if verdict.get("without"):
-                mended.append(f"{build} (without {', '.join(verdict['without'])})")
+            if verdict.get("disabled_optimizers"):
+                disabled.append(f"{build} ({', '.join(verdict['disabled_optimizers'])})")
             if verdict["verdict"] in {"exact", "close", "unverified"}:
                 joined.append(f"{build} ({known})")
             elif verdict["verdict"] == PROVEN and "pool" in model:
@@ -49,24 +49,33 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
     if untried:
         yield f"batched if that changes no answer, which is tried when they are loaded: {_listed(untried)}"
     yield from apart
-    if mended:
-        yield f"[yellow]optimizers of ONNX Runtime that made answers wrong are left out:[/] {_listed(mended)}"
+    if disabled:
+        yield f"[yellow]ONNX Runtime optimizers that made answers wrong are disabled:[/] {_listed(disabled)}"
     if cores:
         yield f"[green]several cores:[/] {_listed(cores)}"
 
 
 def described_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
     """Lines of what the files of models say, before anything runs; no markup."""
-    proven, apart = [], []
+    proven, joined, unverified, apart = [], [], [], []
     for name, info in infos.items():
         for variant, verdict in info.joinable.items():
             build = f"{name}/{variant}" if variant else name
-            if verdict.joins or verdict.verdict == PROVEN:
+            if verdict.verdict == PROVEN:
                 proven.append(build)
+            elif verdict.verdict == UNVERIFIED:
+                unverified.append(build)
+            elif verdict.joins:
+                joined.append(build)
             else:
-                apart.append(f"{build} is not batched across requests: {verdict.reason}")
-    if proven:
-        yield f"batched across requests if that changes no answer, which is tried at the start: {_listed(proven)}"
+                apart.append(f"not batched: {build} ({verdict.verdict}): {verdict.reason}")
+    for builds, words in (
+        (proven, "batched across requests if that changes no answer, which is tried at the start"),
+        (joined, "batched across requests"),
+        (unverified, "batched across requests without proof (batching.unverified: allow)"),
+    ):
+        if builds:
+            yield f"{words}: {_listed(builds)}"
     yield from apart[:_LISTED]
     if len(apart) > _LISTED:
         yield f"and {len(apart) - _LISTED} more that are not batched"

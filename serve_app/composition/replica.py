@@ -24,7 +24,7 @@ from serve_app.config import ModelConfig
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
 from serve_app.payloads import Compute, Execution
-from serve_app.processors.processor import Processor, only_sizes
+from serve_app.processors.processor import Processor, pads_to_buckets
 from serve_app.replica.compute import AtOnce
 from serve_app.replica.joining import Joining
 from serve_app.replica.pieces import padded_lengths
@@ -168,7 +168,7 @@ def make_replica(
         graph = {variant: build.joinable for variant, build in builds.items()}
         verdicts = prove_replica(proofs, backends, graph, makes_examples(processor), samples, warm_up.examples)
         needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
-        joining = Joining(model.name, verdicts, needed)
+        joining = Joining(model.name, verdicts, needed, model.scheduling().fallbacks)
         worker = Worker(
             scheduling=replace(model.scheduling(), max_rows=max_rows),
             backends=backends,
@@ -255,7 +255,7 @@ def _close(backends: Mapping[str, Backend]) -> None:
 
 def _padding(processor: Processor | None) -> Any:
     """Sizes that inputs are padded to, and a digest of one that is: padding tokens come from files beside the model."""
-    if processor is None or only_sizes(processor):
+    if processor is None or pads_to_buckets(processor):
         return None
     buckets = processor.buckets
     try:

@@ -123,12 +123,12 @@ class Processor(Protocol):
         """
 
 
-def only_sizes(processor: Processor) -> bool:
+def pads_to_buckets(processor: Processor) -> bool:
     """Whether all inputs are padded to a bucket, whatever that does: the model, or its processor, takes no others."""
     return len(processor.buckets) < 2 or not processor.bucket_invariant
 
 
-def as_they_are(processor: Processor, tensors: Tensors) -> Tensors:
+def without_padding(processor: Processor, tensors: Tensors) -> Tensors:
     """What the model takes of what the processor made, no longer than that."""
     lengths = processor.lengths(tensors)
     return processor.cut(tensors, range(len(lengths)), max(lengths)) if lengths else tensors

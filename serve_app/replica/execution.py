@@ -20,7 +20,7 @@ from serve_app.backends.outputs import not_finite
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import EXPIRED, PROVEN, Execution, Failure, Streamed, Success, Tensors
 from serve_app.processors.buckets import bucket_for
-from serve_app.processors.processor import Processor, as_they_are, only_sizes
+from serve_app.processors.processor import Processor, without_padding
 from serve_app.replica.joining import Joining
 from serve_app.replica.self_test import SelfTest
 from serve_app.replica.staged import Assembled, Job, Staged
@@ -110,7 +110,7 @@ class Executor:
                 continue
             try:
                 buckets[index] = bucket = processor.bucket(tensors)
-                sizes = self._joining.of(staged.entries[index].variant).padding == "sizes"
+                sizes = self._joining.own_sizes(processor, staged.entries[index])
                 if self._exact and not sizes and _is_made(staged, index):
                     buckets[index] = max(processor.lengths(tensors), default=bucket)
                 elif self._lengths and not sizes:
@@ -254,8 +254,9 @@ class Executor:
                 inputs, outputs = staged.tensors[index], run.outcomes[chosen]
                 if staged.whole[index] or isinstance(inputs, Failure) or isinstance(outputs, ServeAppError):
                     continue
-                made = _is_made(staged, index)
-                verification.check(variant, inputs, outputs, staged.buckets[index], staged.sender, made=made)
+                made, padded_to = _is_made(staged, index), self._buckets(places)[chosen]
+                own, sender = staged.buckets[index], staged.sender
+                verification.check(variant, inputs, outputs, own, sender, made=made, padded_to=padded_to)
         return ran
 
     @staticmethod
@@ -384,8 +385,7 @@ class Executor:
 
     def _pads(self, processor: Processor, staged: Staged) -> bool:
         """Whether an entry is padded: where that was shown to change nothing, or the model takes these sizes only."""
-        verdict = self._joining.of(staged.runs_on)
-        return only_sizes(processor) or verdict.pads or verdict.padding == "sizes"
+        return self._joining.of(staged.runs_on).pads or self._joining.own_sizes(processor, staged.entries[0])
 
     def _may_grow(self, staged: Staged, index: int) -> bool:
         """Whether an entry's answer stays as it is when it is padded to the bucket of others."""
@@ -410,7 +410,7 @@ class Executor:
             elif self._pads(processor, staged):
                 padded.append(processor.pad(tensors, bucket))
             else:
-                padded.append(as_they_are(processor, tensors))
+                padded.append(without_padding(processor, tensors))
         return padded
 
 

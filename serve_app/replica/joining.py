@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
 
 from serve_app.backends.batch import most_rows, rows_of
 from serve_app.errors import InvalidRequest
-from serve_app.payloads import JOINED, PADDING, PROVEN, Alike, Joinable, Tensors
+from serve_app.payloads import JOINED, PADDING, PROVEN, EqualSizes, Joinable, Tensors, WireEntry
+from serve_app.processors.processor import Processor, pads_to_buckets
 
 logger = logging.getLogger(__name__)
 
-_UNKNOWN = Joinable("exact", "nobody has looked", padding="exact")
+_UNKNOWN = Joinable("exact", "not examined", padding="exact")
 """Of what runs without anybody having asked: simulated backends."""
 
 
@@ -24,6 +25,7 @@ class Joining:
         name: The model's name, for messages.
         verdicts: By variant, ``""`` for the exact model.
         inputs: By variant, how many inputs every request has; one with optional inputs besides is run by itself.
+        fallbacks: Variants that entries for the exact model may run on.
 
     Attributes:
         unbatched_variants: The variants whose requests share no runs.
@@ -34,11 +36,13 @@ class Joining:
         name: str,
         verdicts: Mapping[str, Joinable] = MappingProxyType({}),
         inputs: Mapping[str, int] = MappingProxyType({}),
+        fallbacks: Sequence[str] = (),
     ) -> None:
         self._name = name
         self._verdicts = dict(verdicts)
         self.unbatched_variants = _unbatched(self._verdicts)
         self._inputs = inputs
+        self._fallbacks = tuple(fallbacks)
         self._lock = Lock()
         self._revision = 0
         self._told: dict[str, int] = {}
@@ -52,6 +56,15 @@ class Joining:
         """The verdict on one variant."""
         return self._verdicts.get(variant, _UNKNOWN)
 
+    def of_entry(self, entry: WireEntry) -> list[Joinable]:
+        """The verdicts on all builds that an entry may run on."""
+        fallbacks = () if entry.variant or entry.exact else self._fallbacks
+        return [self.of(variant) for variant in (entry.variant, *fallbacks)]
+
+    def own_sizes(self, processor: Processor, entry: WireEntry) -> bool:
+        """Whether an entry's inputs are padded to their own bucket, whatever that does: the model takes no others."""
+        return pads_to_buckets(processor) or any(verdict.padding == "sizes" for verdict in self.of_entry(entry))
+
     def rows(self, variant: str, tensors: Tensors) -> tuple[int, bool]:
         """For how many rows a request counts, and whether it is run by itself and uncut.
 
@@ -60,7 +73,7 @@ class Joining:
         """
         verdict = self._verdicts.get(variant, _UNKNOWN)
         if (
-            len(tensors) == 1 and verdict[0] in JOINED and not verdict.alike
+            len(tensors) == 1 and verdict[0] in JOINED and not verdict.equal_sizes
         ):  # of most small requests: one tensor agrees with itself
             (array,) = tensors.values()
             if array.ndim and (rows := len(array)):
@@ -68,7 +81,7 @@ class Joining:
         if not verdict.rows or len(tensors) > self._inputs.get(variant, len(tensors)):
             return 1, True
         rows, even = most_rows(tensors)
-        return rows or 1, not (rows and even and verdict.joins and _alike(verdict.alike, tensors))
+        return rows or 1, not (rows and even and verdict.joins and _equal(verdict.equal_sizes, tensors))
 
     def may_try(self, variant: str, tensors: Tensors) -> bool:
         """Whether a request would share runs if only an experiment had shown that this changes no answer."""
@@ -99,7 +112,7 @@ class Joining:
             return self._verdicts
 
 
-def _alike(groups: Alike, tensors: Tensors) -> bool:
+def _equal(groups: EqualSizes, tensors: Tensors) -> bool:
     """Whether a request's sizes agree where the proof that it may share a run takes them to."""
     for group in groups:
         sizes = set()

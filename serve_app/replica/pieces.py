@@ -68,7 +68,7 @@ def cut(
     max_rows: int,
     *,
     pads: bool,
-    alone: bool,
+    one_row_each: bool,
     lock: AbstractContextManager[Any],
 ) -> list[Piece]:
     """Cut a request into pieces, the longest first.
@@ -82,7 +82,7 @@ def cut(
         latency: Predicts what they cost.
         max_rows: Most rows of a piece.
         pads: Whether a row may be padded at all; otherwise all rows of a piece have the same length.
-        alone: Whether each row is a piece: where rows of one run change each other's answers.
+        one_row_each: Whether each row is a piece: where rows of one run change each other's answers.
         lock: Is held while the latency is asked.
 
     Returns:
@@ -98,14 +98,14 @@ def cut(
     with lock:
         for _, members in groupby(order, key=sizes.__getitem__):
             same = list(members)
-            most = 1 if alone else latency.enough(padded[same[0]], max_rows)
+            most = 1 if one_row_each else latency.enough(padded[same[0]], max_rows)
             parts += (same[start : start + most] for start in range(0, len(same), most))
         behind, after_s = 0, [0.0]
         for rows in reversed(parts[1:]):
             bucket = padded[rows[0]]
             behind += len(rows)
             seconds = after_s[-1] + latency.typical(len(rows), bucket)
-            if pads and not alone:  # they share runs where that is less, padded to the longest of them
+            if pads and not one_row_each:  # they share runs where that is less, padded to the longest of them
                 full, rest = divmod(behind, max_rows)
                 together_s = full * latency.typical(max_rows, bucket)
                 seconds = min(seconds, together_s + (latency.typical(rest, bucket) if rest else 0.0))

@@ -9,22 +9,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serve_app.backends.backend import Backend, Check, CheckedBackend, SessionLost
+from serve_app.backends.backend import Backend, CheckedBackend, RuntimeCheck, SessionLost
 from serve_app.backends.joining.drawing import Varied
 from serve_app.backends.joining.experiment import (
     SAME,
     Difference,
     claim_of,
+    rounding_note,
     try_joining,
     try_padding,
     untried,
-    within,
 )
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.samples import Samples
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Tensors
-from serve_app.processors.processor import Processor, only_sizes
+from serve_app.processors.processor import Processor, pads_to_buckets
 from serve_app.replica.joining import told
 
 logger = logging.getLogger(__name__)
@@ -95,27 +95,31 @@ def prove_replica(
 
     Raises:
         SessionLost: A session has ended.
+        ConfigError: An optimizer makes answers wrong, and the session cannot be made without it.
     """
     verdicts = {}
     for variant, backend in backends.items():
-        verdict = joinable[variant]
+        verdict, noted = joinable[variant], False
         known = proofs.find(variant)
         if known is None or verdict.verdict not in {PROVEN, known.verdict}:
             trial = _Trial(proofs, backend, processor, samples, examples.get(variant), len(backends))
             check = trial.checked(verdict)
+            noted = noted or (check is not None and bool(check.note))
             found = trial.padded(trial.joined(verdict))
             if check is not None:
                 reason = f"{found.reason}; {check.note}" if check.note else found.reason
-                found = found._replace(reason=reason, rounding=check.rounding, without=check.without)
+                found = found._replace(
+                    reason=reason, rounding=check.rounding, disabled_optimizers=check.disabled_optimizers
+                )
             if found.verdict != PROVEN and found.padding != "untried":
                 proofs.keep(variant, found)
         else:
             found = known
-            if known.without and isinstance(backend, CheckedBackend):
-                backend.leave_out(known.without)
-        found = found._replace(alike=verdict.alike)
+            if known.disabled_optimizers and isinstance(backend, CheckedBackend):
+                backend.disable(known.disabled_optimizers)
+        found = found._replace(equal_sizes=verdict.equal_sizes)
         build = f"{proofs.model}, variant {variant}" if variant else proofs.model
-        fine = found.joins and found.verdict != UNVERIFIED
+        fine = found.joins and found.verdict != UNVERIFIED and not noted
         logger.log(logging.INFO if fine else logging.WARNING, "%s: %s", build, told(found))
         verdicts[variant] = found
     return verdicts
@@ -179,8 +183,8 @@ class _Trial:
         self._draw: Varied | None = None
         self._rounding = 0.0
 
-    def checked(self, verdict: Joinable) -> Check | None:
-        """Compare the runtime with the model as its file has it; ``None`` where that cannot be done."""
+    def checked(self, verdict: Joinable) -> RuntimeCheck | None:
+        """Compare the runtime with the model without optimization; ``None`` where no input is known to run."""
         if not isinstance(self._backend, CheckedBackend):
             return None
         try:
@@ -189,13 +193,14 @@ class _Trial:
                 inputs = [draw(2, seed, scale) for seed, scale in ((1, 1.0), (2, 10.0), (3, 1.0))]
             else:  # of what it takes only one thing is known: what has run
                 inputs = [] if self._example is None else [self._example]
-            found = self._backend.check(inputs) if inputs else None
+            if not inputs:
+                return None
+            found = self._backend.check(inputs)
         except (SessionLost, ConfigError):
             raise
         except ServeAppError:
             return None
-        if found is not None:
-            self._rounding = found.rounding
+        self._rounding = found.rounding
         return found
 
     def _drawing(self) -> Varied:
@@ -226,7 +231,7 @@ class _Trial:
     def padded(self, verdict: Joinable) -> Joinable:
         """Try whether inputs may be padded to the size of others, whatever is known of sharing runs."""
         processor = self._processor
-        if processor is None or only_sizes(processor):
+        if processor is None or pads_to_buckets(processor):
             return verdict
         try:
             found = _padded(
@@ -246,9 +251,12 @@ class _Trial:
             reason = f"{verdict.reason}; the model takes no lengths between those that inputs are padded to"
             return verdict._replace(padding="sizes", reason=reason)
         by = f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
-        changes = f"padding to the size of others changes output {found.output!r}{by}{within(found, self._rounding)}"
+        changes = (
+            f"padding to the size of others changes output {found.output!r}{by}{rounding_note(found, self._rounding)}"
+        )
         if not found.allowed:
-            reason = f"{verdict.reason}; {changes}, so only requests of one size share runs"
+            so = "only requests of one size share runs" if verdict.joins else "nothing is padded"
+            reason = f"{verdict.reason}; {changes}, so {so}"
             return verdict._replace(padding="changes", reason=reason)
         if found.relative == 0.0:
             return verdict._replace(padding="exact")

@@ -20,10 +20,10 @@ import numpy as np
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.batch import fits, rows_of
-from serve_app.backends.joining.experiment import Difference, difference, finite, in_front, sensitivity
+from serve_app.backends.joining.experiment import Difference, difference, finite, leading_part, sensitivity
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Joinable, Tensors
-from serve_app.processors.processor import Processor, only_sizes
+from serve_app.processors.processor import Processor, pads_to_buckets
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, try_requests
 from serve_app.replica.staged import Job
@@ -103,7 +103,17 @@ class Verification:
             self._turn += 1
             return self._turn % entries
 
-    def check(self, variant: str, inputs: Tensors, outputs: Tensors, bucket: int, sender: str, *, made: bool) -> None:
+    def check(
+        self,
+        variant: str,
+        inputs: Tensors,
+        outputs: Tensors,
+        bucket: int,
+        sender: str,
+        *,
+        made: bool,
+        padded_to: int | None = None,
+    ) -> None:
         """Have a request run again when there is time, and its answer compared.
 
         Args:
@@ -113,20 +123,21 @@ class Verification:
             bucket: Its own cost bucket.
             sender: The router that it came from.
             made: Whether the processor made its inputs.
+            padded_to: The size that they were padded to in the shared run; by default that of its own bucket.
         """
         self._pending = True
         mine = {name: array.copy() for name, array in inputs.items()}
         kept = {name: array.copy() for name, array in outputs.items()}
         padded: Tensors | None = None
         if made and self._processor is not None:
-            if only_sizes(self._processor) or self._joining.of(variant).padding == "sizes":
+            if pads_to_buckets(self._processor) or self._joining.of(variant).padding == "sizes":
                 mine = self._processor.pad(mine, bucket)
             elif self._joining.of(variant).pads:
                 if lengths := self._processor.lengths(mine):
                     row = min(range(len(lengths)), key=lengths.__getitem__)
                     mine = self._processor.cut(mine, [row], lengths[row])
                     kept = {name: array[row : row + 1] for name, array in kept.items()}
-                padded = self._processor.pad(mine, bucket)
+                padded = self._processor.pad(mine, padded_to or bucket)
         self._submit_background(
             _Check(self, variant, mine, kept, padded, made=made), rows_of(mine) or 1, bucket, variant, sender
         )
@@ -164,8 +175,11 @@ class Verification:
                 f"in service, output {found.output!r} of a request that {what} differed{gap} from what it gets"
                 " alone; set batching.tolerance if that is meant"
             )
-            now = before._replace(reason=reason, deviation=finite(found.relative))
-            self._take(variant, now._replace(padding="changes") if padding else now._replace(verdict="dependent"))
+            if padding:
+                self._take(variant, before._replace(padding="changes", reason=reason))
+                return
+            deviation = finite(found.relative)
+            self._take(variant, before._replace(verdict="dependent", reason=reason, deviation=deviation))
         elif before.joins and found.relative > before.deviation:
             verdict = "close" if before.verdict == "exact" else before.verdict
             self._take(variant, before._replace(verdict=verdict, deviation=found.relative))
@@ -237,12 +251,12 @@ class _Check:
         verification, start = self._verification, monotonic()
         try:
             alone = verification.again(self._variant, self._inputs)
-            together = in_front(self._outputs, alone) if self._made else self._outputs
+            together = leading_part(self._outputs, alone) if self._made else self._outputs
             rounding = verification.rounding(self._variant)
             found = difference(alone, together, verification.tolerance, rounding)
             padding = False
             if not found.allowed and self._padded is not None:
-                padded = in_front(verification.again(self._variant, self._padded), alone)
+                padded = leading_part(verification.again(self._variant, self._padded), alone)
                 padding = not difference(alone, padded, verification.tolerance, rounding).allowed
             if not found.allowed and verification.is_rounding(self._variant, self._inputs, alone, found):
                 found = Difference(0.0, allowed=True, output=found.output)  # it says nothing of the kernels

@@ -30,14 +30,13 @@ from serve_app.payloads import (
     BundleResult,
     Execution,
     Failure,
-    Joinable,
     PartSink,
     StreamLimits,
     Success,
     Tensors,
     WireEntry,
 )
-from serve_app.processors.processor import Processor, only_sizes
+from serve_app.processors.processor import Processor
 from serve_app.replica.execution import Executor
 from serve_app.replica.joining import Joining
 from serve_app.replica.parts import Outlet, Send
@@ -286,9 +285,9 @@ class Worker:
             tensors = staged.tensors[index]
             if isinstance(tensors, Failure):
                 continue
-            verdicts = self._verdicts_of(staged.entries[index])
-            latency = self._gate.latencies.of(staged.entries[index].variant)
-            sizes = only_sizes(processor) or any(verdict.padding == "sizes" for verdict in verdicts)
+            entry = staged.entries[index]
+            verdicts, sizes = self._joining.of_entry(entry), self._joining.own_sizes(processor, entry)
+            latency = self._gate.latencies.of(entry.variant)
             pieces = cut(
                 processor,
                 tensors,
@@ -296,16 +295,11 @@ class Worker:
                 latency,
                 scheduling.max_rows,
                 pads=sizes or all(verdict.pads for verdict in verdicts),
-                alone=not all(verdict.joins for verdict in verdicts),
+                one_row_each=not all(verdict.joins for verdict in verdicts),
                 lock=self._lock,
             )
             if pieces:
                 staged.pieces[index] = pieces
-
-    def _verdicts_of(self, entry: WireEntry) -> list[Joinable]:
-        """Those on all builds that an entry may run on."""
-        fallbacks = () if entry.variant or entry.exact else self._scheduling.fallbacks
-        return [self._joining.of(variant) for variant in (entry.variant, *fallbacks)]
 
     async def _run_pieces(self, staged: Staged) -> None:
         """Run the pieces of a bundle's entries, and what is left of it, and put their outputs together."""

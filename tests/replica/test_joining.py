@@ -54,7 +54,7 @@ def test_what_a_request_counts_for(verdict: str, shapes: Any, counted: tuple[int
 )
 def test_sizes_that_a_proof_takes_to_be_the_same_must_be(alike: Any, shapes: Any, alone: bool) -> None:
     """Otherwise a request is run by itself: nothing is known of its rows."""
-    assert (3, alone) == Joining("m", {"": EXACT._replace(alike=(alike,))}).rows("", rows(*shapes))
+    assert (3, alone) == Joining("m", {"": EXACT._replace(equal_sizes=(alike,))}).rows("", rows(*shapes))
 
 
 def test_without_rows_any_shapes_do() -> None:

@@ -69,7 +69,7 @@ def test_pieces_put_together_are_the_request(
     tensors = request(made, lengths)
     sizes = [bucket_for(tokens, buckets) if pads else tokens for tokens in lengths]
 
-    pieces = cut(made, tensors, buckets, latency, max_rows, pads=pads, alone=False, lock=Lock())
+    pieces = cut(made, tensors, buckets, latency, max_rows, pads=pads, one_row_each=False, lock=Lock())
 
     if not pieces:
         assert {max(sizes)} == set(sizes)
@@ -96,7 +96,7 @@ def test_what_has_one_length_is_not_cut() -> None:
     made = processor((8, LONGEST))
     for lengths in ([9], [5, 5, 5], [1, 8, 3]):
         tensors = request(made, lengths)
-        assert cut(made, tensors, (8, LONGEST), LatencyModel(), 16, pads=True, alone=False, lock=Lock()) == []
+        assert cut(made, tensors, (8, LONGEST), LatencyModel(), 16, pads=True, one_row_each=False, lock=Lock()) == []
 
 
 @pytest.mark.parametrize("inputs", [["input_ids"], ["input_ids", "attention_mask"]])
@@ -105,7 +105,7 @@ def test_rows_that_change_each_other_are_cut_one_by_one(inputs: list[str], lengt
     """Each as long as it is, whether or not the model takes a mask."""
     made = processor((8, LONGEST), inputs)
     tensors = request(made, lengths)
-    pieces = cut(made, tensors, (8, LONGEST), LatencyModel(), 16, pads=False, alone=True, lock=Lock())
+    pieces = cut(made, tensors, (8, LONGEST), LatencyModel(), 16, pads=False, one_row_each=True, lock=Lock())
     assert sorted(range(3)) == sorted(row for piece in pieces for row in piece.rows)
     for piece in pieces:
         assert dict.fromkeys(inputs, (1, lengths[piece.rows[0]])) == {
@@ -117,7 +117,7 @@ def test_rows_of_one_length_are_cut_where_more_save_nothing() -> None:
     """In proportion to rows each goes by itself, so that what is more urgent has its turn between any two."""
     made = processor((8, LONGEST))
     latency = latency_of(lambda rows, bucket: 1e-2 * rows * bucket)
-    pieces = cut(made, request(made, [5] * 4), (8, LONGEST), latency, 16, pads=True, alone=False, lock=Lock())
+    pieces = cut(made, request(made, [5] * 4), (8, LONGEST), latency, 16, pads=True, one_row_each=False, lock=Lock())
     assert [[0], [1], [2], [3]] == [piece.rows for piece in pieces]
 
 
@@ -135,7 +135,14 @@ def test_a_piece_leaves_time_for_those_behind_it(latency: str, pads: bool, after
     made = processor((8, 16, LONGEST))
     latency_model = LATENCIES[latency]
     pieces = cut(
-        made, request(made, [16, 64, 8]), (8, 16, LONGEST), latency_model, 16, pads=pads, alone=False, lock=Lock()
+        made,
+        request(made, [16, 64, 8]),
+        (8, 16, LONGEST),
+        latency_model,
+        16,
+        pads=pads,
+        one_row_each=False,
+        lock=Lock(),
     )
     assert pytest.approx(after_s) == [piece.after_s for piece in pieces]
 

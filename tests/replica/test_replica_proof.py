@@ -99,10 +99,10 @@ def test_the_rows_of_requests_can_serve(tmp_path: Path) -> None:
     backend = loaded(edge_case_models.ids(tmp_path / "ids" / "model.onnx"))
     proofs = ProofContext("m", 8, None, 1e9, VerdictStore(tmp_path / "kept"), {"": "key"})
     rows = {"ids": np.array([[1001, 1007], [993, 1000], [1002, 1003]], np.int64)}
-    before = PROVEN._replace(alike=((("ids", 1), ("ids", 1)),), padding="close")
+    before = PROVEN._replace(equal_sizes=((("ids", 1), ("ids", 1)),), padding="close")
     found = try_requests(proofs, "", backend, rows, before)
     assert ("exact", found) == (found.verdict, proofs.find(""))
-    assert (before.alike, before.padding) == (found.alike, found.padding)
+    assert (before.equal_sizes, before.padding) == (found.equal_sizes, found.padding)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def try_joining(
         return Joinable("exact", f"{claim}; {runs}: the same bit for bit")
     return Joinable(
         "close",
-        f"{claim}; {runs}: output {worst.output!r} differs{_by(worst)}{within(worst, rounding)}",
+        f"{claim}; {runs}: output {worst.output!r} differs{_by(worst)}{rounding_note(worst, rounding)}",
         worst.relative,
     )
 
@@ -213,7 +213,7 @@ def try_padding(
         ServeAppError: The model does not run these inputs.
     """
     alone, padded = backend.run_whole(request), pad(request)
-    found = [difference(alone, in_front(backend.run_whole(padded), alone), tolerance, rounding)]
+    found = [difference(alone, leading_part(backend.run_whole(padded), alone), tolerance, rounding)]
     if larger is not None:
         other, rows = backend.run_whole(larger), len(next(iter(request.values())))
         for parts, mine, others in (
@@ -222,13 +222,13 @@ def try_padding(
         ):
             together = backend.run(assemble(parts))
             own = {name: array[mine] for name, array in together.items()}
-            found.append(difference(alone, in_front(own, alone), tolerance, rounding))
+            found.append(difference(alone, leading_part(own, alone), tolerance, rounding))
             theirs = {name: array[others] for name, array in together.items()}
             found.append(difference(other, theirs, tolerance, rounding))
     return min(found, key=lambda each: (each.allowed, -each.relative))
 
 
-def in_front(outputs: Tensors, alone: Tensors) -> Tensors:
+def leading_part(outputs: Tensors, alone: Tensors) -> Tensors:
     """The part of a padded input's outputs that answers the input."""
     return {
         name: array[tuple(map(slice, alone[name].shape))] if array.ndim == alone[name].ndim else array
@@ -284,11 +284,11 @@ def _by(found: Difference) -> str:
     return f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
 
 
-def within(found: Difference, rounding: float) -> str:
-    """Why a difference is allowed that is larger than those of other models, in words."""
-    if max(rounding, found.relative) <= TOLERANCES["float32"]:
+def rounding_note(found: Difference, rounding: float) -> str:
+    """Say that a difference above the tolerance of FP32 is allowed as rounding; empty for others."""
+    if not TOLERANCES["float32"] < found.relative <= 2 * rounding:
         return ""
-    return f", within the rounding of this model here, {rounding:.2g}" if found.relative <= 2 * rounding else ""
+    return f", within twice the model's own rounding, {rounding:.2g}"
 
 
 def finite(value: float) -> float:

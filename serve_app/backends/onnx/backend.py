@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from serve_app.backends.backend import Check
+from serve_app.backends.backend import RuntimeCheck
 from serve_app.backends.filling import run_filled
 from serve_app.backends.layout import ServedSignature, rows_from, rows_to
 from serve_app.backends.onnx.bfloat16 import run_bfloat16, takes_or_gives_bfloat16
 from serve_app.backends.onnx.failure import describe_failure
-from serve_app.backends.onnx.reference import LARGEST_BYTES, Open, compare
+from serve_app.backends.onnx.reference import LARGEST_BYTES, Open, compare, not_compared
 from serve_app.backends.onnx.sessions import Sessions, make_sessions, weight_bytes
 from serve_app.backends.onnx.settings import OnnxSettings
 from serve_app.backends.onnx.text import as_text
@@ -102,28 +102,29 @@ class OnnxBackend:
         self._take(make_sessions(self._settings))
         return self.note
 
-    def check(self, inputs: Sequence[Tensors]) -> Check | None:
+    def check(self, inputs: Sequence[Tensors]) -> RuntimeCheck:
         """Compare with the graph as the file has it; see `serve_app.backends.onnx.reference`."""
         settings = self._settings
         if weight_bytes(settings.model_file) > LARGEST_BYTES:
-            return None
+            return not_compared(f"its weights are larger than {LARGEST_BYTES >> 30} GiB")
         rows, first = self.fixed_rows, next(iter(self._sessions))
         given = [self._with_text(each) if self._text_inputs else each for each in inputs]
         if rows is not None:
             given = [{name: array[np.arange(rows) % len(array)] for name, array in each.items()} for each in given]
         found = compare(settings.model_file, self._outputs_of, self._sessions[first], self._reopened(first), given)
-        if found.without:
-            self.leave_out(found.without)
+        if found.disabled_optimizers:
+            self.disable(found.disabled_optimizers)
         return found
 
-    def leave_out(self, names: Sequence[str]) -> None:
+    def disable(self, optimizers: Sequence[str]) -> None:
         """Make the sessions again without these optimizers."""
-        self._settings = replace(self._settings, without=tuple(names))
-        self._take(make_sessions(self._settings))
+        settings = replace(self._settings, disabled_optimizers=tuple(optimizers))
+        self._take(make_sessions(settings))
+        self._settings = settings
 
     def _reopened(self, size: int) -> Open:
         def reopen(names: Sequence[str]) -> Any:
-            return make_sessions(replace(self._settings, without=tuple(names))).by_rows[size]
+            return make_sessions(replace(self._settings, disabled_optimizers=tuple(names))).by_rows[size]
 
         return reopen
 

@@ -15,17 +15,18 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
-from serve_app.backends.backend import Check
+from serve_app.backends.backend import RuntimeCheck
 from serve_app.backends.joining.experiment import SAME, Difference, difference
 from serve_app.backends.onnx.failure import describe_failure
 from serve_app.backends.onnx.proof.skeleton import read_skeleton
+from serve_app.errors import ConfigError
 from serve_app.payloads import Tensors
 
 LARGEST_BYTES: Final = 2 * 2**30
 """Weights of a model that is compared: a second session takes as much memory again, for a moment."""
 
 _FAULT: Final[Mapping[str, float]] = MappingProxyType({"full": 1e-4, "reduced": 0.05})
-"""From this difference on, relative to the largest value of an output, it is looked for an optimizer that makes it.
+"""Differences above this, relative to an output's largest value, start the search for the optimizer that causes them.
 
 FP32 sums in another order differ by 1e-7 to 1e-5. ``reduced``: FP16, BF16, TF32 and quantized numbers.
 """
@@ -59,14 +60,14 @@ Open = Callable[[Sequence[str]], Any]
 
 def compare(
     model_file: Path, run: Callable[[Any, Tensors], Tensors], session: Any, reopen: Open, inputs: Sequence[Tensors]
-) -> Check:
+) -> RuntimeCheck:
     """Compare a session with one that is not optimized, and find the optimizer that makes them differ.
 
     Args:
         model_file: The model.
         run: Runs a session on an input.
         session: Serves the model.
-        reopen: Makes another one like it.
+        reopen: Makes another one like it. Raises `ConfigError`.
         inputs: What both are run on.
 
     Raises:
@@ -75,7 +76,7 @@ def compare(
     try:
         plain = _unoptimized(model_file, session.get_session_options().intra_op_num_threads)
     except Exception as error:  # ONNX Runtime's exceptions share no base but Exception
-        return Check(0.0, note=f"not compared with the graph that is not optimized: {describe_failure(error)}")
+        return not_compared(describe_failure(error))
     expected = [run(plain, each) for each in inputs]
     del plain
 
@@ -87,25 +88,24 @@ def compare(
     reduced = session.get_providers()[0] != "CPUExecutionProvider" or _computes_reduced(model_file)
     limit = _FAULT["reduced" if reduced else "full"]
     if max(worst.relative, again.relative) <= limit:
-        return Check(worst.relative)
+        return RuntimeCheck(worst.relative)
     if worst != again:
-        return Check(0.0, note="not compared with the graph that is not optimized: its answers differ from run to run")
-    by = f"output {worst.output!r} by {worst.relative:.2g} of its largest value"
-    names, left = _at_fault(lambda names: gap(reopen(names)).relative, worst.relative * _PART)
+        return not_compared("its answers differ from run to run")
+    changes = (
+        f"ONNX Runtime's optimization changes output {worst.output!r} by {worst.relative:.2g} of its largest value"
+    )
+    try:
+        names, left = _at_fault(lambda names: gap(reopen(names)).relative, worst.relative * _PART)
+    except ConfigError as error:
+        return RuntimeCheck(0.0, note=f"{changes}; the optimizer was not found: {error}")
     if not names:
-        return Check(0.0, note=f"what ONNX Runtime makes of the graph changes {by}, whatever is left out")
-    return Check(min(left, limit), tuple(names), f"without ONNX Runtime's {', '.join(names)}, which changes {by}")
+        return RuntimeCheck(0.0, note=f"{changes}, and no optimizer alone explains it: answers may be wrong")
+    return RuntimeCheck(min(left, limit), tuple(names), f"{changes}; disabled: {', '.join(names)}")
 
 
-def _of_floats(expected: Tensors, found: Tensors) -> Difference:
-    """The largest difference of floats of one shape: a label may flip by rounding, and with it a number of results."""
-    alike = {
-        name: array
-        for name, array in expected.items()
-        if array.dtype.kind == "f" and array.shape == found[name].shape and np.isfinite(array).all()
-    }
-    worst = difference(alike, found, None)
-    return worst if np.isfinite(worst.relative) else SAME
+def not_compared(why: str) -> RuntimeCheck:
+    """The result for a model that could not be compared."""
+    return RuntimeCheck(0.0, note=f"not compared with the unoptimized graph: {why}")
 
 
 def _at_fault(gap: Callable[[Sequence[str]], float], enough: float) -> tuple[Sequence[str], float]:
@@ -124,6 +124,17 @@ def _at_fault(gap: Callable[[Sequence[str]], float], enough: float) -> tuple[Seq
         else:
             break  # it takes some of both
     return names, left
+
+
+def _of_floats(expected: Tensors, found: Tensors) -> Difference:
+    """The largest difference of floats of one shape: a label may flip by rounding, and with it a number of results."""
+    alike = {
+        name: array
+        for name, array in expected.items()
+        if array.dtype.kind == "f" and array.shape == found[name].shape and np.isfinite(array).all()
+    }
+    worst = difference(alike, found, None)
+    return worst if np.isfinite(worst.relative) else SAME
 
 
 def _unoptimized(model_file: Path, threads: int) -> Any:

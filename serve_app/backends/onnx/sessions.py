@@ -170,7 +170,7 @@ class _Maker:
                 self._session_options(),
                 providers,
                 model=settings.model,
-                without=settings.without,
+                without=settings.disabled_optimizers,
             )
         except ConfigError as error:
             if wanted == "cpu" or not lacks_device(error.__cause__):

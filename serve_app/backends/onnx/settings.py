@@ -35,7 +35,7 @@ class OnnxSettings:
         layout: Where the rows of its tensors are, or that they have none.
         among_others: Whether it is one of many models in one process, of which one runs at a time.
         tf32: Whether a GPU may round the inputs of FP32 products to TF32's 10 bits.
-        without: ONNX Runtime's optimizers that are left out.
+        disabled_optimizers: ONNX Runtime's optimizers that are left out.
     """
 
     model: str
@@ -53,7 +53,7 @@ class OnnxSettings:
     layout: Layout = ROWS_FIRST
     among_others: bool = False
     tf32: bool = True
-    without: tuple[str, ...] = ()
+    disabled_optimizers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         problems = [

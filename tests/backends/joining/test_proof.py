@@ -121,7 +121,7 @@ def test_sizes_of_one_name_are_taken_to_be_the_same_where_the_server_sees_to_it(
     graph = """(float[n,{}] x, float[n,t] z) => (float y) <int64[1] o = {{1}}, int64[1] m = {{-1}}> {{
         s = Shape(x) w = Gather(s, o) d = Concat<axis = 0>(m, w) y = Reshape(z, d) }}"""
     found = prove(graph.format("t"))
-    assert (True, ((("x", 1), ("z", 1)),)) == (found.independent, found.alike)
+    assert (True, ((("x", 1), ("z", 1)),)) == (found.independent, found.equal_sizes)
     assert not prove(graph.format("u")).independent
 
 

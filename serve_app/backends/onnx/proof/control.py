@@ -64,7 +64,7 @@ def _either(sizes: Sizes, one: Value, other: Value, loose: set[Dim] | None = Non
     spoiled = worst((one, other))
     if spoiled is not None:
         return spoiled
-    if {Kind.SIZES, Kind.PLACES, Kind.POINTS} & {one.kind, other.kind}:
+    if {Kind.SIZES, Kind.ROW_INDEX, Kind.INDEX_TUPLES} & {one.kind, other.kind}:
         return mixed("a branch or a loop gives the number of rows or their places", dependent=True)
     loose = set() if loose is None else loose
     if one.kind is Kind.CONST and other.kind is Kind.CONST:

@@ -15,7 +15,7 @@ from serve_app.backends.onnx.proof.dimensions import Dim
 from serve_app.backends.onnx.proof.operation import Obstacle, Operation, Sizes
 from serve_app.backends.onnx.proof.operators import RANDOM, is_function, is_known, rule_of
 from serve_app.backends.onnx.proof.operators_elementwise import is_inference
-from serve_app.backends.onnx.proof.operators_places import placed, shape_of_places
+from serve_app.backends.onnx.proof.operators_row_index import indexed, shape_of_elements
 from serve_app.backends.onnx.proof.operators_sizes import computed, shape_of
 from serve_app.backends.onnx.proof.spans import span_of
 from serve_app.backends.onnx.proof.values import SMALL, Kind, Value, constant, constant_array, mixed, worst
@@ -93,12 +93,12 @@ class Walk:
         if spoiled is not None:
             if op.domain == "" and op.kind in {"Shape", "Size"} and (shape := shape_of(op, spoiled)) is not None:
                 return [shape]
-            return [replace(spoiled, shape=_attempt(shape_of_places, op))] * count
+            return [replace(spoiled, shape=_attempt(shape_of_elements, op))] * count
         kinds = {value.kind for value in op.inputs if value is not None}
         # Graphs inside a node see what is around it, whatever its inputs are.
         inner = bool(_graphs(node))
-        if not inner and kinds & {Kind.PLACES, Kind.POINTS} and op.kind not in {"Shape", "Size"}:
-            picked = placed(op)
+        if not inner and kinds & {Kind.ROW_INDEX, Kind.INDEX_TUPLES} and op.kind not in {"Shape", "Size"}:
+            picked = indexed(op)
             if picked is not None:
                 return [picked]
         simple = None if inner else self._without_rows(op, kinds)
@@ -122,7 +122,7 @@ class Walk:
             return None if found is None else [found]
         if own and op.kind == "Constant":
             return [_literal(op)]
-        if kinds & {Kind.ROWS, Kind.PLACES, Kind.POINTS} or not is_function(op.domain, op.kind):
+        if kinds & {Kind.ROWS, Kind.ROW_INDEX, Kind.INDEX_TUPLES} or not is_function(op.domain, op.kind):
             return None
         if kinds <= {Kind.CONST}:
             known = _attempt(folded, op)

@@ -164,7 +164,7 @@ class Operation:
             raise Unknown(f"lacks input {place}")
         if value.kind is Kind.SIZES:
             raise Mixes("computes with the number of rows")
-        if value.kind in {Kind.PLACES, Kind.POINTS}:
+        if value.kind in {Kind.ROW_INDEX, Kind.INDEX_TUPLES}:
             raise Mixes(BY_PLACE)
         if value.shape is None:
             raise Unknown(f"has input {place} of unknown rank")
@@ -202,7 +202,7 @@ class Operation:
                 continue
             if value.kind is Kind.SIZES:
                 raise Mixes("computes with the number of rows")
-            if value.kind in {Kind.PLACES, Kind.POINTS}:
+            if value.kind in {Kind.ROW_INDEX, Kind.INDEX_TUPLES}:
                 raise Mixes(BY_PLACE)
             raise Unknown(f"takes input {place} from rows, which is known for constants only")
 

@@ -235,7 +235,7 @@ def _range(op: Operation) -> Value:
     if limit is None or block is None:
         raise Mixes("counts the rows")
     span = None if block == ONE else Span(ONE, block)
-    return Value(Kind.PLACES, (limit,), axis=0, block=block, stride=block, span=span)
+    return Value(Kind.ROW_INDEX, (limit,), axis=0, block=block, stride=block, span=span)
 
 
 def _eye(op: Operation) -> Value:

@@ -64,7 +64,7 @@ def prove_rows_of(model: Any, *, axes: Mapping[str, int] | None = None) -> RowPr
             # Exporters give the same axis of all inputs one name. It counts only if the server sees to it.
             again = _proof(model, dict(axes or {}), names)
             if again.independent:
-                return again._replace(alike=tuple(sorted(map(tuple, names.values()))))
+                return again._replace(equal_sizes=tuple(sorted(map(tuple, names.values()))))
         return found
     except Exception as error:  # a strange graph is one that nothing is proven of
         return RowProof(False, f"the graph cannot be followed ({type(error).__name__}: {error})")
@@ -181,7 +181,7 @@ def _verdict(name: str, value: Value, axis: int) -> RowProof | None:
         return RowProof(False, value.reason, value.dependent, value.random)
     if value.kind is Kind.SIZES:
         return RowProof(False, f"output '{name}' tells the number of rows", dependent=True)
-    if value.kind in {Kind.PLACES, Kind.POINTS}:
+    if value.kind in {Kind.ROW_INDEX, Kind.INDEX_TUPLES}:
         return RowProof(False, f"output '{name}' tells the places of rows", dependent=True)
     if value.kind is Kind.CONST:
         return RowProof(False, f"output '{name}' is not rows: it does not depend on the inputs")

@@ -25,10 +25,10 @@ class Kind(Enum):
     """Whole numbers computed from sizes, the number of rows among them; never from what the inputs hold."""
     ROWS = "rows"
     """Block i along one axis depends on row i of the inputs only, wherever it stands and whatever its neighbours."""
-    PLACES = "places"
+    ROW_INDEX = "row index"
     """Whole numbers; those of block i along one axis say where row i is: ``i * stride + r``, 0 <= r < ``stride``."""
-    POINTS = "points"
-    """Coordinates along the last axis; of those of block i along another one, number ``own`` is i."""
+    INDEX_TUPLES = "index tuples"
+    """Coordinates along the last axis; of those of block i along another one, number ``row_coordinate`` is i."""
     MIXED = "mixed"
     """Anything else, or nobody knows."""
 
@@ -46,13 +46,13 @@ class Value:
 
     Attributes:
         kind: See `Kind`.
-        shape: Its sizes; None where even the rank is unknown. Of ROWS, PLACES and POINTS always known, and free of the
-            number of rows in every axis but its own.
-        axis: ROWS, PLACES, POINTS: where the rows are.
-        block: ROWS, PLACES, POINTS: how many places of that axis belong to one row.
-        stride: PLACES: how far the numbers of one row are from those of the next.
-        own: POINTS: which coordinate is the row's place.
-        span: CONST and ROWS: what range its whole numbers are known to be in. PLACES: that of r; None where r is 0.
+        shape: Its sizes; None where even the rank is unknown. Of ROWS, ROW_INDEX and INDEX_TUPLES always known, and
+            free of the number of rows in every axis but its own.
+        axis: ROWS, ROW_INDEX, INDEX_TUPLES: where the rows are.
+        block: ROWS, ROW_INDEX, INDEX_TUPLES: how many places of that axis belong to one row.
+        stride: ROW_INDEX: how far the numbers of one row are from those of the next.
+        row_coordinate: INDEX_TUPLES: which coordinate is the row's place.
+        span: CONST and ROWS: what range its whole numbers are known to be in. ROW_INDEX: that of r; None where r is 0.
         array: CONST: what it holds, where that is known and small.
         elements: CONST and SIZES: what it holds in symbols, in the order of memory. None is a number that may depend on
             the number of rows in some way or other.
@@ -66,7 +66,7 @@ class Value:
     axis: int = -1
     block: Dim = ONE
     stride: Dim = ONE
-    own: int = -1
+    row_coordinate: int = -1
     span: Span | None = None
     array: npt.NDArray[Any] | None = None
     elements: tuple[Dim | None, ...] | None = None

@@ -19,7 +19,7 @@ from serve_app.backends.onnx.proof.operators_layout import LAYOUT
 from serve_app.backends.onnx.proof.spans import fits, span_of_value, sum_of
 from serve_app.backends.onnx.proof.values import Kind, Span, Value, constant, mixed
 
-_PLACED = (Kind.PLACES, Kind.POINTS)
+_INDEXED = (Kind.ROW_INDEX, Kind.INDEX_TUPLES)
 
 _MOVING: dict[str, Rule] = {
     **{kind: LAYOUT[kind] for kind in ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Expand")},
@@ -29,7 +29,7 @@ _MOVING: dict[str, Rule] = {
 """Operators that move elements, and leave those of a row among the row's."""
 
 
-def placed(op: Operation) -> Value | None:
+def indexed(op: Operation) -> Value | None:
     """What an operator makes of places; ``None`` where it uses them as any numbers.
 
     Raises:
@@ -39,18 +39,18 @@ def placed(op: Operation) -> Value | None:
         return None
     rule = _RULES.get(op.kind)
     found = None if rule is None else rule(op)
-    return _harmless(op) if found is None else found
+    return _shape_only(op) if found is None else found
 
 
-def _harmless(op: Operation) -> Value | None:
+def _shape_only(op: Operation) -> Value | None:
     """Numbers that depend on places, of which nothing but the shape may be used."""
-    shape = shape_of_places(op)
+    shape = shape_of_elements(op)
     if shape is None:
         return None
     return mixed(f"{op.kind} '{op.name or op.outputs[0]}' {BY_PLACE}", dependent=True, shape=shape)
 
 
-def shape_of_places(op: Operation) -> Shape | None:
+def shape_of_elements(op: Operation) -> Shape | None:
     """The shape of what an operator makes of single elements, whatever they are; None of other operators."""
     if ELEMENTWISE.get(op.kind) not in {alone, together}:
         return None
@@ -66,14 +66,14 @@ def shape_of_places(op: Operation) -> Shape | None:
 
 def _as_rows(value: Value) -> Value:
     """The same elements, taken for numbers of each row."""
-    if value.kind not in _PLACED:
+    if value.kind not in _INDEXED:
         return value
     return Value(Kind.ROWS, value.shape, axis=value.axis, block=value.block)
 
 
 def _moved(op: Operation) -> Value | None:
     first, *others = op.inputs
-    if first is None or first.kind is not Kind.PLACES or any(each and each.kind in _PLACED for each in others):
+    if first is None or first.kind is not Kind.ROW_INDEX or any(each and each.kind in _INDEXED for each in others):
         return None
     op.inputs[0] = _as_rows(first)
     try:
@@ -87,10 +87,10 @@ def _moved(op: Operation) -> Value | None:
 
 def _points(op: Operation) -> Value | None:
     values = [value for value in op.inputs if value is not None]
-    own = [number for number, value in enumerate(values) if value.kind is Kind.PLACES]
+    own = [number for number, value in enumerate(values) if value.kind is Kind.ROW_INDEX]
     axis = op.axis(0, values[own[0]].rank) if own else -1
     usable = all(value.shape is not None and value.at(1) == ONE for value in values)
-    if len(own) != 1 or not usable or any(value.kind is Kind.POINTS for value in values):
+    if len(own) != 1 or not usable or any(value.kind is Kind.INDEX_TUPLES for value in values):
         return None
     place = values[own[0]]
     if axis != place.rank - 1 or axis == place.axis or (place.stride, place.block, place.span) != (ONE, ONE, None):
@@ -99,7 +99,7 @@ def _points(op: Operation) -> Value | None:
     dims = (*joined.dims[:-1], Dim(len(values)))
     if any(value.dims[:-1] != joined.dims[:-1] for value in values):
         return None
-    return Value(Kind.POINTS, dims, axis=place.axis, own=own[0])
+    return Value(Kind.INDEX_TUPLES, dims, axis=place.axis, row_coordinate=own[0])
 
 
 def _multiplied(op: Operation) -> Value | None:
@@ -129,14 +129,14 @@ def _added(op: Operation) -> Value | None:
 def _pair(op: Operation) -> tuple[Value | None, Value | None]:
     """The places among two inputs, and the other one."""
     one, other = op.inputs
-    if one is None or other is None or (one.kind is Kind.PLACES) == (other.kind is Kind.PLACES):
+    if one is None or other is None or (one.kind is Kind.ROW_INDEX) == (other.kind is Kind.ROW_INDEX):
         return None, None
-    return (one, other) if one.kind is Kind.PLACES else (other, one)
+    return (one, other) if one.kind is Kind.ROW_INDEX else (other, one)
 
 
 def _gathered(op: Operation) -> Value | None:
     data, places = op.inputs
-    if data is None or places is None or places.kind is not Kind.PLACES or data.kind is not Kind.ROWS:
+    if data is None or places is None or places.kind is not Kind.ROW_INDEX or data.kind is not Kind.ROWS:
         return None
     axis = op.axis(0, data.rank)
     within = places.stride == data.block and (places.span is None or fits(places.span.below, places.stride))
@@ -148,20 +148,20 @@ def _gathered(op: Operation) -> Value | None:
 
 def _gathered_at_points(op: Operation) -> Value | None:
     data, points = op.inputs
-    if data is None or points is None or points.kind is not Kind.POINTS or data.kind is not Kind.ROWS:
+    if data is None or points is None or points.kind is not Kind.INDEX_TUPLES or data.kind is not Kind.ROWS:
         return None
     depth = points.dims[-1].literal or 0
-    if op.integer("batch_dims", 0) or data.axis != points.own or data.block != ONE or depth > data.rank:
+    if op.integer("batch_dims", 0) or data.axis != points.row_coordinate or data.block != ONE or depth > data.rank:
         raise Mixes("picks rows by their places in the batch")
     return op.sizes.rows([*points.dims[:-1], *data.dims[depth:]], points.axis, ONE)
 
 
 def _scattered_to_points(op: Operation) -> Value | None:
     data, points, updates = op.inputs
-    if data is None or points is None or points.kind is not Kind.POINTS or data.kind is not Kind.ROWS:
+    if data is None or points is None or points.kind is not Kind.INDEX_TUPLES or data.kind is not Kind.ROWS:
         return None
     depth = points.dims[-1].literal or 0
-    if data.axis != points.own or data.block != ONE or depth > data.rank or updates is None:
+    if data.axis != points.row_coordinate or data.block != ONE or depth > data.rank or updates is None:
         return None
     if updates.kind is Kind.ROWS:
         op.like(data, 2, points.axis)
