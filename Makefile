@@ -33,6 +33,8 @@ HIGH ?=
 SCHEDULING ?=
 # Arguments for the measurement of the proof that requests may share runs
 JOINING ?=
+# Arguments for measuring an exported text classifier
+TEXT ?=
 # Arguments for judging exported models
 ARCHITECTURES ?=
 # Arguments for the pool on the real server
@@ -47,7 +49,7 @@ RELOAD ?=
 # Another checkout, with its environment and models, for `make bench-trees`
 AGAINST ?=
 # The folder of `make architectures`
-OUT ?= benchmarks/out/architectures
+EXPORTED ?= benchmarks/out/architectures
 # How long each of the fuzz targets runs
 FUZZ_SECONDS ?= 600
 # How many requests `make fuzz-hostile` sends
@@ -340,14 +342,19 @@ bench-many-models: env ## Measure a server of a pool of 1,000 models beside one 
 	@$(BIN)/python -m benchmarks.many_models $(MANY)
 
 .PHONY: architectures
-architectures: .venv-exporters/.made .venv-optimum/.made .venv-tensorflow/.made ## Export small models of many architectures, 20 minutes (OUT=folder)
+architectures: .venv-exporters/.made .venv-optimum/.made .venv-tensorflow/.made ## Export small models of many architectures (EXPORTED=folder)
 	@export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1; \
 	for own in exporters:{transformers,images,audio,sentences,sklearn} optimum:optimum tensorflow:tensorflow; do \
-		".venv-$${own%:*}/bin/python" -m "benchmarks.architectures.export_$${own#*:}" "$(OUT)"; done
+		".venv-$${own%:*}/bin/python" -m "benchmarks.architectures.export_$${own#*:}" "$(EXPORTED)"; done
 
 .PHONY: bench-architectures
-bench-architectures: env ## Judge the models of `make architectures`: which share runs, and are they right (OUT=folder ARCHITECTURES="--publish")
-	@$(BIN)/python -m benchmarks.architectures.judge $(ARCHITECTURES) "$(OUT)"
+bench-architectures: env ## Judge the models of `make architectures`: which share runs, and are they right (EXPORTED=folder ARCHITECTURES="--publish")
+	@$(BIN)/python -m benchmarks.architectures.judge $(ARCHITECTURES) "$(EXPORTED)"
+
+.PHONY: bench-exported-text
+bench-exported-text: env .venv-exporters/.made ## Measure a classifier of BERT's base size beside another tree (AGAINST=tree TEXT="--publish")
+	@test -d "$(EXPORTED)/base" || .venv-exporters/bin/python -m benchmarks.architectures.export_base "$(EXPORTED)/base"
+	@$(BIN)/python -m benchmarks.architectures.throughput --against "$(AGAINST)" $(TEXT) "$(EXPORTED)/base"
 
 .PHONY: bench-environment
 bench-environment: env ## Measure what a process of its own costs a Python model

@@ -55,7 +55,7 @@ class Judged:
         exporter: That wrote the file.
         verdict: See `serve_app.payloads.Joinable`; ``refused``: the server does not load it.
         reason: Why.
-        padding: What padding changes: ``nothing``, ``answers``; empty where it was not tried.
+        padding: Whether padding changes answers, ``close`` or ``changes``; empty where it was not tried.
         deviation: The largest that the replica measured.
         compared: Joined requests whose answers were compared.
         wrong: Those that differed from the answer alone.
@@ -170,7 +170,7 @@ def _padded(backend: Backend, verdict: Joinable) -> str:
         found = leading_part(backend.run_whole(padded), alone)
     except ServeAppError:
         return ""
-    return "nothing" if difference(alone, found, None, verdict.rounding).allowed else "answers"
+    return "close" if difference(alone, found, None, verdict.rounding).allowed else "changes"
 
 
 def _report(date: str, machine: Machine, judged: Sequence[Judged]) -> str:
@@ -192,13 +192,18 @@ def _report(date: str, machine: Machine, judged: Sequence[Judged]) -> str:
         "",
         "*Refused*: the server does not load the file, since an output is no tensor or rows cannot be told.",
         "",
+        "## Requests that differed",
+        "",
+        table(["model", "exporter", "of"], list(_wrong(served))),
+        "",
         "## What is not joined, and why",
         "",
         table(["model", "exporter", "verdict", "reason"], list(_apart(served))),
         "",
         "## Models that padding changes",
         "",
-        "A mask says where the input ends, and the answer differs all the same. Each request runs at its own length.",
+        "A mask says where the input ends, and the answer differs all the same, padded to twice its length. The server tries"
+        " the same at its start, and pads nothing then.",
         "",
         table(["model", "exporters"], list(_changed(served))),
         "",
@@ -223,6 +228,16 @@ def _by_library(judged: Sequence[Judged]) -> Iterator[list[str]]:
         yield [*key, str(sum(each.joins for each in members)), str(len(members) - refused), str(refused)]
 
 
+def _wrong(judged: Sequence[Judged]) -> Iterator[list[str]]:
+    for each in judged:
+        if each.wrong:
+            yield [
+                f"{each.library} {each.architecture}, {each.task}",
+                each.exporter,
+                f"{each.wrong} of {each.compared}",
+            ]
+
+
 def _apart(judged: Sequence[Judged]) -> Iterator[list[str]]:
     for each in judged:
         if not each.joins:
@@ -233,7 +248,7 @@ def _apart(judged: Sequence[Judged]) -> Iterator[list[str]]:
 def _changed(judged: Sequence[Judged]) -> Iterator[list[str]]:
     groups: dict[str, list[str]] = defaultdict(list)
     for each in judged:
-        if each.padding == "answers":
+        if each.padding == "changes":
             groups[f"{each.library} {each.architecture}, {each.task}"].append(each.exporter)
     return ([name, ", ".join(exporters)] for name, exporters in groups.items())
 

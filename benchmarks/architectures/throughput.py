@@ -1,7 +1,7 @@
 """An exported text classifier under load: ``python -m benchmarks.architectures.throughput MODEL --against TREE``.
 
-Both servers are up, each with the code of its own tree, and one at a time is under load, in turns. Texts have 20 to 120
-letters. Writes ``exported_text.json`` and ``exported_text.md``.
+Both servers are up, each with the code of its own tree, and one at a time is under load, in turns. Texts are short or long;
+each letter is a token. Writes ``exported_text.json`` and ``exported_text.md``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -30,6 +31,8 @@ from serve_app.config.files import CACHE_VARIABLE
 _START_WITHIN_S = 400.0
 _LETTERS = "abcdefghijklmnopqrstuvwxyz    "
 _MODEL = "exported"
+_TEXTS = {"5 to 30": (5, 30), "20 to 120": (20, 120)}
+"""Fewest and most letters of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +40,12 @@ class Turn:
     """One turn of one server: answers per second, and how its requests are batched."""
 
     tree: str
+    letters: str
     per_second: float
     verdict: str
 
 
-def load(url: str, connections: int, seconds: float) -> float:
+def load(url: str, letters: tuple[int, int], connections: int, seconds: float) -> float:
     """Send texts over so many connections, each waiting for its answer, and count the answers per second.
 
     Raises:
@@ -54,7 +58,7 @@ def load(url: str, connections: int, seconds: float) -> float:
         random = Random(number)
         with httpx.Client(base_url=url, timeout=120.0) as client:
             while time.monotonic() < until and not faults:
-                text = "".join(random.choices(_LETTERS, k=random.randint(20, 120)))
+                text = "".join(random.choices(_LETTERS, k=random.randint(*letters)))
                 try:
                     client.post(f"/v1/models/{_MODEL}/predict", json={"inputs": text}).raise_for_status()
                 except httpx.HTTPError as error:
@@ -91,13 +95,13 @@ def measure(model: Path, against: Path, connections: int, rounds: int, seconds: 
             server.wait_until(partial(is_ready, server.urls[DIRECT]), _START_WITHIN_S)
         turns = []
         for number in range(rounds + 1):
-            for name in sorted(servers, reverse=bool(number % 2)):
-                say(f"round {number} of {rounds}: {name}")
+            for letters, name in product(_TEXTS, sorted(servers, reverse=bool(number % 2))):
+                say(f"round {number} of {rounds}: {name}, {letters} letters")
                 url = servers[name].urls[DIRECT]
-                found = load(url, connections, seconds if number else min(seconds, 4.0))
+                found = load(url, _TEXTS[letters], connections, seconds if number else min(seconds, 4.0))
                 verdict = httpx.get(f"{url}/status").json()["models"][_MODEL]["joinable"][""]["verdict"]
                 if number:  # the first is for warming up
-                    turns.append(Turn(name, found, verdict))
+                    turns.append(Turn(name, letters, found, verdict))
         return turns
 
 
@@ -106,7 +110,7 @@ def main(
     against: Annotated[Path, typer.Option(help="The other working tree, with its environment.")],
     connections: Annotated[int, typer.Option(min=1)] = 32,
     rounds: Annotated[int, typer.Option(min=1)] = 6,
-    seconds: Annotated[float, typer.Option(min=1)] = 15.0,
+    seconds: Annotated[float, typer.Option(min=1)] = 10.0,
     *,
     publish: Annotated[bool, typer.Option(help="Write into docs/benchmarks, too.")] = False,
 ) -> None:
@@ -116,14 +120,15 @@ def main(
     with ending_in_order(console), measuring(console) as machine, console.status("preparing") as status:
         turns = measure(model.resolve(), against.resolve(), connections, rounds, seconds, status.update)
     rows = []
-    for tree in ("before", "after"):
-        own = [turn for turn in turns if turn.tree == tree]
+    for letters, tree in product(_TEXTS, ("before", "after")):
+        own = [turn for turn in turns if (turn.tree, turn.letters) == (tree, letters)]
         rates = sorted(turn.per_second for turn in own)
-        rows.append([tree, own[-1].verdict, f"**{median(rates):.1f}**", f"{rates[0]:.1f} to {rates[-1]:.1f}"])
+        spread = f"{rates[0]:.1f} to {rates[-1]:.1f}"
+        rows.append([letters, tree, own[-1].verdict, f"**{median(rates):.1f}**", spread])
     date = now()
     how = (
-        "Written by `python -m benchmarks.architectures.throughput`. A classifier of BERT's base size, exported by"
-        f" transformers 5, {connections} connections, one text of 20 to 120 letters each; two working trees in turns"
+        "Written by `make bench-exported-text`. A classifier of BERT's base size, exported by"
+        f" transformers 5, {connections} connections, one text each, in which each letter is a token; two working trees in turns"
         f" of {seconds:g} s."
     )
     lines = [
@@ -131,7 +136,7 @@ def main(
         "",
         how,
         "",
-        table(["tree", "verdict", "answers/s, median", "of rounds"], rows),
+        table(["letters", "tree", "verdict", "answers/s, median", "of rounds"], rows),
         "",
         machine_table(date, machine),
         "",

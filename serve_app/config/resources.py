@@ -26,7 +26,7 @@ class ResourcesConfig(Section):
     """
 
     tf32: bool = True
-    """Let a GPU round the inputs of products of FP32 to TF32's 10 bits: faster, and less exact by about 1e-3."""
+    """Let a GPU compute products of FP32 in TF32, which keeps 10 bits of the fraction: faster, and less exact."""
 
     row_sizes: Literal["auto", "any"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)] = "auto"
     """Numbers of rows that batches are filled up to, each with a session and a copy of the weights on the device.

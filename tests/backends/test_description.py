@@ -107,6 +107,20 @@ def test_an_axis_counts_for_the_tensors_that_are_named(describe: Any) -> None:
     assert (4, -1) == found.signature.inputs[0].public_shape
 
 
+def test_sizes_that_have_to_agree_are_those_of_the_tensors_as_they_are_served(describe: Any) -> None:
+    """With their rows in front: axis 0 of the file is axis 1 then."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["length"], start=0, end=1),
+        helper.make_node("Concat", ["many", "length"], ["shape"], axis=0),
+        helper.make_node("Transpose", ["z"], ["rows"]),
+        helper.make_node("Reshape", ["rows", "shape"], ["same"]),
+        helper.make_node("Transpose", ["same"], ["y"]),
+    ]
+    ends = [("x", FLOAT, ["t", "n"]), ("z", FLOAT, ["t", "n"])], [("y", FLOAT, ["t", "n"])]
+    found = describe(ends, nodes, {"many": np.array([-1], np.int64)}, axes=1).joinable
+    assert ("proven", ((("x", 1), ("z", 1)),)) == (found.verdict, found.equal_sizes)
+
+
 def test_an_axis_along_which_rows_meet_is_found_out(describe: Any) -> None:
     """To name it is no proof."""
     found = describe(one(["time", "n"]), RUNNING_SUM, running_sum(1), axes=1)

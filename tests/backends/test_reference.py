@@ -18,23 +18,6 @@ _NODE = helper.make_node
 _WRONG_POOLING = tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 32)
 
 
-def _pooling(path: Path) -> Path:
-    """The largest of each 3 x 3 window, zeros around the picture among them."""
-    nodes = [
-        _NODE("Pad", ["x", "pads"], ["wide"]),
-        _NODE("MaxPool", ["wide"], ["y"], kernel_shape=[3, 3], strides=[2, 2]),
-    ]
-    ins = [("x", TensorProto.FLOAT, ("rows", 2, 8, 8))]
-    constants = {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)}
-    return onnx_models.write(path, nodes, ins, [("y", TensorProto.FLOAT, ("rows", 2, 4, 4))], constants)
-
-
-def _pooled(x: np.ndarray) -> np.ndarray:
-    wide = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
-    windows = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), axis=(2, 3))[:, :, ::2, ::2]
-    return np.asarray(windows.max(axis=(-1, -2)))
-
-
 def _loaded(path: Path) -> OnnxBackend:
     backend = OnnxBackend(OnnxSettings("m", path, device="cpu", intra_op_threads=1))
     backend.load()
@@ -43,17 +26,17 @@ def _loaded(path: Path) -> OnnxBackend:
 
 def test_an_optimizer_that_makes_answers_wrong_is_left_out(tmp_path: Path) -> None:
     """ONNX Runtime before 1.32 pads a pooling with less than any number, where the graph says zero."""
-    backend = _loaded(_pooling(tmp_path / "model.onnx"))
+    backend = _loaded(onnx_models.zero_padded_pooling(tmp_path / "model.onnx"))
     assert isinstance(backend, CheckedBackend)
     x = -np.abs(np.random.default_rng(0).standard_normal((2, 2, 8, 8))).astype(np.float32)
     found = backend.check([{"x": x}])
     assert found is not None
     assert (("Pad_Fusion",) if _WRONG_POOLING else ()) == found.disabled_optimizers
     assert ("changes output 'y'" in found.note and "disabled: Pad_Fusion" in found.note) is _WRONG_POOLING
-    assert np.array_equal(_pooled(x), backend.run({"x": x})["y"])
-    other = _loaded(_pooling(tmp_path / "other.onnx"))
+    assert np.array_equal(onnx_models.zero_padded_pooled(x), backend.run({"x": x})["y"])
+    other = _loaded(onnx_models.zero_padded_pooling(tmp_path / "other.onnx"))
     other.disable(("Pad_Fusion",))
-    assert np.array_equal(_pooled(x), other.run({"x": x})["y"])
+    assert np.array_equal(onnx_models.zero_padded_pooled(x), other.run({"x": x})["y"])
 
 
 @pytest.mark.parametrize("rows", [None, 3], ids=["any rows", "three rows"])

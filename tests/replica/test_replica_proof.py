@@ -158,6 +158,21 @@ def test_a_model_of_certain_sizes_is_padded_to_them() -> None:
     assert ("exact", "sizes", False) == (found.verdict, found.padding, found.pads)
 
 
+def test_an_optimizer_that_is_wrong_stays_disabled_at_the_next_start(tmp_path: Path) -> None:
+    """Its name is kept with the verdict: answers are right from the first request on."""
+    kept = ProofContext("m", 8, None, 1e9, VerdictStore(tmp_path / "kept"), {"": "key"})
+    file = onnx_models.zero_padded_pooling(tmp_path / "model.onnx")
+    x = -np.abs(np.random.default_rng(1).standard_normal((2, 2, 8, 8))).astype(np.float32)
+    found = []
+    for _ in range(2):
+        backend = loaded(file)
+        found.append(prove({"": backend}, {"": PROVEN}, kept, samples=Samples(backend.signature, (), {}))[""])
+        assert np.array_equal(onnx_models.zero_padded_pooled(x), backend.run({"x": x})["y"])
+    assert found[0] == found[1]
+    assert "exact" == found[0].verdict
+    assert bool(found[0].disabled_optimizers) is ("disabled: Pad_Fusion" in found[0].reason)
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["with an example", "without"])
 def test_a_session_that_ends_in_the_proof_is_told(known: bool) -> None:
     """At whichever run: what it would say to a later one does not hide it. There is no verdict on it."""

@@ -36,6 +36,7 @@ from serve_app.payloads import (
 from serve_app.processors import create_processor
 from serve_app.processors.embedding import EmbeddingProcessor
 from serve_app.replica.joining import Joining
+from serve_app.replica.proof import ProofContext
 from serve_app.replica.worker import Worker
 from serve_app.scheduling.settings import ModelScheduling
 
@@ -139,6 +140,7 @@ class Served:
         fixed_s: float = 1e-4,
         pads: bool = True,
         verdict: Joinable | None = None,
+        verify: float = 0.0,
         processor: type[EmbeddingProcessor] = EmbeddingProcessor,
     ) -> None:
         backend = OnnxBackend(
@@ -155,6 +157,7 @@ class Served:
             for rows in (1, MAX_ROWS)
             for bucket in (8, LONGEST)
         ]
+        self.joining = Joining("m", {"": verdict or Joinable("close", "", padding="close" if pads else "changes")})
         self.worker = Worker(
             scheduling=ModelScheduling("m", MAX_ROWS, slo_s=60.0),
             backends={"": self.model},
@@ -162,7 +165,9 @@ class Served:
             preprocess_threads=2,
             batch=batch_same_turn,
             warm_up=warm_up if token_s else [],
-            joining=Joining("m", {"": verdict or Joinable("close", "", padding="close" if pads else "changes")}),
+            joining=self.joining,
+            proofs=ProofContext("m", MAX_ROWS),
+            verify=verify,
         )
 
     def alone(self, texts: Sequence[str]) -> list[list[float]]:
@@ -261,6 +266,22 @@ async def test_texts_of_a_model_that_mixes_rows_run_one_by_one(serve: Serve, mas
     assert np.array(served.alone(many)) == vectors(answer)
     assert tokens(many) == embeddings(answer).tokens
     assert sorted((1, len(each.split()) + 1) for each in many) == sorted(served.model.shapes)
+
+
+async def test_padding_that_changes_an_answer_in_service_ends_and_rows_go_on_being_joined(serve: Serve) -> None:
+    """Where the experiment did not see it: a request that was padded is run again as it came."""
+    served = serve(masked=False, verify=1.0)
+    bundle = [entry(text(words)) for words in (2, 9, 3, 8)]
+    for _ in range(100):
+        await served.worker.run(Bundle(list(bundle)))
+        verdict = served.joining.of("")
+        if not verdict.pads:
+            break
+    assert ("close", "changes", 0.0) == (verdict.verdict, verdict.padding, verdict.deviation)
+    assert "of a request that was padded differed" in verdict.reason
+    answers = (await served.worker.run(Bundle(list(bundle)))).results
+    for words, answer in zip((2, 9, 3, 8), answers, strict=True):
+        assert np.array(served.alone([text(words)])) == vectors(answer)
 
 
 async def test_no_text_is_padded_to_the_longest(serve: Serve) -> None:

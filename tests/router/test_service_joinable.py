@@ -18,7 +18,8 @@ from serve_app.scheduling.entry import Priority
 PROVEN, EXACT = Joinable("proven", "by the graph"), Joinable("exact", "tried")
 CLOSE, CLOSER = Joinable("close", "nearly", 0.02), Joinable("close", "nearly", 0.01)
 DEPENDENT = Joinable("dependent", "they meet", 0.001)
-CARE = (PROVEN, EXACT, CLOSER, CLOSE, DEPENDENT)
+LONG = EXACT._replace(padding="changes")
+CARE = (PROVEN, EXACT, CLOSER, CLOSE, LONG, DEPENDENT)
 """From the least careful to the most."""
 
 

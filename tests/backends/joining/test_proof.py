@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 from serve_app.backends.kind import RowProof
+from serve_app.backends.onnx.proof.advice import advice_on
 from serve_app.backends.onnx.proof.proof import prove_rows, prove_rows_of
 
 PROVEN = RowProof(True, "the graph treats rows one by one")
@@ -123,6 +124,31 @@ def test_sizes_of_one_name_are_taken_to_be_the_same_where_the_server_sees_to_it(
     found = prove(graph.format("t"))
     assert (True, ((("x", 1), ("z", 1)),)) == (found.independent, found.equal_sizes)
     assert not prove(graph.format("u")).independent
+
+
+@pytest.mark.parametrize(
+    ("graph", "advice"),
+    [
+        ("(float[n,4] x) => (int64 y) { y = NonZero(x) }", "export what comes before it"),
+        ("(float[n,4] x) => (uint8 y) { y, s, z = DynamicQuantizeLinear(x) }", "quantize its activations statically"),
+        ("(float[n,4] x) => (float y) { r = RandomNormalLike(x) y = Add(x, r) }", "model.eval()"),
+        ("(float[n,4] x, float[5] w) => (float y) { y = Add(x, w) }", "a batch of any size"),
+        (
+            """(float[n,4] x) => (float y) <float[4] a = {1, 1, 1, 1}, float[4] b = {0, 0, 0, 0}> {
+            y, m, v = BatchNormalization<training_mode = 1>(x, a, b, b, a) }""",
+            "model.eval() before torch.onnx.export",
+        ),
+        (
+            """(float[n] x) => (float y) <int64 z = {0}, int64 o = {1}> {
+            s = Shape(x) b = Squeeze(s) r = Range(z, b, o) f = Cast<to = 1>(r) y = Add(x, f) }""",
+            "the other exporter",
+        ),
+        ("(string[n] x) => (string y) { y = StringNormalizer(x) }", "batching.unverified: allow"),
+    ],
+)
+def test_the_reason_of_a_graph_says_what_may_help(graph: str, advice: str) -> None:
+    """In the words of who exported it."""
+    assert advice in advice_on(prove(graph).reason), prove(graph).reason
 
 
 def test_nodes_may_stand_in_any_order() -> None:

@@ -11,7 +11,7 @@ _ADVICE: Final = (
     (r"normalizes by the batch|may drop elements", "export it for inference: model.eval() before torch.onnx.export"),
     (r"draws random numbers", "export it for inference: model.eval(), and no sampling in the graph"),
     (r"takes its scale over the whole batch", "quantize its activations statically (QDQ), or not at all"),
-    (r"first dimension of \d+|fixes dimension 0", "export it with a batch of any size: dynamic_axes or dynamic_shapes"),
+    (r"first dimensions .* and \d|first dimension of \d+|fixes dimension 0", "export it with a batch of any size: dynamic_axes or dynamic_shapes"),
     (r"unknown rank", "run onnx.shape_inference.infer_shapes on it, or export it with torch.onnx.export(dynamo=True)"),
     (r"makes every row as wide as the widest", "split texts before the model"),
     (r"by their places|with the number of rows|to sizes that cannot be followed|rows of different sizes",
