@@ -202,8 +202,8 @@ def _report(date: str, machine: Machine, judged: Sequence[Judged]) -> str:
         "",
         "## Models that padding changes",
         "",
-        "A mask says where the input ends, and the answer differs all the same, padded to twice its length. The server tries"
-        " the same at its start, and pads nothing then.",
+        "A mask says where the input ends, and the answer differs all the same where it is padded to twice its length.",
+        "The server tries the same at its start, and pads nothing then.",
         "",
         table(["model", "exporters"], list(_changed(served))),
         "",

@@ -1,7 +1,7 @@
 """An exported text classifier under load: ``python -m benchmarks.architectures.throughput MODEL --against TREE``.
 
-Both servers are up, each with the code of its own tree, and one at a time is under load, in turns. Texts are short or long;
-each letter is a token. Writes ``exported_text.json`` and ``exported_text.md``.
+Both servers are up, each with the code of its own tree, and one at a time is under load, in turns. Texts are short or
+long; each letter is a token. Writes ``exported_text.json`` and ``exported_text.md``.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def main(
     date = now()
     how = (
         "Written by `make bench-exported-text`. A classifier of BERT's base size, exported by"
-        f" transformers 5, {connections} connections, one text each, in which each letter is a token; two working trees in turns"
-        f" of {seconds:g} s."
+        f" transformers 5, {connections} connections, one text each, in which each letter is a token; two working trees"
+        f" in turns of {seconds:g} s."
     )
     lines = [
         "# An exported text classifier under load",
