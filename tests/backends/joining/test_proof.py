@@ -4,18 +4,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx.parser
 import onnx_models
 import pytest
+from joining_backends import loaded
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
+from serve_app.backends.joining.experiment import try_joining
 from serve_app.backends.kind import RowProof
 from serve_app.backends.onnx.proof.advice import advice_on
 from serve_app.backends.onnx.proof.proof import prove_rows, prove_rows_of
+from serve_app.payloads import ModelSignature, Tensors
 
 PROVEN = RowProof(True, "the graph treats rows one by one")
 MODELS = Path(__file__).parents[3] / "models"
@@ -115,6 +119,22 @@ ADVERSARIAL = {
 def test_what_chance_would_not_find_is_not_proven(graph: str) -> None:
     """Models that behave in nearly all experiments, and fail in the one that a client makes, are not proven."""
     assert prove(graph).independent is False
+
+
+def _inputs(signature: ModelSignature, rows: int, seed: int, scale: float) -> Tensors:
+    rng = np.random.default_rng(seed)
+    shapes = {spec.name: (rows, *(4 if size < 0 else size for size in spec.shape[1:])) for spec in signature.inputs}
+    return {name: (rng.standard_normal(shape) * scale).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("name", ["maximum behind a threshold", "rare branch", "as many as the other axis"])
+def test_an_experiment_would_join_what_is_not_proven(name: str, tmp_path: Path) -> None:
+    """Which is why none decides alone."""
+    file = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> g {ADVERSARIAL[name]}'), file)
+    backend = loaded(file)
+    draw = partial(_inputs, backend.signature)
+    assert try_joining(backend, draw, max_rows=32, tolerance=None, budget_s=1e9).joins
 
 
 def test_sizes_of_one_name_are_taken_to_be_the_same_where_the_server_sees_to_it() -> None:
