@@ -234,14 +234,7 @@ class _Trial:
         if processor is None or pads_to_buckets(processor):
             return verdict
         try:
-            found = _padded(
-                self._backend,
-                self._drawing(),
-                processor,
-                self._proofs.tolerance,
-                self._rounding,
-                joins=verdict.joins,
-            )
+            found = self._padded(processor, joins=verdict.joins)
         except SessionLost:
             raise
         except ServeAppError as error:
@@ -250,10 +243,8 @@ class _Trial:
         if found is None:
             reason = f"{verdict.reason}; the model takes no lengths between those that inputs are padded to"
             return verdict._replace(padding="sizes", reason=reason)
-        by = f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
-        changes = (
-            f"padding to the size of others changes output {found.output!r}{by}{rounding_note(found, self._rounding)}"
-        )
+        note = rounding_note(found, self._rounding)
+        changes = f"padding to the size of others changes output {found.output!r}{found.by}{note}"
         if not found.allowed:
             so = "only requests of one size share runs" if verdict.joins else "nothing is padded"
             reason = f"{verdict.reason}; {changes}, so {so}"
@@ -266,50 +257,40 @@ class _Trial:
             return verdict._replace(verdict=joined, deviation=found.relative, reason=f"{verdict.reason}; {changes}")
         return verdict
 
+    def _padded(self, processor: Processor, *, joins: bool) -> Difference | None:
+        """What padding changes: from the smallest size to the next and to the largest, and from one between two sizes.
 
-def _padded(
-    backend: Backend,
-    draw: Varied,
-    processor: Processor,
-    tolerance: float | None,
-    rounding: float,
-    *,
-    joins: bool,
-) -> Difference | None:
-    """What padding changes: from the smallest size to the next and to the largest, and from one between two sizes.
+        ``None``: the model runs no size between.
+        """
+        backend, buckets = self._backend, processor.buckets
+        middle, between, rows = buckets[len(buckets) // 2], _between(processor), 2 if joins else 1
+        for size in buckets[:2]:
+            backend.run_whole(self._sized(processor, size, 1, 1))
+        try:
+            backend.run_whole(self._sized(processor, between, 1, 1))
+        except SessionLost:
+            raise
+        except ServeAppError:
+            return None
+        worst = SAME
+        for short, long, number in ((buckets[0], buckets[1], 1), (between, middle, rows), (buckets[0], buckets[-1], 1)):
+            if short < long:
+                request = self._sized(processor, short, number, 1)
+                other = self._sized(processor, long, number, 2) if number > 1 else None
+                pad, tolerance = partial(processor.pad, bucket=long), self._proofs.tolerance
+                found = try_padding(backend, request, pad, other, tolerance=tolerance, rounding=self._rounding)
+                worst = worst.or_worse(found)
+        return worst
 
-    ``None``: the model runs no size between. Masks say that there is something everywhere, as a processor makes them,
-    and lengths say how much: whatever else they held, the padding would be hidden behind numbers that no request has.
-    """
-    buckets = processor.buckets
-    middle, rows = buckets[len(buckets) // 2], 2 if joins else 1
+    def _sized(self, processor: Processor, length: int, rows: int, seed: int) -> Tensors:
+        """Random inputs of a length.
 
-    def drawn(length: int, seed: int) -> Tensors:
+        Masks say that there is something everywhere, as a processor makes them, and lengths say how much: whatever else
+        they held, padding would be hidden behind numbers that no request has.
+        """
         example = processor.example(rows, length)
-        kept = _of_the_processor(example, processor.pad(example, max(length, buckets[-1])))
-        return draw.like(lambda rows, _: processor.example(rows, length), kept)(rows, seed, 1.0)
-
-    worst, between = SAME, _between(processor)
-    for size in buckets[:2]:
-        backend.run_whole(drawn(size, 1))
-    try:
-        backend.run_whole(drawn(between, 1))
-    except SessionLost:
-        raise
-    except ServeAppError:
-        return None
-    for short, long, together in (
-        (buckets[0], buckets[1], False),
-        (between, middle, joins),
-        (buckets[0], buckets[-1], False),
-    ):
-        if short >= long:
-            continue
-        other = drawn(long, 2) if together else None
-        pad = partial(processor.pad, bucket=long)
-        found = try_padding(backend, drawn(short, 1), pad, other, tolerance=tolerance, rounding=rounding)
-        worst = min(worst, found, key=lambda each: (each.allowed, -each.relative))
-    return worst
+        kept = _of_the_processor(example, processor.pad(example, max(length, processor.buckets[-1])))
+        return self._drawing().like(lambda rows, _: processor.example(rows, length), kept)(rows, seed, 1.0)
 
 
 def _between(processor: Processor) -> int:

@@ -169,10 +169,9 @@ class Verification:
             self.deviated += not found.allowed
         before = self._joining.of(variant)
         if not found.allowed:
-            gap = f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
             what = "was padded" if padding else "shared a run"
             reason = (
-                f"in service, output {found.output!r} of a request that {what} differed{gap} from what it gets"
+                f"in service, output {found.output!r} of a request that {what} differed{found.by} from what it gets"
                 " alone; set batching.tolerance if that is meant"
             )
             if padding:

@@ -61,6 +61,15 @@ class Difference(NamedTuple):
     allowed: bool
     output: str
 
+    def or_worse(self, other: Difference) -> Difference:
+        """The other, if that is worse: not allowed, or larger."""
+        return other if (other.allowed, -other.relative) < (self.allowed, -self.relative) else self
+
+    @property
+    def by(self) -> str:
+        """Its size in words; empty where that is no number."""
+        return f" by {self.relative:.2g} of its largest value" if np.isfinite(self.relative) else ""
+
 
 SAME: Final = Difference(0.0, allowed=True, output="")
 
@@ -80,9 +89,7 @@ def difference(alone: Tensors, together: Tensors, tolerance: float | None, round
         limit = TOLERANCES.get(expected.dtype.name, 0.0) if tolerance is None else tolerance
         if tolerance is None and limit:
             limit = max(limit, 2 * rounding)
-        found = Difference(relative, relative <= limit, name)
-        if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
-            worst = found
+        worst = worst.or_worse(Difference(relative, relative <= limit, name))
     return worst
 
 
@@ -119,7 +126,7 @@ def try_joining(
     if not again.allowed:
         return Joinable(
             "dependent",
-            f"output {again.output!r} differs from run to run on the same input{_by(again)}: the model draws random"
+            f"output {again.output!r} differs from run to run on the same input{again.by}: the model draws random"
             " numbers or keeps a state, so nobody can tell whether runs may be shared",
         )
     full = [(1, max_rows - 1)] if max_rows > sum(_PAIRS[-1]) else []
@@ -133,13 +140,12 @@ def try_joining(
         found = _beside_one_of(backend, request, draw, others, number, tolerance, rounding)
         slowest = max(slowest, (clock() - start) / weight)
         tried.append((rows, others))
-        if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
-            worst = found
+        worst = worst.or_worse(found)
         if not worst.allowed:
             allowed = "" if tolerance is None else f" ({tolerance:g}): raise it, or leave it out"
             return Joinable(
                 "dependent",
-                f"output {worst.output!r} of {rows} rows differs{_by(worst)} beside {others} others, more than"
+                f"output {worst.output!r} of {rows} rows differs{worst.by} beside {others} others, more than"
                 f" batching.tolerance allows{allowed}",
                 finite(worst.relative),
             )
@@ -149,7 +155,7 @@ def try_joining(
         return Joinable("exact", f"{claim}; {runs}: the same bit for bit")
     return Joinable(
         "close",
-        f"{claim}; {runs}: output {worst.output!r} differs{_by(worst)}{rounding_note(worst, rounding)}",
+        f"{claim}; {runs}: output {worst.output!r} differs{worst.by}{rounding_note(worst, rounding)}",
         worst.relative,
     )
 
@@ -181,9 +187,8 @@ def _beside(
     worst = SAME
     for parts, place in (((request, others), slice(None, rows)), ((others, request), slice(-rows, None))):
         together = backend.run(assemble(parts))
-        found = difference(alone, {name: array[place] for name, array in together.items()}, tolerance, rounding)
-        if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
-            worst = found
+        own = {name: array[place] for name, array in together.items()}
+        worst = worst.or_worse(difference(alone, own, tolerance, rounding))
     return worst
 
 
@@ -213,7 +218,7 @@ def try_padding(
         ServeAppError: The model does not run these inputs.
     """
     alone, padded = backend.run_whole(request), pad(request)
-    found = [difference(alone, leading_part(backend.run_whole(padded), alone), tolerance, rounding)]
+    worst = difference(alone, leading_part(backend.run_whole(padded), alone), tolerance, rounding)
     if larger is not None:
         other, rows = backend.run_whole(larger), len(next(iter(request.values())))
         for parts, mine, others in (
@@ -222,10 +227,10 @@ def try_padding(
         ):
             together = backend.run(assemble(parts))
             own = {name: array[mine] for name, array in together.items()}
-            found.append(difference(alone, leading_part(own, alone), tolerance, rounding))
+            worst = worst.or_worse(difference(alone, leading_part(own, alone), tolerance, rounding))
             theirs = {name: array[others] for name, array in together.items()}
-            found.append(difference(other, theirs, tolerance, rounding))
-    return min(found, key=lambda each: (each.allowed, -each.relative))
+            worst = worst.or_worse(difference(other, theirs, tolerance, rounding))
+    return worst
 
 
 def leading_part(outputs: Tensors, alone: Tensors) -> Tensors:
@@ -278,10 +283,6 @@ def _relative(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> float:
 def _range(numbers: Sequence[int]) -> str:
     least, most = min(numbers), max(numbers)
     return f"{least} to {most}" if most > least else str(most)
-
-
-def _by(found: Difference) -> str:
-    return f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
 
 
 def rounding_note(found: Difference, rounding: float) -> str:

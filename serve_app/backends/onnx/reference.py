@@ -81,7 +81,7 @@ def compare(
     del plain
 
     def gap(other: Any) -> Difference:
-        found = [_of_floats(right, run(other, each)) for right, each in zip(expected, inputs, strict=True)]
+        found = (_of_floats(right, run(other, each)) for right, each in zip(expected, inputs, strict=True))
         return max(found, key=lambda each: each.relative, default=SAME)
 
     worst, again = gap(session), gap(session)
@@ -91,9 +91,7 @@ def compare(
         return RuntimeCheck(worst.relative)
     if worst != again:
         return not_compared("its answers differ from run to run")
-    changes = (
-        f"ONNX Runtime's optimization changes output {worst.output!r} by {worst.relative:.2g} of its largest value"
-    )
+    changes = f"ONNX Runtime's optimization changes output {worst.output!r}{worst.by}"
     try:
         names, left = _at_fault(lambda names: gap(reopen(names)).relative, worst.relative * _PART)
     except ConfigError as error:
