@@ -79,6 +79,11 @@ class RuntimeCheck(NamedTuple):
     note: str = ""
 
 
+def not_compared(why: str) -> RuntimeCheck:
+    """The result for a model that could not be compared."""
+    return RuntimeCheck(0.0, note=f"not compared with the unoptimized graph: {why}")
+
+
 @runtime_checkable
 class CheckedBackend(Backend, Protocol):
     """A backend whose runtime optimizes a model before it runs it, and may be wrong in that."""

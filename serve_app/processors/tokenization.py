@@ -67,6 +67,7 @@ class TextTokenizer:
     def __init__(self, tokenizer: Tokenizer, settings: TextSettings) -> None:
         self._tokenizer = tokenizer
         self.settings = settings
+        self._before, self._after = _special_tokens(tokenizer)
 
     @classmethod
     def create(cls, signature: ModelSignature, folder: ModelFolder, options: TextOptions) -> TextTokenizer:
@@ -138,9 +139,13 @@ class TextTokenizer:
         }
 
     def example(self, rows: int, bucket: int) -> Tensors:
-        """Rows of padding that the mask calls text, for warming up."""
+        """Rows of padding between special tokens, which the mask calls text, for warming up."""
         values = {_IDS: self.settings.pad_id, _MASK: 1, _TYPES: 0}
-        return {name: np.full((rows, bucket), values[name], dtype) for name, dtype in self.settings.inputs.items()}
+        tensors = {name: np.full((rows, bucket), values[name], dtype) for name, dtype in self.settings.inputs.items()}
+        before, after = self._before[:bucket], self._after[: max(0, bucket - len(self._before))]
+        tensors[_IDS][:, : len(before)] = before
+        tensors[_IDS][:, bucket - len(after) :] = after
+        return tensors
 
     def _encode(self, texts: Sequence[object], truncate: bool, direction: Direction = "right") -> list[list[int]]:
         most = self.settings.max_length * _READ_CHARACTERS_PER_TOKEN
@@ -245,6 +250,17 @@ def mask_of(inputs: Tensors) -> npt.NDArray[np.bool_]:
     """Where the tokens are, (rows, tokens); everywhere if the model takes no mask."""
     mask = inputs.get(_MASK)
     return np.ones(inputs[_IDS].shape, np.bool_) if mask is None else mask.astype(np.bool_)
+
+
+def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Those that a tokenizer puts before a text and behind it: some models look for the end of a text."""
+    try:
+        encoding = tokenizer.encode("a")
+    except Exception:  # the library raises plain Exception, here where the vocabulary has no word for what it lacks
+        return [], []
+    mask, ids = encoding.special_tokens_mask, encoding.ids
+    own = [place for place, special in enumerate(mask) if not special]
+    return (ids[: own[0]], ids[own[-1] + 1 :]) if own else ([], ids)
 
 
 def _last_tokens(encoding: Encoding) -> list[int]:

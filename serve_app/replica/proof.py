@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serve_app.backends.backend import Backend, CheckedBackend, RuntimeCheck, SessionLost
+from serve_app.backends.backend import Backend, CheckedBackend, RuntimeCheck, SessionLost, not_compared
 from serve_app.backends.joining.drawing import Varied
 from serve_app.backends.joining.experiment import (
     SAME,
@@ -184,7 +184,7 @@ class _Trial:
         self._rounding = 0.0
 
     def checked(self, verdict: Joinable) -> RuntimeCheck | None:
-        """Compare the runtime with the model without optimization; ``None`` where no input is known to run."""
+        """Compare the runtime with the model without optimization; ``None`` for one that optimizes nothing."""
         if not isinstance(self._backend, CheckedBackend):
             return None
         try:
@@ -194,12 +194,12 @@ class _Trial:
             else:  # of what it takes only one thing is known: what has run
                 inputs = [] if self._example is None else [self._example]
             if not inputs:
-                return None
+                return not_compared("no input is known to run")
             found = self._backend.check(inputs)
         except (SessionLost, ConfigError):
             raise
-        except ServeAppError:
-            return None
+        except ServeAppError as error:
+            return not_compared(f"the model does not run the inputs of the experiment: {error.message}")
         self._rounding = found.rounding
         return found
 
@@ -238,7 +238,10 @@ class _Trial:
         except SessionLost:
             raise
         except ServeAppError as error:
-            reason = f"{verdict.reason}; padding could not be tried ({error.message}), so nothing is padded"
+            reason = (
+                f"{verdict.reason}; padding could not be tried, since the model does not run the experiment's inputs"
+                f" ({error.message}), so nothing is padded"
+            )
             return verdict._replace(padding="untried", reason=reason)
         if found is None:
             reason = f"{verdict.reason}; the model takes no lengths between those that inputs are padded to"
@@ -250,7 +253,7 @@ class _Trial:
             reason = f"{verdict.reason}; {changes}, so {so}"
             return verdict._replace(padding="changes", reason=reason)
         if found.relative == 0.0:
-            return verdict._replace(padding="exact")
+            return verdict._replace(padding="exact", reason=f"{verdict.reason}; padding changes nothing")
         verdict = verdict._replace(padding="close")
         if verdict.joins and found.relative > verdict.deviation:
             joined = "close" if verdict.verdict == "exact" else verdict.verdict

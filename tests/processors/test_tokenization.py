@@ -290,3 +290,10 @@ def test_tokens_are_counted_with_special_tokens(text_folder: Path) -> None:
 
     assert made.count(["hello world", "", "hello " * 50]) == 4 + 2 + 8
     assert made.count([[1, 2, 3], [4]]) == 4
+
+
+def test_an_example_has_the_special_tokens_of_a_text(text_folder: Path) -> None:
+    """In front and behind: some models look for the end of a text, and fail without."""
+    made = tokenizer(text_folder)
+    assert made.example(2, 5)["input_ids"].tolist() == [[CLS, PAD, PAD, PAD, SEP]] * 2
+    assert [made.example(1, length)["input_ids"].tolist() for length in (1, 2)] == [[[CLS]], [[CLS, SEP]]]

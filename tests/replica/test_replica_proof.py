@@ -108,7 +108,7 @@ def test_the_rows_of_requests_can_serve(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight", "verdict", "pads", "told"),
     [
-        (0.0, "exact", True, "the same bit for bit"),
+        (0.0, "exact", True, "the same bit for bit; padding changes nothing"),
         (2.0**-18, "close", True, "padding to the size of others changes output 'y' by 3.8e-06 of its largest value"),
         (1.0, "exact", False, "so only requests of one size share runs"),
     ],

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from serve_app.backends.backend import RuntimeCheck
+from serve_app.backends.backend import RuntimeCheck, not_compared
 from serve_app.backends.filling import run_filled
 from serve_app.backends.layout import ServedSignature, rows_from, rows_to
 from serve_app.backends.onnx.bfloat16 import run_bfloat16, takes_or_gives_bfloat16
 from serve_app.backends.onnx.failure import describe_failure
-from serve_app.backends.onnx.reference import LARGEST_BYTES, Open, compare, not_compared
+from serve_app.backends.onnx.reference import LARGEST_BYTES, Open, compare
 from serve_app.backends.onnx.sessions import Sessions, make_sessions, weight_bytes
 from serve_app.backends.onnx.settings import OnnxSettings
 from serve_app.backends.onnx.text import as_text

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
-from serve_app.backends.backend import RuntimeCheck
+from serve_app.backends.backend import RuntimeCheck, not_compared
 from serve_app.backends.joining.experiment import SAME, Difference, difference
 from serve_app.backends.onnx.failure import describe_failure
 from serve_app.backends.onnx.proof.skeleton import read_skeleton
@@ -99,11 +99,6 @@ def compare(
     if not names:
         return RuntimeCheck(0.0, note=f"{changes}, and no optimizer alone explains it: answers may be wrong")
     return RuntimeCheck(min(left, limit), tuple(names), f"{changes}; disabled: {', '.join(names)}")
-
-
-def not_compared(why: str) -> RuntimeCheck:
-    """The result for a model that could not be compared."""
-    return RuntimeCheck(0.0, note=f"not compared with the unoptimized graph: {why}")
 
 
 def _at_fault(gap: Callable[[Sequence[str]], float], enough: float) -> tuple[Sequence[str], float]:

@@ -186,7 +186,7 @@ MIXED = {
     ),
     "padded to the widest": ("(string[n] x) => (string y) { y, c = StringSplit(x) }", "widest of the batch"),
     "one loss": ("(float[n,3] x, int64[n] z) => (float y) { y = SoftmaxCrossEntropyLoss(x, z) }", "one loss"),
-    "found elements": ("(float[n,4] x) => (int64 y) { y = NonZero(x) }", "as many as all rows together"),
+    "found elements": ("(float[n,4] x) => (int64 y) { y = NonZero(x) }", "as many results as all rows together"),
 }
 
 UNKNOWN = {

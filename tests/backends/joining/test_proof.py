@@ -149,7 +149,7 @@ def test_sizes_of_one_name_are_taken_to_be_the_same_where_the_server_sees_to_it(
 @pytest.mark.parametrize(
     ("graph", "advice"),
     [
-        ("(float[n,4] x) => (int64 y) { y = NonZero(x) }", "export what comes before it"),
+        ("(float[n,4] x) => (int64 y) { y = NonZero(x) }", "pick by row number"),
         ("(float[n,4] x) => (uint8 y) { y, s, z = DynamicQuantizeLinear(x) }", "quantize its activations statically"),
         ("(float[n,4] x) => (float y) { r = RandomNormalLike(x) y = Add(x, r) }", "model.eval()"),
         ("(float[n,4] x, float[5] w) => (float y) { y = Add(x, w) }", "a batch of any size"),

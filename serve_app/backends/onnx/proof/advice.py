@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 _ADVICE: Final = (
-    (r"^NonZero ", "it picks from all rows at once, as a mask over all tokens does; export what comes before it"),
+    (r"^NonZero ", "a mask over all tokens picks from all rows at once: pick by row number, or export less"),
     (r"^NonMaxSuppression ", "export the detector without its selection of boxes, and select in the client"),
     (r"normalizes by the batch|may drop elements", "export it for inference: model.eval() before torch.onnx.export"),
     (r"draws random numbers", "export it for inference: model.eval(), and no sampling in the graph"),

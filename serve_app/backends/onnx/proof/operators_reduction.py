@@ -166,7 +166,7 @@ def _dynamic_scale(_: Operation) -> Value:
 
 
 def _one_answer_for_all(_: Operation) -> Value:
-    raise Mixes("makes as many as all rows together have")
+    raise Mixes("gives as many results as all rows together have")
 
 
 def _compress(op: Operation) -> Value:
