@@ -254,10 +254,10 @@ class _Trial:
             return verdict._replace(padding="changes", reason=reason)
         if found.relative == 0.0:
             return verdict._replace(padding="exact", reason=f"{verdict.reason}; padding changes nothing")
-        verdict = verdict._replace(padding="close")
+        verdict = verdict._replace(padding="close", reason=f"{verdict.reason}; {changes}")
         if verdict.joins and found.relative > verdict.deviation:
             joined = "close" if verdict.verdict == "exact" else verdict.verdict
-            return verdict._replace(verdict=joined, deviation=found.relative, reason=f"{verdict.reason}; {changes}")
+            return verdict._replace(verdict=joined, deviation=found.relative)
         return verdict
 
     def _padded(self, processor: Processor, *, joins: bool) -> Difference | None:

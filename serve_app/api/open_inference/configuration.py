@@ -73,9 +73,14 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
 
 
 def joinable_parameters(info: ModelInfo) -> dict[str, Any]:
-    """What clients are told of whether requests share runs."""
+    """Whether requests share runs and are padded, for clients."""
     verdict = info.joinable[""]
-    return {"joinable": verdict.verdict, "joinable_reason": verdict.reason, "joinable_deviation": verdict.deviation}
+    return {
+        "joinable": verdict.verdict,
+        "joinable_reason": verdict.reason,
+        "joinable_deviation": verdict.deviation,
+        "joinable_padding": verdict.padding,
+    }
 
 
 def _tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:

@@ -244,6 +244,7 @@ def test_metadata_and_configuration_say_what_may_be_sent(shapes: LocalServer) ->
         assert parameters["joinable"] == config["parameters"]["joinable"]["string_value"]
         assert parameters["joinable_reason"] == config["parameters"]["joinable_reason"]["string_value"] != ""
         assert str(parameters["joinable_deviation"]) == config["parameters"]["joinable_deviation"]["string_value"]
+        assert parameters["joinable_padding"] == config["parameters"]["joinable_padding"]["string_value"]
         inputs = [each["shape"] for each in metadata["inputs"]]
         return parameters["joinable"], inputs, config["max_batch_size"] > 0, [each["dims"] for each in config["input"]]
 
