@@ -8,6 +8,7 @@ import ipaddress
 import itertools
 import json
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -503,6 +504,15 @@ def send_slow(connection: http.client.HTTPConnection, body: str, priority: str, 
     connection.request("POST", "/v2/models/slow/infer", body, headers)
 
 
+def is_cut(connection: http.client.HTTPConnection) -> bool:
+    """Whether the server has ended it without an answer."""
+    try:
+        connection.getresponse().read()
+    except (http.client.RemoteDisconnected, ConnectionResetError):
+        return True
+    return False
+
+
 def status(connection: http.client.HTTPConnection) -> int:
     """Of the answer to what was sent."""
     answer = connection.getresponse()
@@ -527,13 +537,12 @@ def test_what_a_killed_router_had_sent_is_not_run_for_nobody(two_routers: ServeP
     for connection in ahead:
         send_slow(connection, body, "high", WAIT_S)
     send_slow(before, body, "high", WAIT_S)
-    assert status(ahead[0]) == 200
-    victim.kill()  # at once: the last of its requests have not been answered
+    answered, _, _ = select.select([connection.sock for connection in ahead], [], [], WAIT_S)
+    assert answered
+    victim.kill()  # at once, with the first answer: whichever it is, few of the others have run
     send_slow(behind, body, "low", 9 * run_s)  # one that runs, one of `high` and its own; the others would be 14 more
     assert [status(before), status(behind)] == [200, 200]
-    for connection in ahead[-4:]:
-        with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
-            connection.getresponse()
+    assert sum(is_cut(connection) for connection in ahead) >= 12
     wait_until(
         lambda: (
             len(two_routers.replica_processes("router")) == 2
