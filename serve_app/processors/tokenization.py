@@ -256,7 +256,7 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Those that a tokenizer puts before a text and behind it: some models look for the end of a text."""
     try:
         encoding = tokenizer.encode("a")
-    except Exception:  # the library raises plain Exception, here where the vocabulary has no word for what it lacks
+    except Exception:  # the library raises plain Exception, e.g. without an unknown token
         return [], []
     mask, ids = encoding.special_tokens_mask, encoding.ids
     own = [place for place, special in enumerate(mask) if not special]

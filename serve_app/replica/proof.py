@@ -191,7 +191,7 @@ class _Trial:
             if verdict.verdict == PROVEN or self._processor is not None:
                 draw = self._drawing()
                 inputs = [draw(2, seed, scale) for seed, scale in ((1, 1.0), (2, 10.0), (3, 1.0))]
-            else:  # of what it takes only one thing is known: what has run
+            else:  # other inputs may crash the runtime
                 inputs = [] if self._example is None else [self._example]
             if not inputs:
                 return not_compared("no input is known to run")
@@ -205,7 +205,7 @@ class _Trial:
 
     def _drawing(self) -> Varied:
         if self._draw is None:
-            self._draw = _drawing(self._backend, self._processor, self._samples, self._example)
+            self._draw = _make_draw(self._backend, self._processor, self._samples, self._example)
         return self._draw
 
     def joined(self, verdict: Joinable) -> Joinable:
@@ -316,7 +316,7 @@ def _of_the_processor(example: Tensors, padded: Tensors) -> list[str]:
     ]
 
 
-def _drawing(backend: Backend, processor: Processor | None, samples: Samples, example: Tensors | None) -> Varied:
+def _make_draw(backend: Backend, processor: Processor | None, samples: Samples, example: Tensors | None) -> Varied:
     """A way to make rows that the model runs. Raises what it said to the first of them where there is none."""
     ways: list[tuple[Callable[[int, int], Tensors], tuple[str, ...]]] = []
     if processor is not None:

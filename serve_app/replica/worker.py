@@ -283,7 +283,8 @@ class Worker:
             return
         for index in media:
             tensors = staged.tensors[index]
-            if isinstance(tensors, Failure):
+            # One row that shares runs has nothing to cut; of one that does not, the rows are not counted.
+            if isinstance(tensors, Failure) or (staged.counts[index] < 2 and not staged.whole[index]):
                 continue
             entry = staged.entries[index]
             verdicts, sizes = self._joining.of_entry(entry), self._joining.own_sizes(processor, entry)

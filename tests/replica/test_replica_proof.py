@@ -128,7 +128,7 @@ def test_padding_to_the_size_of_others_is_tried_too(weight: float, verdict: str,
 @pytest.mark.parametrize("verdict", ["dependent", "unproven", "whole", "off"])
 @pytest.mark.parametrize(("weight", "padding"), [(0.0, "exact"), (1.0, "changes")])
 def test_padding_is_tried_whatever_is_known_of_rows(verdict: str, weight: float, padding: str) -> None:
-    """One row at a time; the verdict on rows stays what it was."""
+    """One row at a time; the verdict on rows stays."""
 
     def answer(inputs: Tensors) -> Tensors:
         rows, width = inputs["x"].shape

@@ -13,6 +13,7 @@ _LONGEST = 64
 
 
 BY_PLACE = "tells rows by their places in the batch"
+PICKS_BY_PLACE = "picks rows by their places in the batch"
 
 
 class Obstacle(Exception):
@@ -309,6 +310,7 @@ def table(rule: Rule, names: str) -> Table:
 
 __all__ = [
     "BY_PLACE",
+    "PICKS_BY_PLACE",
     "Mixes",
     "Obstacle",
     "Operation",

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serve_app.backends.onnx.proof.dimensions import ONE, Dim
-from serve_app.backends.onnx.proof.operation import BY_PLACE, Mixes, Operation, Table, Unknown
+from serve_app.backends.onnx.proof.operation import BY_PLACE, PICKS_BY_PLACE, Mixes, Operation, Table, Unknown
 from serve_app.backends.onnx.proof.operators_layout import FULL, inserted
 from serve_app.backends.onnx.proof.values import Kind, Span, Value
-
-_BY_PLACE = "picks rows by their places in the batch"
 
 
 def gathered(op: Operation, data: Value, indices: Value, axis: int) -> Value:
@@ -20,7 +18,7 @@ def gathered(op: Operation, data: Value, indices: Value, axis: int) -> Value:
     if indices.kind is Kind.ROWS:
         raise Mixes("picks by rows from rows, all from all")
     if data.axis == axis:
-        raise Mixes(_BY_PLACE)
+        raise Mixes(PICKS_BY_PLACE)
     return op.sizes.rows(dims, data.axis + (indices.rank - 1 if data.axis > axis else 0), data.block)
 
 
@@ -33,12 +31,12 @@ def _gather_elements(op: Operation) -> Value:
     data, indices = op.operand(0), op.operand(1)
     axis = op.axis(0, data.rank)
     if indices.kind is not Kind.ROWS:
-        raise Mixes(_BY_PLACE) if data.axis == axis else Unknown("picks a fixed number of rows")
+        raise Mixes(PICKS_BY_PLACE) if data.axis == axis else Unknown("picks a fixed number of rows")
     if data.kind is Kind.CONST:
         if indices.axis != axis:
             raise Mixes("has a constant of its own for each place in the batch")
     elif (data.axis, data.block) != (indices.axis, indices.block) or data.axis == axis:
-        raise Mixes(_BY_PLACE)
+        raise Mixes(PICKS_BY_PLACE)
     return op.same(indices)
 
 
@@ -57,7 +55,7 @@ def _gather_nd(op: Operation) -> Value:
         op.like(data, 1, data.axis)
         return op.sizes.rows(dims, data.axis, data.block)
     if indices.kind is Kind.ROWS or data.axis < batch + depth:
-        raise Mixes(_BY_PLACE)
+        raise Mixes(PICKS_BY_PLACE)
     return op.sizes.rows(dims, indices.rank - 1 + data.axis - batch - depth, data.block)
 
 
@@ -112,7 +110,7 @@ def _see_whole(rows: Value, start: Dim | None, end: Dim | None, step: Dim | None
         return
     if any(bound is None or bound.literal is None for bound in (start, end, step)):
         raise Unknown("cuts at a place that may be in the batch")
-    raise Mixes(_BY_PLACE)
+    raise Mixes(PICKS_BY_PLACE)
 
 
 def _pad(op: Operation) -> Value:

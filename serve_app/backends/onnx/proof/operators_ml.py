@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.backends.onnx.proof.dimensions import ONE, Dim
-from serve_app.backends.onnx.proof.operation import Mixes, Operation, Table, Unknown, table
+from serve_app.backends.onnx.proof.operation import PICKS_BY_PLACE, Mixes, Operation, Table, Unknown, table
 from serve_app.backends.onnx.proof.operators_elementwise import alone
 from serve_app.backends.onnx.proof.operators_layout import inserted
 from serve_app.backends.onnx.proof.values import Kind, Value
@@ -65,7 +65,7 @@ def _extract(op: Operation) -> Value:
     rows = op.rows()
     op.constants(1)
     if rows.place == 1 or rows.rank < 2:
-        raise Mixes("picks rows by their places in the batch")
+        raise Mixes(PICKS_BY_PLACE)
     return op.result(rows, [*rows.dims[:-1], None], rows.axis)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of the places of rows: exporters count the rows to pick from each row by its own place.
+"""Row indices: exporters number the rows, and pick from each row by its own number.
 
 Advanced indexing in PyTorch, ``mask[arange(rows)[:, None], columns]``, is written with the number of each row. Row i
 picked by the number i is row i itself: the result depends on no place. Two forms are known: coordinates, of which one
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from serve_app.backends.onnx.proof.dimensions import ONE, Dim, Shape
-from serve_app.backends.onnx.proof.operation import BY_PLACE, Mixes, Operation, Rule
+from serve_app.backends.onnx.proof.operation import BY_PLACE, PICKS_BY_PLACE, Mixes, Operation, Rule
 from serve_app.backends.onnx.proof.operators_elementwise import ELEMENTWISE, alone, broadcast, together
 from serve_app.backends.onnx.proof.operators_indexing import INDEXING
 from serve_app.backends.onnx.proof.operators_layout import LAYOUT
@@ -85,7 +85,7 @@ def _moved(op: Operation) -> Value | None:
     return replace(first, shape=moved.shape, axis=moved.axis, block=moved.block)
 
 
-def _points(op: Operation) -> Value | None:
+def _tuples(op: Operation) -> Value | None:
     values = [value for value in op.inputs if value is not None]
     own = [number for number, value in enumerate(values) if value.kind is Kind.ROW_INDEX]
     axis = op.axis(0, values[own[0]].rank) if own else -1
@@ -141,22 +141,22 @@ def _gathered(op: Operation) -> Value | None:
     axis = op.axis(0, data.rank)
     within = places.stride == data.block and (places.span is None or fits(places.span.below, places.stride))
     if axis != data.axis or not within:
-        raise Mixes("picks rows by their places in the batch")
+        raise Mixes(PICKS_BY_PLACE)
     dims = [*data.dims[:axis], *places.dims, *data.dims[axis + 1 :]]
     return op.sizes.rows(dims, axis + places.axis, places.block)
 
 
-def _gathered_at_points(op: Operation) -> Value | None:
+def _gathered_at_tuples(op: Operation) -> Value | None:
     data, points = op.inputs
     if data is None or points is None or points.kind is not Kind.INDEX_TUPLES or data.kind is not Kind.ROWS:
         return None
     depth = points.dims[-1].literal or 0
     if op.integer("batch_dims", 0) or data.axis != points.row_coordinate or data.block != ONE or depth > data.rank:
-        raise Mixes("picks rows by their places in the batch")
+        raise Mixes(PICKS_BY_PLACE)
     return op.sizes.rows([*points.dims[:-1], *data.dims[depth:]], points.axis, ONE)
 
 
-def _scattered_to_points(op: Operation) -> Value | None:
+def _scattered_to_tuples(op: Operation) -> Value | None:
     data, points, updates = op.inputs
     if data is None or points is None or points.kind is not Kind.INDEX_TUPLES or data.kind is not Kind.ROWS:
         return None
@@ -173,10 +173,10 @@ def _scattered_to_points(op: Operation) -> Value | None:
 
 _RULES: dict[str, Callable[[Operation], Value | None]] = {
     **dict.fromkeys(_MOVING, _moved),
-    "Concat": _points,
+    "Concat": _tuples,
     "Mul": _multiplied,
     "Add": _added,
     "Gather": _gathered,
-    "GatherND": _gathered_at_points,
-    "ScatterND": _scattered_to_points,
+    "GatherND": _gathered_at_tuples,
+    "ScatterND": _scattered_to_tuples,
 }

@@ -54,7 +54,7 @@ class Value:
         row_coordinate: INDEX_TUPLES: which coordinate is the row's place.
         span: CONST and ROWS: what range its whole numbers are known to be in. ROW_INDEX: that of r; None where r is 0.
         array: CONST: what it holds, where that is known and small.
-        elements: CONST and SIZES: what it holds in symbols, in the order of memory. None is a number that may depend on
+        elements: CONST and SIZES: its elements in symbols, in the order of memory. None is a number that may depend on
             the number of rows in some way or other.
         reason: MIXED: why.
         dependent: MIXED: it is known to mix rows, or to know their number or places.
