@@ -30,6 +30,10 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     output: str | None = Field(None, description="Name of the model's output to read; needed only if it has several.")
+    ignore_keys: list[str] = Field(
+        [],
+        description="Keys of the files beside the model that are not understood and change nothing that it gets.",
+    )
 
 
 class ClassificationOptions(Options):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from serve_app.errors import ConfigError
 
@@ -22,17 +22,39 @@ SIDECARS: Final = (
 """Every file that processors look for beside a model without being told its name."""
 
 
+class Fact(NamedTuple):
+    """Something that a processor took from a folder or a configuration.
+
+    Attributes:
+        name: Of the setting, as ``max length``.
+        value: As people write it.
+        source: File and key, ``processor.key``, the model's file, or ``default``.
+    """
+
+    name: str
+    value: str
+    source: str
+
+
 class ModelFolder:
     """Reads small files of a model's folder. In a version's folder (``2/``), files of the folder above count too.
 
     Args:
         path: The model's folder, or one of its version folders.
         versioned: Which of the two it is; ``None``: its name tells.
+
+    Attributes:
+        facts: What has been understood of it so far, in the order in which it was.
     """
 
     def __init__(self, path: Path, *, versioned: bool | None = None) -> None:
         versioned = path.name.isdigit() if versioned is None else versioned
         self._places = (path, path.parent) if versioned else (path,)
+        self.facts: list[Fact] = []
+
+    def note(self, name: str, value: object, source: str) -> None:
+        """Remember what was understood, for ``serve-app validate --explain``."""
+        self.facts.append(Fact(name, str(value), source))
 
     def find(self, name: str) -> Path | None:
         """Where the file is, or ``None``."""

@@ -1,0 +1,84 @@
+"""Which keys of a model folder's files are followed, which say nothing that matters here, and which are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from serve_app.errors import ConfigError
+
+Use = Literal["followed", "irrelevant", "limited"]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What becomes of a key.
+
+    Attributes:
+        use: ``followed`` whatever it says; ``irrelevant`` whatever it says; ``limited``: followed for some values, and
+            refused for others.
+        meaning: What it sets, or why it does not matter. For the documentation.
+        values: The values that are understood, of a ``limited`` key.
+        advice: What to do about another value.
+    """
+
+    use: Use
+    meaning: str
+    values: tuple[Any, ...] = ()
+    advice: str = ""
+
+
+def followed(meaning: str) -> Key:
+    """A key that is followed."""
+    return Key("followed", meaning)
+
+
+def irrelevant(meaning: str) -> Key:
+    """A key that changes no answer here."""
+    return Key("irrelevant", meaning)
+
+
+def limited(meaning: str, *values: Any, advice: str = "") -> Key:
+    """A key that may have these values only; ``None`` counts as left out and is always allowed."""
+    return Key("limited", meaning, values, advice)
+
+
+def check_keys(file: str, config: Mapping[str, Any], known: Mapping[str, Key], ignored: Collection[str] = ()) -> None:
+    """Refuse what is not understood.
+
+    Args:
+        file: Its name, for messages.
+        config: Its content.
+        known: Every key that is understood.
+        ignored: Keys that the configuration says not to mind, as ``processor.ignore_keys``.
+
+    Raises:
+        ConfigError: A key is unknown, or has a value that is not followed. One line for each.
+    """
+    faults = []
+    for name, value in config.items():
+        key = known.get(name)
+        if name in ignored or (key is not None and (key.use != "limited" or value is None or _among(value, key.values))):
+            continue
+        if key is None:
+            faults.append(
+                f"{file}: {name}: not understood (its value is {_short(value)}); remove the key, or list it in"
+                " processor.ignore_keys if it changes nothing that the model gets"
+            )
+        else:
+            expected = " or ".join(map(_short, key.values))
+            advice = f"; {key.advice}" if key.advice else ""
+            faults.append(f"{file}: {name}: {_short(value)} is not supported, only {expected}{advice}")
+    if faults:
+        raise ConfigError(tuple(faults))
+
+
+def _among(value: Any, values: tuple[Any, ...]) -> bool:
+    # False equals 0, and True equals 1: a number is no switch.
+    return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in values)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
