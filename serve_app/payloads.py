@@ -106,6 +106,19 @@ class TensorSpec(NamedTuple):
         return (*inner[: self.axis], rows, *inner[self.axis :])
 
 
+class GraphEnds(NamedTuple):
+    """What a model's file does first and last.
+
+    Attributes:
+        applied: The function that makes an output, by its name: ``softmax``, ``sigmoid``, or ``classifier``, whose
+            scores are none of logits. Outputs that something else makes are not in it.
+        unused: Inputs that nothing reads.
+    """
+
+    applied: Mapping[str, str] = {}
+    unused: tuple[str, ...] = ()
+
+
 class ModelSignature(NamedTuple):
     """The tensors that a model takes and gives.
 
@@ -113,11 +126,13 @@ class ModelSignature(NamedTuple):
         inputs: What every request must have.
         outputs: What every answer has.
         optional: Inputs that a request may leave out: the model's file holds a value for each.
+        ends: What its file does first and last; known to processors only.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     optional: tuple[TensorSpec, ...] = ()
+    ends: GraphEnds = GraphEnds()
 
 
 EqualSizes: TypeAlias = tuple[tuple[tuple[str, int], ...], ...]
@@ -247,11 +262,12 @@ class Texts(NamedTuple):
     """One or more texts; each is a row.
 
     Attributes:
-        texts: The texts, or lists of token ids where the client tokenized by itself.
+        texts: The texts, or lists of two of them, which the model compares; or lists of token ids where the client
+            tokenized by itself.
         parameters: Task parameters of the request, e.g. ``{"candidate_labels": [...]}``.
     """
 
-    texts: list[str] | list[list[int]]
+    texts: list[str] | list[str | list[str]] | list[list[int]]
     parameters: dict[str, Any]
 
 

@@ -13,7 +13,7 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.device import Device
 from serve_app.backends.layout import ROWS_FIRST, Layout
 from serve_app.config.values import Section
-from serve_app.payloads import EqualSizes, ModelSignature
+from serve_app.payloads import EqualSizes, GraphEnds, ModelSignature
 
 
 class BackendOptions(Section):
@@ -111,6 +111,10 @@ def _none(_: Path) -> tuple[str, ...]:
     return ()
 
 
+def _unknown_ends(_: Path) -> GraphEnds:
+    return GraphEnds()
+
+
 def _never(_file: Path, _model: str, _options: Any) -> bool:
     return False
 
@@ -136,6 +140,7 @@ class BackendKind(Generic[OptionsT]):
             `ConfigError` for a file that is no model.
         processes: Whether a model's file makes its inputs of media by itself, so that its backend is a `Processing`.
             Takes what ``inspect`` takes, runs nothing either, and raises `ConfigError` where that is declared wrongly.
+        ends: Reads what a model's file does first and last. Raises `OSError` or `ValueError` where it cannot be read.
         platform: As V2's metadata and Triton's clients name it.
         triton_name: As Triton's model configuration names the backend; empty where it is ``name``.
         distributions: The Python distributions, one of which runs it: ``serve-app doctor`` looks for them, and profiles
@@ -154,6 +159,7 @@ class BackendKind(Generic[OptionsT]):
     options: type[OptionsT]
     further_files: Callable[[Path], tuple[str, ...]] = _none
     processes: Callable[[Path, str, OptionsT], bool] = _never
+    ends: Callable[[Path], GraphEnds] = _unknown_ends
     platform: str = ""
     triton_name: str = ""
     distributions: tuple[str, ...] = ()

@@ -102,6 +102,7 @@ def model_info(
         max_request_rows=config.router.limits.max_request_rows,
         default_timeout_s={priority: limits.timeout_s for priority, limits in config.class_settings().items()},
         labels=() if processor is None else processor.labels,
+        facts=() if processor is None else processor.facts,
         variants=tuple(variant for variant in locations if variant),
         serving=_serving(model, config),
         own_processor=isinstance(processor, ModelProcessor) or isinstance(model.processor, CustomOptions),

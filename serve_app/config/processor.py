@@ -104,7 +104,7 @@ class TextOptions(Options):
 class EmbeddingOptions(TextOptions):
     """Options of ``feature-extraction`` and ``zero-shot-classification``."""
 
-    pooling: Literal["mean", "cls", "none"] | None = Field(
+    pooling: Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "none"] | None = Field(
         None, description="How vectors of tokens become the vector of a text; none if the model does it."
     )
     normalize: bool | None = Field(None, description="Bring every vector to length 1.")

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
+from serve_app.domain.facts import Fact
 from serve_app.domain.pipeline import Pipeline
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.domain.traffic import Asker, TableChange
@@ -76,6 +77,7 @@ class ModelInfo(NamedTuple):
         stream_timeout_s: Where it does, for how long a whole answer may take, seconds; a request may name less.
         pipeline: What it does, where it is a pipeline and no model.
         own_processor: Whether its own file, or a class of the operator's, makes tensors of what clients send.
+        facts: What was understood of its folder and of the options of its processor.
         fault: Why this router cannot serve it, though it is agreed on: one line for clients. Empty: it can.
     """
 
@@ -107,6 +109,7 @@ class ModelInfo(NamedTuple):
     stream_timeout_s: float = 0.0
     pipeline: Pipeline | None = None
     own_processor: bool = False
+    facts: tuple[Fact, ...] = ()
     fault: str = ""
 
     def takes_as(self, other: ModelInfo) -> bool:
@@ -116,7 +119,9 @@ class ModelInfo(NamedTuple):
     def _as_taken(self) -> ModelInfo:
         """Without what makes no difference to requests and answers."""
         rows = {variant: _PROVEN._replace(rows=joinable.rows) for variant, joinable in self.joinable.items()}
-        return self._replace(version="", versions=(), joinable=rows, file="", label_files={}, revision="", fault="")
+        return self._replace(
+            version="", versions=(), joinable=rows, file="", label_files={}, revision="", facts=(), fault=""
+        )
 
     @property
     def rows(self) -> bool:

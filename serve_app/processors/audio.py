@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.config.processor import AudioOptions
+from serve_app.domain.facts import Fact
 from serve_app.errors import ConfigError
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, check_wav, decode_audio, guess_seconds
@@ -62,14 +63,22 @@ class AudioProcessor(Processor):
         ranking: How logits become an answer.
     """
 
-    def __init__(self, settings: AudioSettings, ranking: Ranking) -> None:
+    def __init__(self, settings: AudioSettings, ranking: Ranking, facts: tuple[Fact, ...] = ()) -> None:
         self.settings = settings
         self.ranking = ranking
+        self._facts = facts
 
     @classmethod
     def create(cls, signature: ModelSignature, folder: ModelFolder, options: AudioOptions) -> AudioProcessor:
         """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
-        return cls(_audio_settings(signature, folder, options), Ranking.create(signature, folder, options))
+        settings = _audio_settings(signature, folder, options)
+        ranking = Ranking.create(signature, folder, options, "softmax")
+        return cls(settings, ranking, tuple(folder.facts))
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What was understood of the folder and the options."""
+        return self._facts
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -13,17 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.config.processor import EmbeddingOptions
+from serve_app.domain.facts import Fact
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
 from serve_app.payloads import Embeddings, Media, ModelSignature, Tensors, TensorSpec, Texts
+from serve_app.processors.folder_keys import check_keys
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.parameters import parse_parameters
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import FLOATS, activate, describe, find_output
-from serve_app.processors.tokenization import Direction, TextRows, TextTokenizer, expect_texts, mask_of
+from serve_app.processors.sentence_modules import MODES, SENTENCE_KEYS, Chain, Mode, pool, read_chain, unit
+from serve_app.processors.tokenization import TextRows, TextTokenizer, expect_texts, is_ids, mask_of
+from serve_app.processors.tokenizer_files import Side
 
 _POOLED = ("sentence_embedding", "sentence_embeddings", "embeddings", "text_embeds")
 _TOKENS = ("last_hidden_state", "token_embeddings")
-_SHORTEST_VECTOR = 1e-12
 _MOST_LABELS = 1000
 _LONGEST_TEMPLATE = 1000
 """Characters. Every label is put into the template: without these limits a small request makes gigabytes of text."""
@@ -50,7 +53,7 @@ class EmbeddingParameters(msgspec.Struct, frozen=True):
     multi_label: bool | None = None
     normalize: bool | None = None
     truncate: bool | None = None
-    truncation_direction: Direction | None = None
+    truncation_direction: Side | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     prompt_name: str | None = None
@@ -64,9 +67,11 @@ class EmbeddingSettings:
     Attributes:
         output: The output to read: (rows, dimensions), or (rows, tokens, dimensions) if ``pooling`` is not ``none``.
         dimensions: Length of the model's vectors; -1 where the model file does not tell.
-        pooling: ``mean`` of the tokens, the first token (``cls``), or ``none`` because the model does it.
+        pooling: How vectors of tokens become one; several are put side by side. Empty: the model does it.
+        chain: What is done with the vectors then.
         normalize: Bring vectors to length 1 if the request does not say.
         prompts: Texts to put before a text, by name.
+        default_prompt: The name of the one that is put before texts if the request does not say; empty: none.
         hypothesis_template: Sentence that a candidate label is put into.
         zero_shot_scale: Multiplies cosines before softmax or sigmoid.
         zero_shot_midpoint: Cosine whose sigmoid score is 0.5.
@@ -74,9 +79,11 @@ class EmbeddingSettings:
 
     output: str
     dimensions: int
-    pooling: Literal["mean", "cls", "none"]
+    pooling: tuple[Mode, ...]
+    chain: Chain
     normalize: bool
     prompts: dict[str, str]
+    default_prompt: str
     hypothesis_template: str
     zero_shot_scale: float
     zero_shot_midpoint: float
@@ -102,18 +109,31 @@ class EmbeddingProcessor(TextRows):
 
     labels: tuple[str, ...] = ()
 
-    def __init__(self, task: str, tokenizer: TextTokenizer, settings: EmbeddingSettings) -> None:
+    def __init__(
+        self, task: str, tokenizer: TextTokenizer, settings: EmbeddingSettings, facts: tuple[Fact, ...] = ()
+    ) -> None:
         self.task = task
         super().__init__(tokenizer)
         self.settings = settings
+        self._facts = facts
+        prompts = {} if settings.chain.include_prompt else settings.prompts
+        self._prompt_tokens = {name: tokenizer.prompt_length(prompt) for name, prompt in prompts.items() if prompt}
 
     @classmethod
     def create(
         cls, task: str, signature: ModelSignature, folder: ModelFolder, options: EmbeddingOptions
     ) -> EmbeddingProcessor:
         """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
-        settings = _embedding_settings(signature, folder, options)
-        return cls(task, TextTokenizer.create(signature, folder, options), settings)
+        chain = read_chain(folder, options.ignore_keys)
+        inside = folder.within(chain.transformer) if chain.transformer else folder
+        tokenizer = TextTokenizer.create(signature, inside, options)
+        settings = _embedding_settings(signature, folder, options, chain)
+        return cls(task, tokenizer, settings, tuple(folder.facts))
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What was understood of the folder and the options."""
+        return self._facts
 
     def estimate(self, payload: Media | Texts) -> Cost:
         """One row per text, per candidate label and for the source sentence; the bucket of their mean."""
@@ -129,7 +149,7 @@ class EmbeddingProcessor(TextRows):
         request = self._read(payload)
         if inputs is None:
             inputs = self._tokenize(request)
-        vectors = self._pool(outputs[self.settings.output], mask_of(inputs))
+        vectors = self._vectors(outputs[self.settings.output], mask_of(inputs), request.prompt)
         if not np.isfinite(vectors).all():
             raise InferenceFailed(f"output {self.settings.output} of the model is not a finite number")
         parameters = request.parameters
@@ -137,20 +157,18 @@ class EmbeddingProcessor(TextRows):
             _check_dimensions(parameters.dimensions, vectors.shape[1])
             vectors = np.ascontiguousarray(vectors[:, : parameters.dimensions])
         if request.labels:
-            unit = _unit(vectors.astype(np.float64))
-            cosines = unit[: -len(request.labels)] @ unit[-len(request.labels) :].T
+            rows = unit(vectors.astype(np.float64))
+            cosines = rows[: -len(request.labels)] @ rows[-len(request.labels) :].T
             return self._zero_shot(cosines, request.labels, bool(parameters.multi_label))
         if parameters.source_sentence is not None:
-            unit = _unit(vectors.astype(np.float64))
-            return np.clip(unit[:-1] @ unit[-1], -1.0, 1.0).tolist()
+            rows = unit(vectors.astype(np.float64))
+            return np.clip(rows[:-1] @ rows[-1], -1.0, 1.0).tolist()
         normalize = self.settings.normalize if parameters.normalize is None else parameters.normalize
-        return Embeddings(_unit(vectors) if normalize else vectors, int(mask_of(inputs).sum()))
+        return Embeddings(unit(vectors) if normalize else vectors, int(mask_of(inputs).sum()))
 
     def _tokenize(self, request: _Request) -> Tensors:
         parameters = request.parameters
-        return self.tokenizer.tokenize(
-            request.texts, parameters.truncate is not False, parameters.truncation_direction or "right"
-        )
+        return self.tokenizer.tokenize(request.texts, parameters.truncate is not False, parameters.truncation_direction)
 
     def _read(self, payload: Media | Texts) -> _Request:
         """What is to be embedded, in the order of the rows: texts, then labels in their template or the source."""
@@ -162,26 +180,30 @@ class EmbeddingProcessor(TextRows):
         if not texts:
             raise InvalidRequest("inputs: at least one text is expected, and none came")
         source = parameters.source_sentence
+        prompt = self.settings.default_prompt if parameters.prompt_name is None else parameters.prompt_name
         if labels and source is not None:
             raise InvalidRequest("parameters.source_sentence: cannot go with candidate_labels; send one of them")
-        if (labels or source is not None or parameters.prompt_name is not None) and not all(
-            isinstance(text, str) for text in texts
-        ):
-            raise InvalidRequest("inputs: expected text, not token ids, with these parameters")
+        if not all(isinstance(text, str) for text in texts):
+            if not all(map(is_ids, texts)):
+                raise InvalidRequest("inputs: expected texts, or lists of token ids, and no pairs: each has a vector")
+            if labels or source is not None or parameters.prompt_name is not None:
+                raise InvalidRequest("inputs: expected text, not token ids, with these parameters")
+            if prompt:
+                raise InvalidRequest(
+                    f"inputs: expected text, not token ids: this model's prompt {prompt[:60]!r} is put before each"
+                )
         if source is not None:
             texts.append(source)
-        if parameters.prompt_name is not None:
-            prompt = self.settings.prompts.get(parameters.prompt_name)
-            if prompt is None:
+        if prompt:
+            before = self.settings.prompts.get(prompt)
+            if before is None:
                 known = ", ".join(sorted(self.settings.prompts)) or "none"
-                raise InvalidRequest(
-                    f"parameters.prompt_name: unknown {parameters.prompt_name[:60]!r}; known here: {known}"
-                )
-            texts = [prompt + text for text in texts]
+                raise InvalidRequest(f"parameters.prompt_name: unknown {prompt[:60]!r}; known here: {known}")
+            texts = [before + text for text in texts]
         if labels:
             template = self._template(parameters)
             texts.extend(template.replace("{}", label) for label in labels)
-        return _Request(texts, labels, parameters)
+        return _Request(texts, labels, parameters, prompt)
 
     def _check(self, parameters: EmbeddingParameters, labels: list[str]) -> None:
         """Refuse what would otherwise be ignored, or come to nothing after the work was done."""
@@ -222,16 +244,13 @@ class EmbeddingProcessor(TextRows):
             )
         return template
 
-    def _pool(self, output: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
-        output = output.astype(np.float32, copy=False)
-        if self.settings.pooling == "none":
-            return output
-        if self.settings.pooling == "cls":
-            return output[:, 0]
-        weights = mask.astype(np.float32)
-        # The batch may have been padded further than these texts were: what lies behind the mask is cut off.
-        summed = np.einsum("rtd,rt->rd", output[:, : mask.shape[1]], weights)
-        return np.asarray(summed / weights.sum(axis=1, keepdims=True), np.float32)
+    def _vectors(self, output: npt.NDArray[Any], mask: npt.NDArray[np.bool_], prompt: str) -> npt.NDArray[np.float32]:
+        vectors = output.astype(np.float32, copy=False)
+        if self.settings.pooling:
+            vectors = pool(vectors, mask, self.settings.pooling, self._prompt_tokens.get(prompt, 0))
+            for step in self.settings.chain.steps:
+                vectors = step(vectors)
+        return vectors
 
     def _zero_shot(
         self, cosines: npt.NDArray[np.float64], labels: list[str], multi_label: bool
@@ -249,6 +268,7 @@ class _Request:
     texts: list[Any]
     labels: list[str]
     parameters: EmbeddingParameters
+    prompt: str
 
 
 def _check_dimensions(wanted: int, width: int) -> None:
@@ -256,36 +276,80 @@ def _check_dimensions(wanted: int, width: int) -> None:
         raise InvalidRequest(f"dimensions: expected 1 to {width}, the length of this model's vectors")
 
 
-def _unit(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Vectors of length 1; a zero vector stays one."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.maximum(lengths, _SHORTEST_VECTOR), vectors.dtype)
-
-
-def _embedding_settings(signature: ModelSignature, folder: ModelFolder, options: EmbeddingOptions) -> EmbeddingSettings:
+def _embedding_settings(
+    signature: ModelSignature, folder: ModelFolder, options: EmbeddingOptions, chain: Chain
+) -> EmbeddingSettings:
     spec = _vectors_of(signature, options.output)
-    rank = len(spec.shape)
-    pooling = options.pooling or (_pooling_of(folder) if rank == 3 else "none")
-    if (rank == 2) != (pooling == "none"):
-        advice = "it is pooled already, say none" if rank == 2 else "say mean or cls"
-        raise ConfigError((f"processor.pooling: {pooling} does not fit output {spec.name} {describe(spec)}: {advice}",))
+    width = spec.shape[-1]
+    pooling = _pooling(spec, options, chain, folder)
+    prompts, default = _prompts(folder, options)
+    if not pooling:
+        if not chain.include_prompt and any(prompts.values()):
+            fault = "include_prompt: false, but the model's file pools by itself; export the transformer alone"
+            raise ConfigError((f"modules.json: Pooling: {fault}",))
+        if chain.width is not None and 0 < width != chain.width:
+            fault = f"modules.json: its modules make {chain.width} numbers, but output {spec.name} has {width}"
+            raise ConfigError((f"{fault}: nobody can say which of them the model's file holds",))
     if "{}" not in options.hypothesis_template:
         raise ConfigError(("processor.hypothesis_template: must say where the label goes, with {}",))
-    modules = [module for module in folder.json_list("modules.json") if isinstance(module, dict)]
-    normalizes = any(str(module.get("type", "")).endswith(".Normalize") for module in modules)
-    prompts = folder.json("config_sentence_transformers.json").get("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
-        raise ConfigError(("config_sentence_transformers.json: prompts must map names to texts",))
+    normalize = chain.normalize if options.normalize is None else options.normalize
+    source = "modules.json" if chain.normalize else "default"
+    folder.note(
+        "length of vectors",
+        "1" if normalize else "as it comes",
+        source if options.normalize is None else "processor.normalize",
+    )
+    if pooling:
+        width = chain.width or (width * len(pooling) if width > 0 else width)
     return EmbeddingSettings(
         output=spec.name,
-        dimensions=spec.shape[-1],
+        dimensions=width,
         pooling=pooling,
-        normalize=normalizes if options.normalize is None else options.normalize,
+        chain=chain,
+        normalize=normalize,
         prompts=prompts,
+        default_prompt=default,
         hypothesis_template=options.hypothesis_template,
         zero_shot_scale=options.zero_shot_scale,
         zero_shot_midpoint=options.zero_shot_midpoint,
     )
+
+
+def _pooling(spec: TensorSpec, options: EmbeddingOptions, chain: Chain, folder: ModelFolder) -> tuple[Mode, ...]:
+    """How the tokens of an output are pooled; empty where it is pooled. Raises `ConfigError`."""
+    rank = len(spec.shape)
+    if options.pooling is not None and (rank == 2) != (options.pooling == "none"):
+        advice = "it is pooled already, say none" if rank == 2 else f"say {', '.join(MODES)}"
+        fault = f"processor.pooling: {options.pooling} does not fit output {spec.name} {describe(spec)}: {advice}"
+        raise ConfigError((fault,))
+    if rank == 2:
+        folder.note("pooling", "none: the model does it", f"output {spec.name}")
+        return ()
+    if options.pooling is not None and options.pooling != "none":
+        folder.note("pooling", options.pooling, "processor.pooling")
+        return (options.pooling,)
+    folder.note("pooling", ", ".join(chain.modes or ("mean",)), "modules.json" if chain.modes else "default")
+    return chain.modes or ("mean",)
+
+
+def _prompts(folder: ModelFolder, options: EmbeddingOptions) -> tuple[dict[str, str], str]:
+    """Prompts by name, and the name of the one for requests that name none; empty: none."""
+    file = "config_sentence_transformers.json"
+    config = folder.json(file)
+    check_keys(file, config, SENTENCE_KEYS, options.ignore_keys)
+    given = config.get("prompts") or {}
+    if not isinstance(given, dict) or not all(isinstance(prompt, str | None) for prompt in given.values()):
+        raise ConfigError((f"{file}: prompts must map names to texts",))
+    # The library has these two also where the folder names none.
+    prompts = {"query": "", "document": "", **{name: prompt or "" for name, prompt in given.items()}}
+    default = config.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise ConfigError((f"{file}: default_prompt_name: there is no prompt {str(default)[:60]!r}",))
+    named = {name: prompt for name, prompt in prompts.items() if prompt}
+    if named:
+        folder.note("prompts", ", ".join(f"{name} {prompt[:40]!r}" for name, prompt in named.items()), file)
+        folder.note("default prompt", default or "none", file)
+    return prompts, default or ""
 
 
 def _vectors_of(signature: ModelSignature, name: str | None) -> TensorSpec:
@@ -312,12 +376,3 @@ def _vectors_of(signature: ModelSignature, name: str | None) -> TensorSpec:
         return 2 if rank == 2 else 3
 
     return min(usable, key=preference)
-
-
-def _pooling_of(folder: ModelFolder) -> Literal["mean", "cls"]:
-    pooling = folder.json("1_Pooling/config.json")
-    if pooling.get("pooling_mode_cls_token"):
-        return "cls"
-    if pooling and not pooling.get("pooling_mode_mean_tokens"):
-        raise ConfigError(("1_Pooling/config.json: only pooling by mean or by the first token is done here",))
-    return "mean"

@@ -44,6 +44,11 @@ def limited(meaning: str, *values: Any, advice: str = "") -> Key:
     return Key("limited", meaning, values, advice)
 
 
+def keys(names: str, key: Key) -> dict[str, Key]:
+    """Several keys that are treated alike, their names with spaces between them."""
+    return dict.fromkeys(names.split(), key)
+
+
 def check_keys(file: str, config: Mapping[str, Any], known: Mapping[str, Key], ignored: Collection[str] = ()) -> None:
     """Refuse what is not understood.
 
@@ -59,7 +64,9 @@ def check_keys(file: str, config: Mapping[str, Any], known: Mapping[str, Key], i
     faults = []
     for name, value in config.items():
         key = known.get(name)
-        if name in ignored or (key is not None and (key.use != "limited" or value is None or _among(value, key.values))):
+        if name in ignored or (
+            key is not None and (key.use != "limited" or value is None or _among(value, key.values))
+        ):
             continue
         if key is None:
             faults.append(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from serve_app.domain.facts import Fact
 from serve_app.errors import ConfigError
 
 SIDECARS: Final = (
@@ -20,20 +21,6 @@ SIDECARS: Final = (
     "1_Pooling/config.json",
 )
 """Every file that processors look for beside a model without being told its name."""
-
-
-class Fact(NamedTuple):
-    """Something that a processor took from a folder or a configuration.
-
-    Attributes:
-        name: Of the setting, as ``max length``.
-        value: As people write it.
-        source: File and key, ``processor.key``, the model's file, or ``default``.
-    """
-
-    name: str
-    value: str
-    source: str
 
 
 class ModelFolder:
@@ -83,6 +70,20 @@ class ModelFolder:
         text = self._text(name)
         return None if text is None else [line.strip() for line in text.splitlines() if line.strip()]
 
+    def within(self, path: str) -> ModelFolder:
+        """The same, where files of a folder inside count before those beside the model. Facts are shared."""
+        inner = ModelFolder(self._places[0])
+        inner._places = (*(place / path for place in self._places), *self._places)
+        inner.facts = self.facts
+        return inner
+
+    def text(self, name: str) -> str:
+        """The text of a file, without a byte-order mark. Raises `ConfigError` where there is none."""
+        found = self._text(name)
+        if found is None:
+            raise ConfigError((f"{name}: there is no such file in the model's folder",))
+        return found
+
     def _parse(self, name: str) -> Any:
         text = self._text(name)
         if text is None:
@@ -97,6 +98,6 @@ class ModelFolder:
         if path is None:
             return None
         try:
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError((f"{name}: cannot be read: {type(error).__name__}",)) from error

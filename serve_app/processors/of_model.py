@@ -103,7 +103,7 @@ class ModelProcessor(Processor):
 _ZEROS: Final[Mapping[str, Any]] = {"BYTES": b""}
 
 
-def _encoded(text: str | list[int]) -> bytes:
+def _encoded(text: object) -> bytes:
     if isinstance(text, str):
         return text.encode()
     raise InvalidRequest("inputs: this model takes texts, and no token ids")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -34,27 +35,48 @@ class Ranking:
         output: The model's output that holds the logits, (rows, classes).
         labels: Names of the classes; empty where nobody named them: they become ``LABEL_0``, ``LABEL_1``...
         top_k: Labels per answer if the request does not say.
-        activation: What makes scores of logits if the request does not say.
+        activation: What makes scores of logits if the request does not say; ``None``: of one logit its sigmoid, of
+            several their softmax.
     """
 
     output: str
     labels: tuple[str, ...]
     top_k: int
-    activation: Activation
+    activation: Activation | None
 
     @classmethod
-    def create(cls, signature: ModelSignature, folder: ModelFolder, options: ClassificationOptions) -> Ranking:
-        """Find labels and logits. Raises `ConfigError` when they do not fit each other."""
+    def create(
+        cls,
+        signature: ModelSignature,
+        folder: ModelFolder,
+        options: ClassificationOptions,
+        one_label: Activation = "sigmoid",
+    ) -> Ranking:
+        """Find labels, logits and the function that makes scores of them.
+
+        Args:
+            signature: The model's tensors.
+            folder: Reads the files beside the model.
+            options: Of the configuration.
+            one_label: What makes a score of a single logit, where the folder does not say. The pipelines of
+                transformers take its sigmoid, but for sounds.
+
+        Raises:
+            ConfigError: They do not fit each other, or a file names a function that is not known.
+        """
         spec = logits_of(signature, options.output)
         model = folder.json("config.json")
         labels, source = _find_labels(model, folder, options)
         classes = spec.shape[1]
         if labels and classes > 0 and len(labels) != classes:
             raise ConfigError((f"{source}: {len(labels)} labels, but output {spec.name} has {classes} classes",))
+        folder.note("labels", _listed(labels) if labels else "LABEL_0, LABEL_1...", source if labels else "default")
         if not labels and classes > 0:
             labels = tuple(f"LABEL_{index}" for index in range(classes))
-        several = model.get("problem_type") == "multi_label_classification"
-        activation = options.activation or ("sigmoid" if several else "softmax")
+        activation, origin = _activation(model, options, signature.ends.applied.get(spec.name, ""), one_label)
+        if activation is None and (classes if classes > 0 else len(labels)):
+            activation = one_label if (classes if classes > 0 else len(labels)) == 1 else "softmax"
+        folder.note("scores", _SCORES[activation], origin)
         return cls(spec.name, labels, options.top_k or 5, activation)
 
     def parameters(self, parameters: dict[str, Any]) -> RankingParameters:
@@ -74,7 +96,8 @@ class Ranking:
             raise InferenceFailed(f"output {self.output} of the model is not a finite number")
         if self.labels and logits.shape[1] != len(self.labels):
             raise InferenceFailed(f"the model gave {logits.shape[1]} scores for {len(self.labels)} labels")
-        scores = activate(logits, parameters.function_to_apply or self.activation)
+        default: Activation = "sigmoid" if logits.shape[1] == 1 else "softmax"
+        scores = activate(logits, parameters.function_to_apply or self.activation or default)
         wanted = self.top_k if parameters.top_k is None else parameters.top_k
         best = (-scores).argsort(axis=1, kind="stable")[:, :wanted]
         return [
@@ -128,6 +151,57 @@ def logits_of(signature: ModelSignature, name: str | None) -> TensorSpec:
 def describe(spec: TensorSpec) -> str:
     """Datatype and shape, as people write them: ``FP32 (?, 1, 28, 28)``."""
     return f"{spec.datatype} ({', '.join('?' if size < 0 else str(size) for size in spec.shape)})"
+
+
+_SCORES: Final[Mapping[Activation | None, str]] = {
+    "softmax": "softmax of the output",
+    "sigmoid": "sigmoid of each output",
+    "none": "the output as it is",
+    None: "sigmoid of one output, softmax of several",
+}
+_PROBLEMS: Final[Mapping[Any, Activation | None]] = {
+    "regression": "none",
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": None,
+    None: None,
+}
+"""What transformers makes of ``problem_type``; where that is nothing, the number of labels decides."""
+_MODULES: Final[Mapping[str, Activation]] = {
+    "torch.nn.modules.linear.Identity": "none",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
+}
+"""What sentence-transformers' cross-encoders name as their last function."""
+
+
+def _activation(
+    model: dict[str, Any], options: ClassificationOptions, applied: str, one_label: Activation
+) -> tuple[Activation | None, str]:
+    """The function that makes scores, and its source; ``None``: the number of labels decides."""
+    if options.activation is not None:
+        return options.activation, "processor.activation"
+    if applied:
+        return "none", f"the model's file applies {applied} last"
+    own = model.get("sentence_transformers")
+    named = own.get("activation_fn") if isinstance(own, dict) else model.get("sbert_ce_default_activation_function")
+    if named is not None:
+        key = "sentence_transformers.activation_fn" if isinstance(own, dict) else "sbert_ce_default_activation_function"
+        if named not in _MODULES:
+            raise ConfigError((f"config.json: {key}: {str(named)[:60]!r} is not supported; say processor.activation",))
+        return _MODULES[named], f"config.json: {key}"
+    problem = model.get("problem_type")
+    if problem not in _PROBLEMS:
+        known = ", ".join(filter(None, _PROBLEMS))
+        problems = (f"config.json: problem_type: {str(problem)[:60]!r} is not known, only {known}",)
+        raise ConfigError(problems)
+    found = _PROBLEMS[problem]
+    source = "default" if problem is None else f"config.json: problem_type {problem}"
+    return found, source if found is not None else f"number of labels ({one_label} of one)"
+
+
+def _listed(labels: tuple[str, ...]) -> str:
+    shown = ", ".join(labels[:5])
+    return f"{len(labels)}: {shown}{', ...' if len(labels) > 5 else ''}"
 
 
 def _find_labels(

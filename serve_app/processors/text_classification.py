@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.config.processor import TextClassificationOptions
+from serve_app.domain.facts import Fact
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Media, ModelSignature, Tensors, Texts
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import Ranking
-from serve_app.processors.tokenization import TextRows, TextTokenizer, expect_texts
+from serve_app.processors.tokenization import TextRows, TextTokenizer, expect_texts, is_ids
 
 
 class TextClassificationProcessor(TextRows):
@@ -21,16 +22,24 @@ class TextClassificationProcessor(TextRows):
         ranking: How logits become an answer.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, ranking: Ranking) -> None:
+    def __init__(self, tokenizer: TextTokenizer, ranking: Ranking, facts: tuple[Fact, ...] = ()) -> None:
         super().__init__(tokenizer)
         self.ranking = ranking
+        self._facts = facts
 
     @classmethod
     def create(
         cls, signature: ModelSignature, folder: ModelFolder, options: TextClassificationOptions
     ) -> TextClassificationProcessor:
         """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
-        return cls(TextTokenizer.create(signature, folder, options), Ranking.create(signature, folder, options))
+        tokenizer = TextTokenizer.create(signature, folder, options)
+        ranking = Ranking.create(signature, folder, options)
+        return cls(tokenizer, ranking, tuple(folder.facts))
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What was understood of the folder and the options."""
+        return self._facts
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -60,4 +69,6 @@ class TextClassificationProcessor(TextRows):
         self.ranking.parameters(texts.parameters)
         if not texts.texts:
             raise InvalidRequest("inputs: at least one text is expected, and none came")
+        if any(is_ids(text) for text in texts.texts) and not all(map(is_ids, texts.texts)):
+            raise InvalidRequest("inputs: expected texts, or lists of token ids, not both")
         return texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,19 @@ from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, Texts
 from serve_app.processors.buckets import bucket_for, bucket_of, size_classes, widen
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.ranking import describe
+from serve_app.processors.tokenizer_files import (
+    Side,
+    first_position,
+    load_tokenizer,
+    longest_text,
+    padding_id,
+    positions,
+    truncation_side,
+)
 
-Direction: TypeAlias = Literal["left", "right"]
+Text: TypeAlias = str | Sequence[str]
+"""A text, or a pair of texts that a model compares."""
 
-_LONGEST_MODEL = 1_000_000
-"""Hugging Face writes 1e30 for "no limit"; above this, a length is no length."""
 _DEFAULT_MAX_LENGTH = 512
 _SHORTEST_BUCKET = 8
 _CHARACTERS_PER_TOKEN = 4
@@ -32,6 +40,7 @@ rest away, after the work was done."""
 _MASK = "attention_mask"
 _TYPES = "token_type_ids"
 _IDS = "input_ids"
+_PLACES = "position_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ class TextSettings:
         buckets: Lengths that texts are padded to, tokens, ascending. The last is ``max_length``.
         vocabulary: Number of token ids.
         pad_id: Token id of padding.
+        side: The end of a long text that is cut if the request does not say.
+        first_position: Number of a text's first position, for models that take positions.
     """
 
     inputs: dict[str, np.dtype[Any]]
@@ -51,6 +62,8 @@ class TextSettings:
     buckets: tuple[int, ...]
     vocabulary: int
     pad_id: int
+    side: Side = "right"
+    first_position: int = 0
 
 
 class TextTokenizer:
@@ -60,39 +73,49 @@ class TextTokenizer:
     and ``RAYON_NUM_THREADS`` limit that, and are the operator's to set.
 
     Args:
-        tokenizer: Truncates to ``settings.max_length`` and does not pad.
+        tokenizer: Truncates to ``settings.max_length`` at the end that ``settings.side`` names, and does not pad.
         settings: How texts become tensors.
     """
 
     def __init__(self, tokenizer: Tokenizer, settings: TextSettings) -> None:
         self._tokenizer = tokenizer
         self.settings = settings
+        self._typed = _TYPES in settings.inputs and any(tokenizer.encode("a").type_ids)
         self._before, self._after = _special_tokens(tokenizer)
 
     @classmethod
     def create(cls, signature: ModelSignature, folder: ModelFolder, options: TextOptions) -> TextTokenizer:
-        """Load ``tokenizer.json`` and fit it to the model. Raises `ConfigError`."""
-        tokenizer = _load(folder)
+        """Load the folder's tokenizer and fit it to the model. Raises `ConfigError`."""
+        tokenizer = load_tokenizer(folder, options.ignore_keys)
         settings = _text_settings(signature, folder, options, tokenizer)
         tokenizer.no_padding()
-        tokenizer.enable_truncation(settings.max_length)
+        tokenizer.enable_truncation(settings.max_length, direction=settings.side)
         return cls(tokenizer, settings)
 
-    def estimate(self, texts: Sequence[str] | Sequence[Sequence[int]]) -> int:
+    def prompt_length(self, prompt: str) -> int:
+        """Tokens of a prompt at the beginning of a text, the special ones before it included.
+
+        As sentence-transformers counts them: those of the prompt alone, without a special one at its end.
+        """
+        encoding = self._tokenizer.encode(prompt)
+        last = bool(encoding.special_tokens_mask) and encoding.special_tokens_mask[-1] == 1
+        return len(encoding.ids) - int(last)
+
+    def estimate(self, texts: Sequence[Text] | Sequence[Sequence[int]]) -> int:
         """Guess the bucket without tokenizing: of several texts the mean, since each runs at its own length."""
         longest = self.settings.max_length
         tokens = [min(_guess_tokens(text), longest) for text in texts]
         return bucket_for(-(-sum(tokens) // max(1, len(tokens))), self.settings.buckets)
 
     def tokenize(
-        self, texts: list[str] | list[list[int]], truncate: bool = True, direction: Direction = "right"
+        self, texts: Sequence[Text] | list[list[int]], truncate: bool = True, side: Side | None = None
     ) -> Tensors:
         """Tokenize texts, or check token ids and take them as they are (no special tokens are added to ids).
 
         Args:
-            texts: One or more, all of one kind.
+            texts: One or more: all of them texts or pairs of texts, or all token ids.
             truncate: Cut texts that are too long. Ids are never cut: who tokenizes also truncates.
-            direction: Where they are cut: at the end (``right``) or at the beginning.
+            side: The end that is cut: ``right`` is that of the text. ``None``: as the folder says.
 
         Returns:
             The model's inputs, (texts, longest text). Padding is on the right. Where texts differ in length there is a
@@ -104,14 +127,14 @@ class TextTokenizer:
         """
         if not texts:
             raise InvalidRequest("inputs: at least one text is expected, and none came")
-        if isinstance(texts[0], list):
+        if is_ids(texts[0]):
             return self._tensors([self._check_ids(number, ids) for number, ids in enumerate(texts)])
-        return self._tensors(self._encode(texts, truncate, direction))
+        return self._tensors(*self._encode(texts, truncate, side or self.settings.side))
 
-    def count(self, texts: list[str] | list[list[int]]) -> int:
+    def count(self, texts: Sequence[Text] | list[list[int]]) -> int:
         """Tokens that the model reads for these texts, special tokens included. Raises as `tokenize`."""
-        if texts and isinstance(texts[0], str):
-            return sum(map(len, self._encode(texts, truncate=True)))
+        if texts and not is_ids(texts[0]):
+            return sum(map(len, self._encode(texts, True, self.settings.side)[0]))
         return sum(len(self._check_ids(number, ids)) for number, ids in enumerate(texts))
 
     def bucket(self, tensors: Tensors) -> int:
@@ -133,38 +156,53 @@ class TextTokenizer:
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Pad on the right, up to ``bucket`` tokens."""
         return {
-            name: widen(tensors[name], bucket, self.settings.pad_id if name == _IDS else 0)
-            for name in self.settings.inputs
-            if name in tensors
+            name: widen(tensors[name], bucket, self._padding(name)) for name in self.settings.inputs if name in tensors
         }
+
+    def _padding(self, name: str) -> int:
+        return self.settings.pad_id if name == _IDS else 0
 
     def example(self, rows: int, bucket: int) -> Tensors:
         """Rows of padding between special tokens, which the mask calls text, for warming up."""
-        values = {_IDS: self.settings.pad_id, _MASK: 1, _TYPES: 0}
+        values = {_IDS: self.settings.pad_id, _MASK: 1, _TYPES: 0, _PLACES: 0}
         tensors = {name: np.full((rows, bucket), values[name], dtype) for name, dtype in self.settings.inputs.items()}
+        if _PLACES in tensors:
+            tensors[_PLACES][:] = np.arange(bucket) + self.settings.first_position
         before, after = self._before[:bucket], self._after[: max(0, bucket - len(self._before))]
         tensors[_IDS][:, : len(before)] = before
         tensors[_IDS][:, bucket - len(after) :] = after
         return tensors
 
-    def _encode(self, texts: Sequence[object], truncate: bool, direction: Direction = "right") -> list[list[int]]:
+    def _encode(
+        self, texts: Sequence[object], truncate: bool, side: Side
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
+        """Token ids of each text, and their types where the model takes types and not all are 0."""
+        given = [_check_text(number, text) for number, text in enumerate(texts)]
         most = self.settings.max_length * _READ_CHARACTERS_PER_TOKEN
-        part = slice(most) if direction == "right" else slice(-most, None)
-        readable = [_check_text(number, text)[part] for number, text in enumerate(texts)]
-        rows = []
-        for number, encoding in enumerate(self._tokenizer.encode_batch_fast(readable)):
+        part = slice(most) if side == "right" else slice(-most, None)
+        long = [number for number, text in enumerate(given) if isinstance(text, str) and len(text) > most]
+        read = [text[part] if isinstance(text, str) and len(text) > most else text for text in given]
+        encodings = self._tokenizer.encode_batch_fast(read)
+        for number in long:
+            if not encodings[number].overflowing:  # tokens of very many characters: the rest counts as well
+                encodings[number] = self._tokenizer.encode(given[number])
+        typed = self._typed or (_TYPES in self.settings.inputs and not all(isinstance(text, str) for text in given))
+        rows, types = [], []
+        for number, encoding in enumerate(encodings):
             ids = encoding.ids  # made anew whenever it is asked for
             if not ids:
                 raise InvalidRequest(f"inputs[{number}]: the text has no tokens")
-            if not truncate and (encoding.overflowing or len(readable[number]) < len(str(texts[number]))):
+            if not truncate and encoding.overflowing:
                 raise InvalidRequest(
                     f"inputs[{number}]: the text is longer than {self.settings.max_length} tokens, and truncate is"
                     " false"
                 )
-            rows.append(_last_tokens(encoding) if direction == "left" and encoding.overflowing else ids)
-        return rows
+            rows.append(_cut_otherwise(encoding, side) if side != self.settings.side and encoding.overflowing else ids)
+            if typed:
+                types.append(encoding.type_ids)
+        return rows, types if typed else None
 
-    def _tensors(self, rows: Sequence[list[int]]) -> Tensors:
+    def _tensors(self, rows: Sequence[list[int]], types: Sequence[list[int]] | None = None) -> Tensors:
         """The model's inputs, (rows, longest row)."""
         lengths = [*map(len, rows)]
         longest = max(lengths)
@@ -174,16 +212,22 @@ class TextTokenizer:
         if min(lengths) < longest and _MASK not in inputs:
             inputs = {**inputs, _MASK: np.dtype(np.bool_)}
         for name, dtype in inputs.items():
-            if name == _TYPES:
+            if name == _PLACES:
+                places = np.arange(longest) + self.settings.first_position
+                tensors[name] = np.ascontiguousarray(np.broadcast_to(places.astype(dtype), shape))
+            elif name == _MASK:
+                held = np.arange(longest) < np.array(lengths)[:, None]
+                tensors[name] = np.ones(shape, dtype) if min(lengths) == longest else held.astype(dtype)
+            elif name == _TYPES and types is None:
                 tensors[name] = np.zeros(shape, dtype)
-            elif min(lengths) == longest:
-                tensors[name] = np.array(rows, dtype) if name == _IDS else np.ones(shape, dtype)
-            elif name == _IDS:
-                tensors[name] = np.full(shape, self.settings.pad_id, dtype)
-                for row, tokens in zip(tensors[name], rows, strict=True):
-                    row[: len(tokens)] = tokens
             else:
-                tensors[name] = (np.arange(longest) < np.array(lengths)[:, None]).astype(dtype)
+                values = rows if name == _IDS or types is None else types
+                if min(lengths) == longest:
+                    tensors[name] = np.array(values, dtype)
+                else:
+                    tensors[name] = np.full(shape, self._padding(name), dtype)
+                    for row, tokens in zip(tensors[name], values, strict=True):
+                        row[: len(tokens)] = tokens
         return tensors
 
     def _check_ids(self, number: int, ids: object) -> list[int]:
@@ -263,22 +307,33 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     return (ids[: own[0]], ids[own[-1] + 1 :]) if own else ([], ids)
 
 
-def _last_tokens(encoding: Encoding) -> list[int]:
-    """The ids of a text that was cut at its beginning, made of one that was cut at its end.
+def _cut_otherwise(encoding: Encoding, side: Side) -> list[int]:
+    """The ids of a text that was cut at one end, as if it had been cut at the other.
 
     How a tokenizer truncates is part of its state, which texts of other requests share.
     """
     special = encoding.special_tokens_mask
-    first = special.index(0)
-    room = special.count(0)
+    first, room = special.index(0), special.count(0)
+    pieces = (encoding, *encoding.overflowing)
     content: list[int] = []
-    for piece in (encoding, *encoding.overflowing):
+    for piece in pieces if side == "left" else reversed(pieces):
         content += [token for token, added in zip(piece.ids, piece.special_tokens_mask, strict=True) if not added]
     ids: list[int] = encoding.ids
-    return [*ids[:first], *content[-room:], *ids[first + room :]]
+    kept = content[-room:] if side == "left" else content[:room]
+    return [*ids[:first], *kept, *ids[first + room :]]
 
 
-def _check_text(number: int, text: object) -> str:
+def is_ids(text: object) -> bool:
+    """Whether it is a list of token ids rather than a text or a pair of texts."""
+    return isinstance(text, list) and not any(isinstance(part, str) for part in text)
+
+
+def _check_text(number: int, text: object) -> Any:
+    """The text, or the pair of texts as the tokenizer takes one."""
+    if isinstance(text, list | tuple):
+        if len(text) != 2 or not all(isinstance(part, str) for part in text):
+            raise InvalidRequest(f"inputs[{number}]: expected a text or a pair of two texts, as before it")
+        return tuple(_check_text(number, part) for part in text)
     if not isinstance(text, str):
         raise InvalidRequest(f"inputs[{number}]: expected text, got {_kind(text)}")
     try:
@@ -297,25 +352,19 @@ def _kind(value: object) -> str:
 
 def _guess_tokens(text: object) -> int:
     if not isinstance(text, str):
-        return len(text) if isinstance(text, list) else 1
+        return sum(map(_guess_tokens, text)) if not is_ids(text) and isinstance(text, list) else _count_ids(text)
     guess = len(text) // _CHARACTERS_PER_TOKEN + 2
     return guess if text.isascii() else 2 * guess
 
 
-def _load(folder: ModelFolder) -> Tokenizer:
-    path = folder.find("tokenizer.json")
-    if path is None:
-        raise ConfigError(("processor: there is no tokenizer.json in the model's folder",))
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise ConfigError((f"tokenizer.json: cannot be read: {error}",)) from error
+def _count_ids(text: object) -> int:
+    return len(text) if isinstance(text, list) else 1
 
 
 def _text_settings(
     signature: ModelSignature, folder: ModelFolder, options: TextOptions, tokenizer: Tokenizer
 ) -> TextSettings:
-    known = {_IDS, _MASK, _TYPES}
+    known = {_IDS, _MASK, _TYPES, _PLACES}
     names = {spec.name for spec in signature.inputs}
     if (
         _IDS not in names
@@ -324,8 +373,8 @@ def _text_settings(
     ):
         described = ", ".join(f"{spec.name} {describe(spec)}" for spec in signature.inputs)
         fault = (
-            "processor: a text model takes integers (rows, tokens) named input_ids, and may take attention_mask and"
-            f" token_type_ids; this one takes {described}"
+            "processor: a text model takes integers (rows, tokens) named input_ids, and may take attention_mask,"
+            f" token_type_ids and position_ids; this one takes {described}"
         )
         raise ConfigError((fault,))
     fixed = next(spec.shape[1] for spec in signature.inputs if spec.name == _IDS)
@@ -339,40 +388,31 @@ def _text_settings(
         max_length=max_length,
         buckets=(fixed,) if fixed > 0 else _grid(max_length, options.buckets),
         vocabulary=tokenizer.get_vocab_size(),
-        pad_id=_pad_id(folder, tokenizer),
+        pad_id=padding_id(folder, tokenizer),
+        side=truncation_side(folder, tokenizer),
+        first_position=first_position(folder),
     )
 
 
 def _max_length(folder: ModelFolder, options: TextOptions, tokenizer: Tokenizer, fixed: int) -> int:
+    """The longest text, tokens: the option's length, or the least that a file names. Raises `ConfigError`."""
+    said = longest_text(folder, tokenizer)
     if options.max_length is not None:
+        limit = positions(folder)
         if 0 < fixed < options.max_length:
             raise ConfigError((f"processor.max_length: {options.max_length}, but the model takes {fixed} tokens",))
-        return options.max_length
-    found = (
-        folder.json("sentence_bert_config.json").get("max_seq_length"),
-        folder.json("tokenizer_config.json").get("model_max_length"),
-        (tokenizer.truncation or {}).get("max_length"),
-        _DEFAULT_MAX_LENGTH,
-    )
-    length = next(int(value) for value in found if isinstance(value, int | float) and 0 < value <= _LONGEST_MODEL)
-    return min(length, fixed) if fixed > 0 else length
+        if limit is not None and limit[0] < options.max_length:
+            fault = f"processor.max_length: {options.max_length}, but {limit[1]} leaves room for {limit[0]} tokens"
+            raise ConfigError((fault,))
+        said = [(options.max_length, "processor.max_length")]
+    elif fixed > 0:
+        said.append((fixed, "the model's file"))
+    length, source = min(said, default=(_DEFAULT_MAX_LENGTH, "default"))
+    folder.note("max length", f"{length} tokens, longer texts are cut", source)
+    return length
 
 
 def _grid(max_length: int, chosen: list[int] | None) -> tuple[int, ...]:
     if chosen is None:
         return size_classes(_SHORTEST_BUCKET, max_length)
     return (*sorted({length for length in chosen if length < max_length}), max_length)
-
-
-def _pad_id(folder: ModelFolder, tokenizer: Tokenizer) -> int:
-    if tokenizer.padding is not None:
-        return int(tokenizer.padding["pad_id"])
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        token = folder.json(file).get("pad_token")
-        if isinstance(token, dict):
-            token = token.get("content")
-        found = tokenizer.token_to_id(token) if isinstance(token, str) else None
-        if found is not None:
-            return int(found)
-    named = folder.json("config.json").get("pad_token_id")
-    return named if isinstance(named, int) and named >= 0 else 0

@@ -69,7 +69,7 @@ def test_vectors_are_brought_to_length_1_where_that_is_wanted(text_folder: Path)
 
     assert answer(processor(text_folder, {"normalize": True}), Texts(texts, {}), outputs).vectors.tolist() == unit
     assert answer(processor(text_folder), Texts(texts, {"normalize": True}), outputs).vectors.tolist() == unit
-    (text_folder / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Normalize"}]))
+    (text_folder / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Normalize", "path": "2"}]))
     assert answer(processor(text_folder), Texts(texts, {}), outputs).vectors.tolist() == unit
     raw = answer(processor(text_folder), Texts(texts, {"normalize": False}), outputs).vectors.tolist()
     assert raw == [[3, 4], [0, 0]]
@@ -100,20 +100,20 @@ def test_the_first_token_can_stand_for_the_text(text_folder: Path) -> None:
     ).vectors.tolist() == [[1, 2]]
     (text_folder / "1_Pooling").mkdir()
     (text_folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
-    assert processor(text_folder, {}, (TOKENS,)).settings.pooling == "cls"
+    assert processor(text_folder, {}, (TOKENS,)).settings.pooling == ("cls",)
 
 
 @pytest.mark.parametrize(
     ("outputs", "options", "chosen"),
     [
-        ((TOKENS, POOLER), {}, ("last_hidden_state", "mean")),
-        ((TOKENS, SENTENCE), {}, ("sentence_embedding", "none")),
-        ((POOLER,), {}, ("pooler_output", "none")),
-        ((TOKENS, POOLER), {"output": "pooler_output"}, ("pooler_output", "none")),
+        ((TOKENS, POOLER), {}, ("last_hidden_state", ("mean",))),
+        ((TOKENS, SENTENCE), {}, ("sentence_embedding", ())),
+        ((POOLER,), {}, ("pooler_output", ())),
+        ((TOKENS, POOLER), {"output": "pooler_output"}, ("pooler_output", ())),
     ],
 )
 def test_the_output_to_read_is_found_by_its_name(
-    text_folder: Path, outputs: tuple[TensorSpec, ...], options: dict[str, Any], chosen: tuple[str, str]
+    text_folder: Path, outputs: tuple[TensorSpec, ...], options: dict[str, Any], chosen: tuple[str, tuple[str, ...]]
 ) -> None:
     """Exports of BERT and of sentence-transformers need no option."""
     settings = processor(text_folder, options, outputs).settings
@@ -222,7 +222,7 @@ def test_prompts_stand_before_texts(text_folder: Path) -> None:
     ids = made.preprocess(Texts(["world"], {"prompt_name": "query"}))["input_ids"]
 
     assert ids.tolist() == [[2, 4, 5, 3]]
-    with pytest.raises(InvalidRequest, match="prompt_name: unknown 'x'; known here: query"):
+    with pytest.raises(InvalidRequest, match="prompt_name: unknown 'x'; known here: document, query"):
         made.estimate(Texts(["world"], {"prompt_name": "x"}))
 
 
@@ -304,7 +304,7 @@ def test_vectors_that_are_not_finite_are_the_model_s_failure(text_folder: Path) 
         (
             {"pooling": "none"},
             (TOKENS,),
-            "processor.pooling: none does not fit output last_hidden_state FP32 (?, ?, 2): say mean or cls",
+            "processor.pooling: none does not fit output last_hidden_state FP32 (?, ?, 2): say cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken",
         ),
         (
             {"hypothesis_template": "x"},

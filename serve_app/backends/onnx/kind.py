@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BackendKind, BackendOptions, BuildSettings, ModelFile, RowProof
 from serve_app.backends.onnx.backend import OnnxBackend
+from serve_app.backends.onnx.ends import read_ends
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.proof.proof import prove_rows
 from serve_app.backends.onnx.proof.skeleton import read_skeleton
@@ -116,6 +117,7 @@ ONNX = BackendKind(
     create=_create,
     options=OnnxOptions,
     further_files=external_data,
+    ends=read_ends,
     platform="onnxruntime_onnx",
     triton_name="onnxruntime",
     distributions=("onnxruntime", "onnxruntime-gpu"),

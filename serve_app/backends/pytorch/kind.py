@@ -7,7 +7,7 @@ from functools import partial
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BackendKind, BackendOptions, BuildSettings
 from serve_app.backends.pytorch.backend import TorchBackend
-from serve_app.backends.pytorch.program import inspect_program, open_program
+from serve_app.backends.pytorch.program import inspect_program, open_program, program_ends
 from serve_app.backends.pytorch.script import inspect_script, open_script
 from serve_app.backends.pytorch.settings import TorchScriptOptions
 
@@ -44,6 +44,7 @@ TORCH_EXPORT = BackendKind(
     suffixes=(".pt2",),
     inspect=inspect_program,
     create=_create_program,
+    ends=program_ends,
     options=TorchExportOptions,
     platform="pytorch_libtorch",
     triton_name="pytorch",

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from serve_app.backends.graph_ends import Made, applied_function
 from serve_app.backends.kind import BackendOptions, ModelFile, RowProof
 from serve_app.backends.pytorch.archive import opened
 from serve_app.backends.pytorch.failure import describe_failure
@@ -18,8 +19,14 @@ from serve_app.backends.pytorch.proof import prove_rows
 from serve_app.backends.pytorch.sizes import symbol_of, text_of
 from serve_app.backends.pytorch.tensors import import_torch
 from serve_app.errors import ConfigError
-from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
+from serve_app.payloads import DATATYPES, GraphEnds, ModelSignature, TensorSpec
 
+_FUNCTIONS = {"softmax": "softmax", "_softmax": "softmax", "sigmoid": "sigmoid"}
+_KEEPING = frozenset(
+    {"to", "_to_copy", "alias", "clone", "contiguous", "detach", "dropout", "view", "reshape", "flatten", "squeeze"}
+    | {"unsqueeze", "clamp"}
+)
+"""Operators that keep the values of their first input."""
 _SCHEMA: Final = 8
 """Major version of the archive's format."""
 
@@ -130,6 +137,26 @@ def _program(stored: Mapping[str, Any], model: str) -> Program:
         raise ConfigError(tuple(f"model {model!r}: {problem}" for problem in problems))
     declared = ModelSignature(tuple(inputs), tuple(outputs))
     return Program(graph, stored["range_constraints"], declared, tuple(arg["as_tensor"]["name"] for _, arg in kept))
+
+
+def program_ends(model_file: Path) -> GraphEnds:
+    """Read which function makes each output. Raises `ValueError` for a file that is no program."""
+    try:
+        program = read_program(model_file, model_file.name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    made: dict[str, Made] = {}
+    for node in program.graph["nodes"]:
+        values = [given["arg"]["as_tensor"]["name"] for given in node["inputs"] if "as_tensor" in given["arg"]]
+        operator = node["target"].removeprefix("torch.ops.aten.").partition(".")[0]
+        for result in node["outputs"]:
+            if "as_tensor" in result:
+                made[result["as_tensor"]["name"]] = Made(operator, tuple(values))
+    found = {
+        spec.name: applied_function(made, value, _FUNCTIONS, _KEEPING, "")
+        for spec, value in zip(program.declared.outputs, program.outputs, strict=True)
+    }
+    return GraphEnds({name: function for name, function in found.items() if function})
 
 
 def _tensor(

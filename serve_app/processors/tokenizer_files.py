@@ -1,0 +1,345 @@
+"""The tokenizer that a folder describes, as transformers would load it: tokenizer.json and the keys beside it.
+
+Facts of transformers 5.24 (``tokenization_utils_tokenizers.py``, ``tokenization_bert.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from serve_app.errors import ConfigError
+from serve_app.processors.folder_keys import Key, check_keys, followed, irrelevant, keys, limited
+from serve_app.processors.model_folder import ModelFolder
+
+Side: TypeAlias = Literal["left", "right"]
+
+_LONGEST_MODEL: Final = 1_000_000
+"""Hugging Face writes 1e30 for "no limit"; above this, a length is no length."""
+_BERT: Final = frozenset(
+    {"Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "LayoutLM", "SqueezeBert", "RetriBert", "Funnel"}
+    | {"Lxmert", "MPNet", "DPRQuestionEncoder", "DPRContextEncoder", "DPRReader", "Splinter", "RealmBert"}
+)
+"""Tokenizer classes whose keys decide about BERT's normalizer, whatever tokenizer.json says."""
+_CLASS_OF_MODEL: Final = {
+    "bert": "Bert", "distilbert": "DistilBert", "electra": "Electra", "mobilebert": "MobileBert",
+    "convbert": "ConvBert",
+    "layoutlm": "LayoutLM", "squeezebert": "SqueezeBert", "funnel": "Funnel", "lxmert": "Lxmert", "mpnet": "MPNet",
+    "megatron-bert": "Bert", "nezha": "Bert", "ernie": "Bert",
+}  # fmt: skip
+"""The tokenizer class of a model type, where the folder names none."""
+_NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_FROM_PADDING: Final = frozenset(
+    {"roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "mpnet"}
+    | {"longformer", "ibert", "xmod", "luke", "mluke", "markuplm", "esm", "layoutlmv3", "lilt", "mra"}
+)
+"""Model types that number positions from behind the padding token on: the first ``pad_token_id + 1`` are never used."""
+_POSITIONS: Final = ("max_position_embeddings", "n_positions", "max_seq_len")
+_WITHOUT_POSITIONS: Final = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "xlnet", "reformer"})
+"""Model types whose positions are relative to each other: any length will do, whatever their configuration says."""
+
+_DECODING = irrelevant("decoding only")
+_SAVED = irrelevant("the state of the library when it was saved, not used when it is loaded")
+KEYS: Final[Mapping[str, Key]] = {
+    "tokenizer_class": followed("which defaults the normalizer's keys have"),
+    "model_max_length": followed("the longest text, tokens; above a million: none"),
+    "truncation_side": followed("the end of a long text that is cut"),
+    **keys(" ".join(_NAMED), followed("a special token")),
+    "additional_special_tokens": followed("special tokens"),
+    "extra_special_tokens": followed("special tokens"),
+    "added_tokens_decoder": followed("tokens beside the vocabulary"),
+    "add_bos_token": followed("a token before each text"),
+    "add_eos_token": followed("a token behind each text"),
+    "do_lower_case": followed("BERT's normalizer; of other tokenizers it must agree with tokenizer.json"),
+    "strip_accents": followed("BERT's normalizer"),
+    "tokenize_chinese_chars": followed("BERT's normalizer"),
+    "add_prefix_space": followed("the space before the first word"),
+    "split_special_tokens": followed("whether special tokens that stand in a text are text"),
+    "padding_side": irrelevant("padding is on the right, and only where it changes no answer: that is tried"),
+    "pad_token_type_id": irrelevant("as padding_side"),
+    "pad_to_multiple_of": irrelevant("as padding_side"),
+    "padding": _SAVED,
+    "truncation": _SAVED,
+    "max_length": _SAVED,
+    "stride": _SAVED,
+    "truncation_strategy": _SAVED,
+    "clean_up_tokenization_spaces": _DECODING,
+    "spaces_between_special_tokens": _DECODING,
+    "decode_with_prefix_space": _DECODING,
+    "errors": _DECODING,
+    "model_input_names": irrelevant("the model's file names its inputs"),
+    "auto_map": limited("a tokenizer that is code of the folder", advice="save a tokenizer.json and remove the key"),
+    **dict.fromkeys(("trim_offsets", "wordpieces_prefix"), irrelevant("offsets and the vocabulary only")),
+    **keys(
+        "keep_accents remove_space do_basic_tokenize never_split split_by_punct sp_model_kwargs legacy "
+        "legacy_behaviour clean_text unk_id vocab_type do_lowercase normalize _spm_precompiled_charsmap "
+        "extra_ids offset mask_token_sent fix_mistral_regex fuse_unk",
+        irrelevant("written into tokenizer.json when the tokenizer was made"),
+    ),
+    **keys(
+        "name_or_path special_tokens_map_file tokenizer_file vocab_file merges_file use_fast backend is_local "
+        "local_files_only processor_class from_slow init_inputs revision device_map _commit_hash "
+        "tokenizer_type transformers_version verbose token cache_dir use_auth_token trust_remote_code "
+        "torch_dtype dtype subfolder force_download kwargs",
+        irrelevant("where and how it was loaded"),
+    ),
+    **dict.fromkeys(
+        ("chat_template", "use_default_system_prompt", "default_system_prompt", "response_schema"),
+        irrelevant("conversations only"),
+    ),
+    **keys(
+        "cls_token_box sep_token_box pad_token_box pad_token_label only_label_first_subword entity_token_1 "
+        "entity_token_2 entity_unk_token entity_pad_token entity_mask_token entity_mask2_token entity_1_token "
+        "entity_2_token max_entity_length max_mention_length question_token x_sep_token line_token "
+        "space_token chain_break_token image_token boi_token eoi_token image_token_id audio_token video_token "
+        "vision_bos_token src_lang tgt_lang language language_codes task lang2id id2lang source_lang "
+        "target_lang predict_timestamps dropout bos_token_id eos_token_id pad_token_id unk_token_id "
+        "padding_idx vocab_size return_token_type_ids return_tensors full_tokenizer_file",
+        irrelevant("other tasks only"),
+    ),
+}  # fmt: skip
+"""Keys of tokenizer_config.json."""
+
+
+def load_tokenizer(folder: ModelFolder, ignored: Collection[str]) -> Tokenizer:
+    """Load it with its special tokens, normalizer and added tokens as the keys have them. It neither pads nor cuts.
+
+    Raises:
+        ConfigError: There is none, it cannot be read, or a key is not understood.
+    """
+    config = folder.json("tokenizer_config.json")
+    check_keys("tokenizer_config.json", config, KEYS, ignored)
+    kind, source = _class_of(folder, config)
+    if folder.find("tokenizer.json") is not None:
+        tokenizer = _parsed(folder)
+        folder.note("tokenizer", f"tokenizer.json{f', {kind}Tokenizer' if kind else ''}", source)
+    elif folder.find("vocab.txt") is not None and kind in _BERT:
+        tokenizer = _word_pieces(folder, config)
+        folder.note("tokenizer", f"vocab.txt, {kind}Tokenizer", source)
+    else:
+        advice = "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it"
+        raise ConfigError((f"processor: there is no tokenizer.json in the model's folder; {advice}",))
+    special = _special_tokens(folder, config)
+    _add_tokens(tokenizer, config, special)
+    _set_normalizer(tokenizer, config, kind)
+    _set_prefix(tokenizer, config)
+    _set_ends(tokenizer, config, special)
+    if config.get("split_special_tokens"):
+        tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def truncation_side(folder: ModelFolder, tokenizer: Tokenizer) -> Side:
+    """The end of a long text that is cut. Raises `ConfigError`."""
+    side, source = folder.json("tokenizer_config.json").get("truncation_side"), "tokenizer_config.json: truncation_side"
+    if side is None and tokenizer.truncation:
+        side, source = tokenizer.truncation["direction"], "tokenizer.json: truncation.direction"
+    if side is None:
+        side, source = "right", "default"
+    if side not in {"left", "right"}:
+        raise ConfigError((f"{source}: must be left or right, not {str(side)[:40]!r}",))
+    folder.note("long texts are cut at the", "beginning" if side == "left" else "end", source)
+    return "left" if side == "left" else "right"
+
+
+def padding_id(folder: ModelFolder, tokenizer: Tokenizer) -> int:
+    """The token of padding: by name as the tokenizer's files have it, else by number as config.json does, else 0."""
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = _content(folder.json(file).get("pad_token"))
+        found = None if token is None else tokenizer.token_to_id(token)
+        if found is not None:
+            folder.note("padding", f"{token} ({found})", f"{file}: pad_token")
+            return int(found)
+    if tokenizer.padding is not None:
+        folder.note("padding", tokenizer.padding["pad_token"], "tokenizer.json: padding")
+        return int(tokenizer.padding["pad_id"])
+    named = folder.json("config.json").get("pad_token_id")
+    known = isinstance(named, int) and named >= 0
+    folder.note("padding", named if known else 0, "config.json: pad_token_id" if known else "default")
+    return int(named) if known and isinstance(named, int) else 0
+
+
+def positions(folder: ModelFolder) -> tuple[int, str] | None:
+    """The most tokens that the model has positions for, and the key that says so; ``None``: no limit is known."""
+    config = folder.json("config.json")
+    kind = config.get("model_type")
+    if kind in _WITHOUT_POSITIONS:
+        return None
+    for key in _POSITIONS:
+        size = config.get(key)
+        if isinstance(size, int) and not isinstance(size, bool) and 0 < size <= _LONGEST_MODEL:
+            return size - first_position(folder), f"config.json: {key}"
+    return None
+
+
+def first_position(folder: ModelFolder) -> int:
+    """The number of a text's first position: behind that of padding in RoBERTa and its kin."""
+    config = folder.json("config.json")
+    if config.get("model_type") not in _FROM_PADDING:
+        return 0
+    padding = config.get("pad_token_id", 1)
+    return (padding if isinstance(padding, int) else 1) + 1
+
+
+def longest_text(folder: ModelFolder, tokenizer: Tokenizer) -> list[tuple[int, str]]:
+    """What the files say about the longest text, tokens, each with its source. The least of them counts."""
+    config = folder.json("tokenizer_config.json")
+    found: list[tuple[Any, str]] = [
+        (folder.json("sentence_bert_config.json").get("max_seq_length"), "sentence_bert_config.json: max_seq_length"),
+    ]
+    if found[0][0] is None:
+        found = [(config.get("model_max_length"), "tokenizer_config.json: model_max_length")]
+    # What the library leaves behind in tokenizer.json it does not look at when it loads it.
+    if folder.find("tokenizer_config.json") is None:
+        found.append(((tokenizer.truncation or {}).get("max_length"), "tokenizer.json: truncation.max_length"))
+    lengths = [
+        (int(value), source)
+        for value, source in found
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LONGEST_MODEL
+    ]
+    limit = positions(folder)
+    return lengths if limit is None else [*lengths, limit]
+
+
+def has_lowercase(normalizer: Any) -> bool:
+    """Whether a normalizer of the library, or none, makes letters small."""
+    return normalizer is not None and normalizer.normalize_str("A") != "A" and "A" not in normalizer.normalize_str("A")
+
+
+def _class_of(folder: ModelFolder, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Name of the tokenizer's class without its ending, and where it comes from; empty where nothing names one."""
+    named = config.get("tokenizer_class") or folder.json("config.json").get("tokenizer_class")
+    if isinstance(named, str):
+        name = named.removesuffix("Fast").removesuffix("Tokenizer")
+        return name, "tokenizer_config.json: tokenizer_class"
+    kind = folder.json("config.json").get("model_type")
+    found = _CLASS_OF_MODEL.get(str(kind), "")
+    return found, f"config.json: model_type {kind}" if found else "default"
+
+
+def _parsed(folder: ModelFolder) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(folder.text("tokenizer.json"))
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError((f"tokenizer.json: cannot be read: {error}",)) from error
+
+
+def _word_pieces(folder: ModelFolder, config: Mapping[str, Any]) -> Tokenizer:
+    """BERT's tokenizer of its vocabulary, a token a line."""
+    lines = (folder.text("vocab.txt") or "").split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    vocabulary = {token.removesuffix("\r"): number for number, token in enumerate(lines)}
+    names = {name: _content(config.get(name)) for name in ("unk_token", "cls_token", "sep_token")}
+    unknown, first, last = (
+        names["unk_token"] or "[UNK]", names["cls_token"] or "[CLS]", names["sep_token"] or "[SEP]",
+    )  # fmt: skip
+    missing = [token for token in (unknown, first, last) if token not in vocabulary]
+    if missing:
+        raise ConfigError((f"vocab.txt: holds no {' and no '.join(missing)}, which its tokenizer needs",))
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first}:0 $A:0 {last}:0",
+        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+        special_tokens=[(first, vocabulary[first]), (last, vocabulary[last])],
+    )
+    return tokenizer
+
+
+def _special_tokens(folder: ModelFolder, config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by the name of their role."""
+    others = folder.json("special_tokens_map.json")
+    found = {name: _content(config.get(name, others.get(name))) for name in _NAMED}
+    return {name: token for name, token in found.items() if token is not None}
+
+
+def _add_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Add what the keys name and tokenizer.json lacks, as the library does: behind the vocabulary, in order of ids."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    described = config.get("added_tokens_decoder") or {}
+    try:
+        for _, entry in sorted(described.items(), key=lambda item: int(item[0])):
+            if entry["content"] not in known:
+                token = AddedToken(**{key: value for key, value in entry.items() if key != "special"})
+                (tokenizer.add_special_tokens if entry.get("special") else tokenizer.add_tokens)([token])
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError((f"tokenizer_config.json: added_tokens_decoder: cannot be understood: {error}",)) from error
+    more = [token for token in (*special.values(), *_more(config)) if token not in known]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in more])
+
+
+def _more(config: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = config.get(name) or ()
+        for token in tokens.values() if isinstance(tokens, dict) else tokens:
+            content = _content(token)
+            if content is not None:
+                yield content
+
+
+def _set_normalizer(tokenizer: Tokenizer, config: Mapping[str, Any], kind: str) -> None:
+    named = config.get("do_lower_case")
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
+        state = json.loads(tokenizer.normalizer.__getstate__())
+        defaults = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+        # The class's defaults count too, and win over tokenizer.json; of other classes only keys that are there.
+        given = {key: config.get(key, default) for key, default in defaults.items() if kind in _BERT or key in config}
+        if kind not in _BERT and kind:
+            return
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            clean_text=state["clean_text"],
+            handle_chinese_chars=bool(given.get("tokenize_chinese_chars", state["handle_chinese_chars"])),
+            strip_accents=given.get("strip_accents", state["strip_accents"]),
+            lowercase=bool(given.get("do_lower_case", state["lowercase"])),
+        )
+    elif isinstance(named, bool) and kind and named != has_lowercase(tokenizer.normalizer):
+        does = "makes letters small" if not named else "does not make letters small"
+        fault = f"tokenizer_config.json: do_lower_case: {named}, but tokenizer.json {does}"
+        raise ConfigError((f"{fault}; save the tokenizer again, or list do_lower_case in processor.ignore_keys",))
+
+
+def _set_prefix(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+    wanted, before = config.get("add_prefix_space"), tokenizer.pre_tokenizer
+    if isinstance(wanted, bool) and isinstance(before, pre_tokenizers.ByteLevel):
+        before.add_prefix_space = wanted
+        tokenizer.pre_tokenizer = before
+
+
+def _set_ends(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Put the tokens for a text's beginning and end around it, where keys say so.
+
+    A template with other tokens, as BERT's or RoBERTa's, stays: their classes do not look at these keys.
+    """
+    if not {"add_bos_token", "add_eos_token"} & config.keys():
+        return
+    own = {special[name] for name in ("bos_token", "eos_token") if name in special}
+    ends = [tokenizer.id_to_token(token) for token in tokenizer.encode("").ids]
+    if set(ends) - own:
+        return
+    first, last = (
+        special.get(f"{end}_token") if config.get(f"add_{end}_token") else None for end in ("bos", "eos")
+    )  # fmt: skip
+    for key, token in (("add_bos_token", first), ("add_eos_token", last)):
+        if config.get(key) and token is None:
+            raise ConfigError((f"tokenizer_config.json: {key}: true, but no {key[4:]} is named",))
+    before, after = (f"{first}:0 " if first else ""), (f" {last}:0" if last else "")
+    used = [token for token in (first, last) if token]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{before}$A:0{after}",
+        pair=f"{before}$A:0{after}{f' {first}:1' if first else ''} $B:1{f' {last}:1' if last else ''}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in used],
+    )
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token, which files write as text or as an object."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
