@@ -278,7 +278,19 @@ def payload_bytes(payload: Payload) -> int:
     """Bytes that a payload holds."""
     if isinstance(payload, dict):
         return nbytes_of(payload)
-    return len(payload.content) if isinstance(payload, Media) else sum(map(len, payload.texts))
+    return len(payload.content) if isinstance(payload, Media) else text_length(payload)
+
+
+def text_length(payload: Texts) -> int:
+    """Characters of all its texts, and token ids."""
+    return sum(map(_text_length, payload.texts))
+
+
+def _text_length(text: object) -> int:
+    if isinstance(text, str):
+        return len(text)
+    # Two texts, or token ids
+    return sum(len(part) if isinstance(part, str) else 1 for part in text) if isinstance(text, list) else 1
 
 
 class Origin(Struct, frozen=True):

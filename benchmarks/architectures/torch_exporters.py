@@ -63,6 +63,7 @@ def export(
     """
     names = {"input_names": list(inputs), "output_names": list(outputs)}
     file, examples = str(folder / "model.onnx"), tuple(inputs.values())
+    model.eval()  # exporters leave a model in the mode that it had
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if exporter == "torchscript":

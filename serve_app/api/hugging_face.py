@@ -124,7 +124,7 @@ def _wanted(asked: Asked) -> tuple[Kind | None, str | None]:
         case Document(inputs, parameters):
             first = bytes(memoryview(inputs)[:1])
             if first == b"{":
-                return "text", SIMILARITY
+                return "text", SIMILARITY if b'"source_sentence"' in bytes(inputs) else CLASSIFICATION
             kind = _kind_of_string(text_of(inputs)) if first == b'"' else "text"
             return kind, _task(parameters.task) if kind == "text" else None
     raise AssertionError(f"no body: {asked!r}")

@@ -7,7 +7,8 @@ model takes.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -34,6 +35,18 @@ class _SentenceSimilarity(msgspec.Struct, forbid_unknown_fields=True):
     sentences: list[str]
 
 
+class _TextPair(msgspec.Struct, forbid_unknown_fields=True):
+    """Two texts that a classifier compares, as transformers' pipeline takes them."""
+
+    text: str
+    text_pair: str | None = None
+
+    @property
+    def both(self) -> str | list[str]:
+        """The text, or the two."""
+        return self.text if self.text_pair is None else [self.text, self.text_pair]
+
+
 class _Document(msgspec.Struct):
     inputs: msgspec.Raw
 
@@ -44,7 +57,10 @@ _OBJECT_OR_NULL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 _PARAMETER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_Scalar | list[_Scalar])
 _TEXT: Final = msgspec.json.Decoder(str)
 _TEXTS: Final = msgspec.json.Decoder(list[str])
-_PAIR: Final = msgspec.json.Decoder(_SentenceSimilarity)
+_SIMILARITY: Final = msgspec.json.Decoder(_SentenceSimilarity)
+_PAIR: Final = msgspec.json.Decoder(_TextPair)
+_MIXED: Final = msgspec.json.Decoder(list[str | list[str] | _TextPair])
+_NESTED: Final = msgspec.json.Decoder(list[list[list[str]]])
 
 
 class PredictRequest(NamedTuple):
@@ -215,22 +231,43 @@ def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: Parameters) -
         if first == b'"':
             return PredictRequest(Texts([_TEXT.decode(inputs)], task), variant, fallback, lone_text=True)
         if first == b"{":
-            pair = _PAIR.decode(inputs)
-            # A parameter for the model's processor, which answers with one similarity per sentence.
-            task = {**task, "source_sentence": pair.source_sentence}
-            return PredictRequest(_texts(info, pair.sentences, task), variant, fallback)
-        texts = _TEXTS.decode(inputs)
+            return _from_object(info, inputs, parameters)
+        texts = _listed(inputs)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(error, "inputs") from None
     return PredictRequest(_texts(info, texts, task), variant, fallback)
 
 
-def _texts(info: ModelInfo, texts: list[str], parameters: dict[str, Any]) -> Texts:
+def _from_object(info: ModelInfo, inputs: msgspec.Raw, parameters: Parameters) -> PredictRequest:
+    task, variant, fallback = parameters
+    if "text" in _OBJECT.decode(inputs):
+        return PredictRequest(_texts(info, [_PAIR.decode(inputs).both], task), variant, fallback, lone_text=True)
+    asked = _SIMILARITY.decode(inputs)
+    # A parameter for the model's processor, which answers with one similarity per sentence.
+    task = {**task, "source_sentence": asked.source_sentence}
+    return PredictRequest(_texts(info, asked.sentences, task), variant, fallback)
+
+
+def _listed(inputs: msgspec.Raw) -> Sequence[str | list[str]]:
+    """Texts, or pairs of them in any form that pipelines and other servers take."""
+    try:
+        return _TEXTS.decode(inputs)
+    except msgspec.ValidationError as error:
+        try:
+            mixed = _MIXED.decode(inputs)
+        except msgspec.ValidationError:
+            with suppress(msgspec.ValidationError):
+                return [pair for pairs in _NESTED.decode(inputs) for pair in pairs]
+            raise error from None
+    return [each.both if isinstance(each, _TextPair) else each for each in mixed]
+
+
+def _texts(info: ModelInfo, texts: Sequence[str | list[str]], parameters: dict[str, Any]) -> Texts:
     if not texts:
         raise InvalidRequest("inputs: expected at least one text")
     if len(texts) > info.max_request_rows:
         raise InvalidRequest(f"inputs: {len(texts)} texts; the most in one request is {info.max_request_rows}")
-    return Texts(texts, parameters)
+    return Texts([text[0] if isinstance(text, list) and len(text) == 1 else text for text in texts], parameters)
 
 
 def _parameter_object(raw: msgspec.Raw | bytes) -> dict[str, msgspec.Raw]:

@@ -108,10 +108,14 @@ def validate(
     models: Annotated[
         bool, typer.Option(help="Also look for the models, certificates and API keys that should be on this machine.")
     ] = True,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Also print what was understood of each model's folder, and of which file."),
+    ] = False,
 ) -> None:
     """Check CONFIG without starting anything: one line per fault, exit code 2 if there is any."""
     from serve_app.cli.check import check_file  # noqa: PLC0415 - brings Ray, which takes a second to import
-    from serve_app.cli.joinable import described_lines  # noqa: PLC0415
+    from serve_app.cli.joinable import described_lines, explained_lines, noted_lines  # noqa: PLC0415
     from serve_app.cli.limits import cluster_notes, gpu_problem, has_gpu  # noqa: PLC0415
 
     infos: dict[str, ModelInfo] = {}
@@ -126,9 +130,12 @@ def validate(
     for line in warnings:
         _err.print("[yellow]warning:[/] ", end="")
         _err.print(line, highlight=False, markup=False, soft_wrap=True)
-    for line in (*described_lines(infos), *cluster_notes(file, len(os.sched_getaffinity(0)))):
+    notes = (*noted_lines(infos), *described_lines(infos))
+    for line in (*notes, *cluster_notes(file, len(os.sched_getaffinity(0)))):
         _err.print("note: ", end="")
         _err.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in explained_lines(infos) if explain else ():
+        typer.echo(line)
     found = [_named(model) for model in file.args.models if model.pool is None]
     found += [_counted(pool.name, len(members)) for pool, members in file.args.pools_with_members()]
     pipelines = ", ".join(pipeline.name for pipeline in file.args.pipelines)

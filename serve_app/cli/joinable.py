@@ -9,11 +9,13 @@ from typing import Any
 
 from rich.markup import escape
 
+from serve_app.domain.facts import ASSUMED, WARNING
 from serve_app.domain.service import ModelInfo
 from serve_app.payloads import PADDING, PROVEN, UNVERIFIED, Compute
 
 _MOST_BYTES = 16 * 2**20
 _LISTED = 10
+_WORTH_SAYING = frozenset({"max length", "pooling"})
 
 
 def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
@@ -79,6 +81,24 @@ def described_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
     yield from apart[:_LISTED]
     if len(apart) > _LISTED:
         yield f"and {len(apart) - _LISTED} more that are not batched"
+
+
+def noted_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
+    """Lines of what an operator should know of models' folders: files that disagree, what was assumed; no markup."""
+    for name, info in infos.items():
+        for fact in info.facts:
+            if fact.name == WARNING:
+                yield f"{name}: {fact.source}: {fact.value}"
+            elif fact.source == ASSUMED and fact.name in _WORTH_SAYING:
+                yield f"{name}: {fact.name}: assumed {fact.value}, since no file says"
+
+
+def explained_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
+    """Lines of all that was understood of models' folders and options; no markup."""
+    for name, info in infos.items():
+        yield f"{name}: {info.task}"
+        for fact in info.facts:
+            yield f"  {fact.name}: {fact.value} ({fact.source})"
 
 
 def _listed(builds: Sequence[str]) -> str:

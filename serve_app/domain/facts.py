@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+WARNING: Final = "warning"
+"""Name of a fact that is no setting: files that disagree, or what somebody should know."""
+ASSUMED: Final = "default"
+"""Source of what nothing says."""
 
 
 class Fact(NamedTuple):

@@ -174,7 +174,7 @@ class EmbeddingProcessor(TextRows):
         """What is to be embedded, in the order of the rows: texts, then labels in their template or the source."""
         payload = expect_texts(payload)
         parameters = parse_parameters(payload.parameters, EmbeddingParameters)
-        labels = self._candidate_labels(parameters)
+        labels = candidate_labels(parameters, required=self.task == "zero-shot-classification")
         self._check(parameters, labels)
         texts: list[Any] = list(payload.texts)
         if not texts:
@@ -201,7 +201,7 @@ class EmbeddingProcessor(TextRows):
                 raise InvalidRequest(f"parameters.prompt_name: unknown {prompt[:60]!r}; known here: {known}")
             texts = [before + text for text in texts]
         if labels:
-            template = self._template(parameters)
+            template = template_of(parameters, self.settings.hypothesis_template)
             texts.extend(template.replace("{}", label) for label in labels)
         return _Request(texts, labels, parameters, prompt)
 
@@ -216,33 +216,6 @@ class EmbeddingProcessor(TextRows):
             )
         if parameters.dimensions is not None and self.settings.dimensions > 0:
             _check_dimensions(parameters.dimensions, self.settings.dimensions)
-
-    def _candidate_labels(self, parameters: EmbeddingParameters) -> list[str]:
-        labels = parameters.candidate_labels
-        if labels is None:
-            if self.task == "zero-shot-classification":
-                raise InvalidRequest("parameters.candidate_labels: required, a list of labels")
-            return []
-        if isinstance(labels, str):
-            labels = labels.split(",")
-        labels = [label.strip() for label in labels]
-        if not labels or not all(labels):
-            raise InvalidRequest("parameters.candidate_labels: expected one or more labels, none of them empty")
-        if len(labels) > _MOST_LABELS:
-            raise InvalidRequest(f"parameters.candidate_labels: {len(labels)} labels, at most {_MOST_LABELS}")
-        return labels
-
-    def _template(self, parameters: EmbeddingParameters) -> str:
-        template = parameters.hypothesis_template
-        if template is None:
-            return self.settings.hypothesis_template
-        if "{}" not in template:
-            raise InvalidRequest("parameters.hypothesis_template: must say where the label goes, with {}")
-        if template.count("{}") > 1 or len(template) > _LONGEST_TEMPLATE:
-            raise InvalidRequest(
-                f"parameters.hypothesis_template: expected one {{}} and at most {_LONGEST_TEMPLATE} characters"
-            )
-        return template
 
     def _vectors(self, output: npt.NDArray[Any], mask: npt.NDArray[np.bool_], prompt: str) -> npt.NDArray[np.float32]:
         vectors = output.astype(np.float32, copy=False)
@@ -269,6 +242,37 @@ class _Request:
     labels: list[str]
     parameters: EmbeddingParameters
     prompt: str
+
+
+def candidate_labels(parameters: EmbeddingParameters, *, required: bool) -> list[str]:
+    """The labels that a request asks about, none where it asks about none. Raises `InvalidRequest`."""
+    labels = parameters.candidate_labels
+    if labels is None:
+        if required:
+            raise InvalidRequest("parameters.candidate_labels: required, a list of labels")
+        return []
+    if isinstance(labels, str):
+        labels = labels.split(",")
+    labels = [label.strip() for label in labels]
+    if not labels or not all(labels):
+        raise InvalidRequest("parameters.candidate_labels: expected one or more labels, none of them empty")
+    if len(labels) > _MOST_LABELS:
+        raise InvalidRequest(f"parameters.candidate_labels: {len(labels)} labels, at most {_MOST_LABELS}")
+    return labels
+
+
+def template_of(parameters: EmbeddingParameters, default: str) -> str:
+    """The sentence that labels are put into. Raises `InvalidRequest`."""
+    template = parameters.hypothesis_template
+    if template is None:
+        return default
+    if "{}" not in template:
+        raise InvalidRequest("parameters.hypothesis_template: must say where the label goes, with {}")
+    if template.count("{}") > 1 or len(template) > _LONGEST_TEMPLATE:
+        raise InvalidRequest(
+            f"parameters.hypothesis_template: expected one {{}} and at most {_LONGEST_TEMPLATE} characters"
+        )
+    return template
 
 
 def _check_dimensions(wanted: int, width: int) -> None:
@@ -362,6 +366,9 @@ def _vectors_of(signature: ModelSignature, name: str | None) -> TensorSpec:
     named = find_output(signature, name)
     if named is not None and named in usable:
         return named
+    if named is None and len(usable) == 1 and usable[0].name == "logits":
+        fault = "the model's only output is logits, which are scores and no vectors; name it if they are"
+        raise ConfigError((f"processor.output: {fault}",))
     if named is not None or not usable:
         known = ", ".join(f"{spec.name} {describe(spec)}" for spec in signature.outputs)
         expected = "a float output (rows, dimensions) or (rows, tokens, dimensions)"

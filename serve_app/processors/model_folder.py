@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from serve_app.domain.facts import Fact
+from serve_app.domain.facts import WARNING, Fact
 from serve_app.errors import ConfigError
 
 SIDECARS: Final = (
@@ -42,6 +42,10 @@ class ModelFolder:
     def note(self, name: str, value: object, source: str) -> None:
         """Remember what was understood, for ``serve-app validate --explain``."""
         self.facts.append(Fact(name, str(value), source))
+
+    def warn(self, source: str, text: str) -> None:
+        """Remember what an operator should know, for ``serve-app validate``."""
+        self.facts.append(Fact(WARNING, text, source))
 
     def find(self, name: str) -> Path | None:
         """Where the file is, or ``None``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from serve_app.payloads import Media, Texts
+from serve_app.payloads import Media, Texts, text_length
 from serve_app.processors.audio import AudioProcessor
 from serve_app.processors.audio_decoder import most_samples
 from serve_app.processors.embedding import EmbeddingProcessor
@@ -44,7 +44,8 @@ def _of_text(_: EmbeddingProcessor | TextClassificationProcessor) -> IsQuick:
     return lambda payload: (
         isinstance(payload, Texts)
         and all(isinstance(text, str | list) for text in payload.texts)
-        and sum(map(len, payload.texts)) <= _CHARACTERS
+        and all(isinstance(text, str | list) for text in payload.texts)
+        and text_length(payload) <= _CHARACTERS
         and not any(isinstance(value, str | list) for value in payload.parameters.values())
     )
 

@@ -73,9 +73,10 @@ class Ranking:
         folder.note("labels", _listed(labels) if labels else "LABEL_0, LABEL_1...", source if labels else "default")
         if not labels and classes > 0:
             labels = tuple(f"LABEL_{index}" for index in range(classes))
-        activation, origin = _activation(model, options, signature.ends.applied.get(spec.name, ""), one_label)
-        if activation is None and (classes if classes > 0 else len(labels)):
-            activation = one_label if (classes if classes > 0 else len(labels)) == 1 else "softmax"
+        activation, origin = _activation(model, options, signature.ends.applied.get(spec.name, ""))
+        count = classes if classes > 0 else len(labels)
+        if activation is None and count:
+            activation = one_label if count == 1 else "softmax"
         folder.note("scores", _SCORES[activation], origin)
         return cls(spec.name, labels, options.top_k or 5, activation)
 
@@ -174,9 +175,7 @@ _MODULES: Final[Mapping[str, Activation]] = {
 """What sentence-transformers' cross-encoders name as their last function."""
 
 
-def _activation(
-    model: dict[str, Any], options: ClassificationOptions, applied: str, one_label: Activation
-) -> tuple[Activation | None, str]:
+def _activation(model: dict[str, Any], options: ClassificationOptions, applied: str) -> tuple[Activation | None, str]:
     """The function that makes scores, and its source; ``None``: the number of labels decides."""
     if options.activation is not None:
         return options.activation, "processor.activation"
@@ -196,7 +195,7 @@ def _activation(
         raise ConfigError(problems)
     found = _PROBLEMS[problem]
     source = "default" if problem is None else f"config.json: problem_type {problem}"
-    return found, source if found is not None else f"number of labels ({one_label} of one)"
+    return found, source if found is not None else "number of labels"
 
 
 def _listed(labels: tuple[str, ...]) -> str:

@@ -21,13 +21,14 @@ from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.processor import Processor
 from serve_app.processors.ranking import RankingParameters
 from serve_app.processors.text_classification import TextClassificationProcessor
+from serve_app.processors.zero_shot import create_zero_shot
 
 PROCESSORS: dict[str, Callable[[ModelSignature, ModelFolder, Any], Processor]] = {
     "image-classification": ImageProcessor.create,
     "audio-classification": AudioProcessor.create,
     "feature-extraction": partial(EmbeddingProcessor.create, "feature-extraction"),
     "text-classification": TextClassificationProcessor.create,
-    "zero-shot-classification": partial(EmbeddingProcessor.create, "zero-shot-classification"),
+    "zero-shot-classification": create_zero_shot,
 }
 """What makes the processor of a task, of the model's tensors, the files beside it and the options of the task."""
 

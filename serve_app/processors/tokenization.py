@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from serve_app.config.processor import TextOptions
+from serve_app.domain.facts import ASSUMED
 from serve_app.errors import ConfigError, InvalidRequest, UnsupportedMedia
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, Texts
 from serve_app.processors.buckets import bucket_for, bucket_of, size_classes, widen
@@ -84,12 +85,28 @@ class TextTokenizer:
         self._before, self._after = _special_tokens(tokenizer)
 
     @classmethod
-    def create(cls, signature: ModelSignature, folder: ModelFolder, options: TextOptions) -> TextTokenizer:
-        """Load the folder's tokenizer and fit it to the model. Raises `ConfigError`."""
+    def create(
+        cls,
+        signature: ModelSignature,
+        folder: ModelFolder,
+        options: TextOptions,
+        strategy: Literal["longest_first", "only_first"] = "longest_first",
+    ) -> TextTokenizer:
+        """Load the folder's tokenizer and fit it to the model.
+
+        Args:
+            signature: The model's tensors.
+            folder: Reads the files beside the model.
+            options: Of the configuration.
+            strategy: Which text of a pair that is too long is cut.
+
+        Raises:
+            ConfigError: They do not fit together, or a file is missing or not understood.
+        """
         tokenizer = load_tokenizer(folder, options.ignore_keys)
         settings = _text_settings(signature, folder, options, tokenizer)
         tokenizer.no_padding()
-        tokenizer.enable_truncation(settings.max_length, direction=settings.side)
+        tokenizer.enable_truncation(settings.max_length, strategy=strategy, direction=settings.side)
         return cls(tokenizer, settings)
 
     def prompt_length(self, prompt: str) -> int:
@@ -383,6 +400,12 @@ def _text_settings(
         raise ConfigError((f"processor.max_length: {max_length} leaves no room between the special tokens",))
     if fixed > 0 and options.buckets is not None:
         raise ConfigError((f"processor.buckets: the model takes one length only, {fixed} tokens",))
+    if _MASK in signature.ends.unused:
+        folder.warn("the model's file", "takes attention_mask and does not read it: padding would be text to it")
+    vocabulary = folder.json("config.json").get("vocab_size")
+    if isinstance(vocabulary, int) and tokenizer.get_vocab_size() > vocabulary:
+        found = f"{tokenizer.get_vocab_size()} tokens, but config.json: vocab_size is {vocabulary}"
+        folder.warn("tokenizer.json", f"{found}: texts that need the others fail")
     return TextSettings(
         inputs={spec.name: DTYPES[spec.datatype] for spec in signature.inputs},
         max_length=max_length,
@@ -407,7 +430,11 @@ def _max_length(folder: ModelFolder, options: TextOptions, tokenizer: Tokenizer,
         said = [(options.max_length, "processor.max_length")]
     elif fixed > 0:
         said.append((fixed, "the model's file"))
-    length, source = min(said, default=(_DEFAULT_MAX_LENGTH, "default"))
+    length, source = min(said, default=(_DEFAULT_MAX_LENGTH, ASSUMED))
+    limit = positions(folder)
+    for other, file in said:
+        if limit == (length, source) and other > length:
+            folder.warn(file, f"{other} tokens, but {source} leaves room for {length}: longer texts are cut there")
     folder.note("max length", f"{length} tokens, longer texts are cut", source)
     return length
 

@@ -722,6 +722,7 @@ class Service:
             its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed,
             or why it cannot be served.
             Where there are pools, ``pools`` has what `Scheduler.pools` tells.
+            ``understood`` is what was read from a model's folder, and where: `serve_app.domain.facts.Fact`.
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``; ``compute``
             what one of them computes with: ``threads``, ``instances`` and the ``reason``. ``cache``
             of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
@@ -745,6 +746,7 @@ class Service:
                     **({"revision": served.info.revision} if served.info.revision else {}),
                     "ready": self.model_ready(name),
                     **served.scheduling,
+                    **({"understood": [fact._asdict() for fact in served.info.facts]} if served.info.facts else {}),
                     "joinable": {variant: verdict._asdict() for variant, verdict in served.info.joinable.items()},
                     **snapshot[name],
                     **served.warm_up,

@@ -227,7 +227,7 @@ def test_the_padding_token_comes_from_the_files(text_folder: Path) -> None:
             {},
             (
                 "processor: a text model takes integers (rows, tokens) named input_ids, and may take"
-                " attention_mask and token_type_ids; this one takes ids INT64 (?, ?)"
+                " attention_mask, token_type_ids and position_ids; this one takes ids INT64 (?, ?)"
             ),
         ),
         (
