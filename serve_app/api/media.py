@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 from starlette.datastructures import UploadFile
@@ -59,8 +59,10 @@ _TEXT: Final = msgspec.json.Decoder(str)
 _TEXTS: Final = msgspec.json.Decoder(list[str])
 _SIMILARITY: Final = msgspec.json.Decoder(_SentenceSimilarity)
 _PAIR: Final = msgspec.json.Decoder(_TextPair)
-_MIXED: Final = msgspec.json.Decoder(list[str | list[str] | _TextPair])
-_NESTED: Final = msgspec.json.Decoder(list[list[list[str]]])
+_OneOrTwo: TypeAlias = Annotated[list[str], msgspec.Meta(min_length=1, max_length=2)]
+_MIXED: Final = msgspec.json.Decoder(list[str | _OneOrTwo | _TextPair])
+_NESTED: Final = msgspec.json.Decoder(list[list[_OneOrTwo]])
+_MOST_BRACKETS: Final = 100_000
 
 
 class PredictRequest(NamedTuple):
@@ -253,6 +255,8 @@ def _listed(inputs: msgspec.Raw) -> Sequence[str | list[str]]:
     try:
         return _TEXTS.decode(inputs)
     except msgspec.ValidationError as error:
+        if bytes(inputs).count(b"[") + bytes(inputs).count(b"{") > _MOST_BRACKETS:  # a list takes many times its bytes
+            raise
         try:
             mixed = _MIXED.decode(inputs)
         except msgspec.ValidationError:

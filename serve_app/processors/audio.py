@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from serve_app.config.processor import AudioOptions
 from serve_app.domain.facts import Fact
-from serve_app.errors import ConfigError
+from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, check_wav, decode_audio, guess_seconds
+from serve_app.processors.audio_folder import FILE, Spectrogram, read_audio_folder
 from serve_app.processors.buckets import bucket_for, bucket_of, size_classes, widen
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
@@ -41,6 +42,7 @@ class AudioSettings:
         max_seconds: Longer sounds are refused, or cut.
         truncate: Cut them.
         normalize: Bring every sound to mean 0 and variance 1.
+        spectrogram: What makes the model's input of a sound; ``None`` where it takes the sound itself.
     """
 
     waveform: str
@@ -53,10 +55,11 @@ class AudioSettings:
     max_seconds: float
     truncate: bool
     normalize: bool
+    spectrogram: Spectrogram | None = None
 
 
 class AudioProcessor(Processor):
-    """Processor of ``audio-classification``. The cost bucket is the padded length in samples.
+    """Processor of ``audio-classification``. The cost bucket is the padded length in samples; spectrograms have one.
 
     Args:
         settings: How a sound becomes tensors.
@@ -95,6 +98,8 @@ class AudioProcessor(Processor):
         media = self._expect(payload)
         self.ranking.parameters(media.parameters)
         check_wav(media.content, self.settings.max_seconds, self.settings.truncate)
+        if self.settings.spectrogram is not None:
+            return Cost(1, 0)
         samples = math.ceil(guess_seconds(media.content) * self.settings.sampling_rate)
         return Cost(1, bucket_for(samples, self.settings.buckets))
 
@@ -104,6 +109,8 @@ class AudioProcessor(Processor):
         self.ranking.parameters(media.parameters)
         settings = self.settings
         samples = decode_audio(media, settings.sampling_rate, settings.max_seconds, settings.truncate)
+        if settings.spectrogram is not None:
+            return {settings.waveform: settings.spectrogram(samples)[None].astype(settings.dtype, copy=False)}
         samples = samples[: settings.buckets[-1]]  # resampling may round the longest sound up by a sample
         if settings.normalize:
             # As Hugging Face's Wav2Vec2FeatureExtractor does, its epsilon included.
@@ -112,11 +119,20 @@ class AudioProcessor(Processor):
 
     def bucket(self, tensors: Tensors) -> int:
         """The padded length, samples. Raises `InvalidRequest` for tensors of more samples than the longest sound."""
+        if (spectrogram := self.settings.spectrogram) is not None:
+            tensor = tensors.get(self.settings.waveform)
+            if tensor is None or tensor.shape[1:] != spectrogram.shape:
+                found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
+                wanted = ", ".join(map(str, spectrogram.shape))
+                raise InvalidRequest(f"input {self.settings.waveform!r} {found}; expected [rows, {wanted}]")
+            return 0
         names = filter(None, (self.settings.waveform, self.settings.mask))
         return bucket_of(tensors, names, self.settings.buckets, "samples")
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Add silence at the end, up to ``bucket`` samples."""
+        if self.settings.spectrogram is not None:
+            return tensors
         return {
             name: tensor if name == self.settings.length else widen(tensor, bucket, 0)
             for name, tensor in tensors.items()
@@ -124,6 +140,9 @@ class AudioProcessor(Processor):
 
     def example(self, rows: int, bucket: int) -> Tensors:
         """Silence, for warming up."""
+        if (spectrogram := self.settings.spectrogram) is not None:
+            row = spectrogram(np.zeros(self.settings.sampling_rate, np.float32))
+            return {self.settings.waveform: np.repeat(row[None].astype(self.settings.dtype), rows, axis=0)}
         return self._tensors(np.zeros((rows, bucket), np.float32))
 
     def postprocess(
@@ -151,14 +170,16 @@ class AudioProcessor(Processor):
 
 
 def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: AudioOptions) -> AudioSettings:
-    waveform, length, mask = _inputs_of(signature)
-    config = folder.json("preprocessor_config.json")
-    rate = options.sampling_rate or config.get("sampling_rate")
+    found = read_audio_folder(folder, options.ignore_keys)
+    spectrogram = found.spectrogram
+    waveform, length, mask = _inputs_of(signature, spectrogram)
+    rate = options.sampling_rate or found.rate
     if rate is None:
         raise ConfigError(("processor.sampling_rate: say how many samples per second the model takes",))
-    if not isinstance(rate, int) or not 1_000 <= rate <= 384_000:
-        raise ConfigError((f"preprocessor_config.json: sampling_rate {rate!r} is not between 1000 and 384000",))
-    fixed = waveform.shape[1]
+    if spectrogram is not None and rate != spectrogram.rate:
+        raise ConfigError((f"processor.sampling_rate: {rate}, but {FILE} makes spectrograms of {spectrogram.rate}",))
+    folder.note("sampling rate", rate, "processor.sampling_rate" if options.sampling_rate else FILE)
+    fixed = waveform.shape[1] if spectrogram is None else 0
     max_seconds = options.max_seconds or (fixed / rate if fixed > 0 else _DEFAULT_MAX_SECONDS)
     if fixed > 0 and round(max_seconds * rate) > fixed:
         raise ConfigError(
@@ -166,7 +187,21 @@ def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: Aud
         )
     if fixed > 0 and options.buckets is not None:
         raise ConfigError((f"processor.buckets: the model takes one length only, {fixed / rate:g} s",))
+    if spectrogram is not None and (options.buckets is not None or options.normalize is not None):
+        raise ConfigError(("processor: buckets and normalize have no effect on spectrograms",))
     integer = next((spec.datatype for spec in (length, mask) if spec is not None), "INT64")
+    normalize = found.normalize if options.normalize is None else options.normalize
+    if spectrogram is not None:
+        folder.note("spectrogram", f"{type(spectrogram).__name__} of {spectrogram.shape}", FILE)
+        buckets: tuple[int, ...] = (0,)
+    else:
+        source = FILE if options.normalize is None else "processor.normalize"
+        folder.note("normalization", "mean 0, variance 1" if normalize else "none", source)
+        buckets = (fixed,) if fixed > 0 else _grid(rate, max_seconds, options.buckets)
+    cut = "cut" if options.truncate else "refused"
+    folder.note(
+        "longest sound", f"{max_seconds:g} s, longer ones are {cut}", "processor" if options.max_seconds else "default"
+    )
     return AudioSettings(
         waveform=waveform.name,
         dtype=DTYPES[waveform.datatype],
@@ -174,10 +209,11 @@ def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: Aud
         mask=mask.name if mask else None,
         integer=DTYPES[integer],
         sampling_rate=rate,
-        buckets=(fixed,) if fixed > 0 else _grid(rate, max_seconds, options.buckets),
+        buckets=buckets,
         max_seconds=max_seconds,
         truncate=options.truncate,
-        normalize=bool(config.get("do_normalize", False)) if options.normalize is None else options.normalize,
+        normalize=normalize,
+        spectrogram=spectrogram,
     )
 
 
@@ -189,7 +225,17 @@ def _grid(rate: int, max_seconds: float, chosen: list[float] | None) -> tuple[in
     return (*sorted({round(length * rate) for length in chosen if round(length * rate) < most}), most)
 
 
-def _inputs_of(signature: ModelSignature) -> tuple[TensorSpec, TensorSpec | None, TensorSpec | None]:
+def _inputs_of(
+    signature: ModelSignature, spectrogram: Spectrogram | None
+) -> tuple[TensorSpec, TensorSpec | None, TensorSpec | None]:
+    known = ", ".join(f"{spec.name} {describe(spec)}" for spec in signature.inputs)
+    if spectrogram is not None:
+        first, *others = signature.inputs
+        sizes = zip(first.shape[1:], spectrogram.shape, strict=False)
+        if others or len(first.shape) != 3 or any(size not in {-1, wanted} for size, wanted in sizes):
+            fault = f"{FILE}: makes a spectrogram of (rows, {', '.join(map(str, spectrogram.shape))})"
+            raise ConfigError((f"{fault}, and the model takes {known}",))
+        return first, None, None
     waveform = length = mask = None
     for spec in signature.inputs:
         rank = len(spec.shape)
@@ -203,10 +249,10 @@ def _inputs_of(signature: ModelSignature) -> tuple[TensorSpec, TensorSpec | None
             waveform = None
             break
     if waveform is None or (length and mask and length.datatype != mask.datatype):
-        known = ", ".join(f"{spec.name} {describe(spec)}" for spec in signature.inputs)
         fault = (
             "processor: an audio model takes one float tensor (rows, samples), and may take integers (rows,) for"
-            f" lengths and (rows, samples) for a mask; this one takes {known}. Spectrograms belong inside the model"
+            f" lengths and (rows, samples) for a mask; this one takes {known}. Spectrograms are made where"
+            f" {FILE} names ASTFeatureExtractor or WhisperFeatureExtractor"
         )
         raise ConfigError((fault,))
     return waveform, length, mask

@@ -35,7 +35,9 @@ def _of_image(processor: ImageProcessor) -> IsQuick | None:
     return lambda payload: isinstance(payload, Media) and png_pixels(payload.content) <= _PIXELS
 
 
-def _of_audio(processor: AudioProcessor) -> IsQuick:
+def _of_audio(processor: AudioProcessor) -> IsQuick | None:
+    if processor.settings.spectrogram is not None:
+        return None
     rate = processor.settings.sampling_rate
     return lambda payload: isinstance(payload, Media) and most_samples(payload.content, rate) <= _SAMPLES
 

@@ -73,7 +73,7 @@ class Ranking:
         folder.note("labels", _listed(labels) if labels else "LABEL_0, LABEL_1...", source if labels else "default")
         if not labels and classes > 0:
             labels = tuple(f"LABEL_{index}" for index in range(classes))
-        activation, origin = _activation(model, options, signature.ends.applied.get(spec.name, ""))
+        activation, origin = _activation(model, folder, options, signature.ends.applied.get(spec.name, ""))
         count = classes if classes > 0 else len(labels)
         if activation is None and count:
             activation = one_label if count == 1 else "softmax"
@@ -175,19 +175,19 @@ _MODULES: Final[Mapping[str, Activation]] = {
 """What sentence-transformers' cross-encoders name as their last function."""
 
 
-def _activation(model: dict[str, Any], options: ClassificationOptions, applied: str) -> tuple[Activation | None, str]:
+def _activation(
+    model: dict[str, Any], folder: ModelFolder, options: ClassificationOptions, applied: str
+) -> tuple[Activation | None, str]:
     """The function that makes scores, and its source; ``None``: the number of labels decides."""
     if options.activation is not None:
         return options.activation, "processor.activation"
     if applied:
         return "none", f"the model's file applies {applied} last"
-    own = model.get("sentence_transformers")
-    named = own.get("activation_fn") if isinstance(own, dict) else model.get("sbert_ce_default_activation_function")
+    named, source = _last_module(model, folder)
     if named is not None:
-        key = "sentence_transformers.activation_fn" if isinstance(own, dict) else "sbert_ce_default_activation_function"
         if named not in _MODULES:
-            raise ConfigError((f"config.json: {key}: {str(named)[:60]!r} is not supported; say processor.activation",))
-        return _MODULES[named], f"config.json: {key}"
+            raise ConfigError((f"{source}: {str(named)[:60]!r} is not supported; say processor.activation",))
+        return _MODULES[named], source
     problem = model.get("problem_type")
     if problem not in _PROBLEMS:
         known = ", ".join(filter(None, _PROBLEMS))
@@ -196,6 +196,19 @@ def _activation(model: dict[str, Any], options: ClassificationOptions, applied: 
     found = _PROBLEMS[problem]
     source = "default" if problem is None else f"config.json: problem_type {problem}"
     return found, source if found is not None else "number of labels"
+
+
+def _last_module(model: dict[str, Any], folder: ModelFolder) -> tuple[Any, str]:
+    """What a cross-encoder of sentence-transformers says comes last, and where; ``None``: the folder is none."""
+    file = "config_sentence_transformers.json"
+    own = folder.json(file)
+    if own.get("model_type") == "CrossEncoder" and own.get("activation_fn") is not None:
+        return own["activation_fn"], f"{file}: activation_fn"
+    inner = model.get("sentence_transformers")
+    if isinstance(inner, dict) and inner.get("activation_fn") is not None:
+        return inner["activation_fn"], "config.json: sentence_transformers.activation_fn"
+    key = "sbert_ce_default_activation_function"
+    return model.get(key), f"config.json: {key}"
 
 
 def _listed(labels: tuple[str, ...]) -> str:

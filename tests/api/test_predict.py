@@ -212,7 +212,7 @@ def _raw(content: bytes, content_type: str) -> dict[str, Any]:
         (SENTENCES, _json({"inputs": ["a", 3]}), 400, "inputs[1]: expected string, got integer"),
         (SENTENCES, _json({"inputs": None}), 400, "inputs: expected array, got null"),
         (SENTENCES, _json({"inputs": {"source_sentence": "a"}}), 400, "inputs: object missing required field"),
-        (SENTENCES, _json({"inputs": {"text": "a"}}), 400, "inputs: "),
+        (SENTENCES, _json({"inputs": {"text": "a", "pair": "b"}}), 400, "inputs: "),
         (PICTURES, _raw(b"x", "multipart/form-data"), 400, "the multipart form cannot be read"),
         (PICTURES, _raw(TWO_TEXTS, "multipart/form-data; boundary=b; charset=undefined"), 415, "send UTF-8"),
         (PICTURES, _form(b"--b--\r\n"), 400, "file: expected a form field of this name"),

@@ -1,0 +1,141 @@
+"""What a folder says about sounds: preprocessor_config.json with the defaults of the class that it names.
+
+Facts of transformers 5.24: ``feature_extraction_wav2vec2.py``, ``feature_extraction_audio_spectrogram_transformer.py``,
+``feature_extraction_whisper.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from serve_app.errors import ConfigError
+from serve_app.processors.folder_keys import Key, check_keys, followed, irrelevant, keys, limited
+from serve_app.processors.model_folder import ModelFolder
+from serve_app.processors.spectrogram import KaldiFilterBank, WhisperSpectrogram
+
+FILE: Final = "preprocessor_config.json"
+_COMMON: Final[Mapping[str, Key]] = {
+    "feature_extractor_type": followed("the class, whose defaults hold"),
+    "sampling_rate": followed("samples per second"),
+    "do_normalize": followed("whether sounds are brought to mean 0 and variance 1"),
+    "auto_map": limited("an extractor that is code of the folder"),
+    **keys("padding_value padding_side", irrelevant("silence is added only where that changes no answer: it is tried")),
+    **keys("return_attention_mask model_input_names", irrelevant("the model's file names its inputs")),
+    **keys("processor_class image_processor_type tokenizer_class transformers_version", irrelevant("other parts")),
+}
+_WAVEFORM: Final = {**_COMMON, "feature_size": limited("values per sample", 1)}
+KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
+    "": _WAVEFORM,
+    "Wav2Vec2": _WAVEFORM,
+    "AST": {
+        **_COMMON,
+        "feature_size": irrelevant("not used"),
+        "num_mel_bins": followed("mel bins"),
+        "max_length": followed("frames: longer sounds are cut off"),
+        "mean": followed("subtracted from the spectrogram"),
+        "std": followed("divides it, twice"),
+    },
+    "Whisper": {
+        **_COMMON,
+        "feature_size": followed("mel bins"),
+        "hop_length": followed("samples from one frame to the next"),
+        "chunk_length": followed("seconds: longer sounds are cut off"),
+        "n_fft": followed("samples of a frame"),
+        "dither": limited("noise", 0.0, 0),
+        **keys("n_samples nb_max_frames mel_filters", irrelevant("follows from the other keys")),
+    },
+}
+"""Keys of preprocessor_config.json by class; the empty one is for files that name none."""
+
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "": {"do_normalize": False},
+    "Wav2Vec2": {"sampling_rate": 16_000, "do_normalize": True},
+    "AST": {
+        "sampling_rate": 16_000, "num_mel_bins": 128, "max_length": 1024, "do_normalize": True,
+        "mean": -4.2677393, "std": 4.5689974,
+    },
+    "Whisper": {
+        "sampling_rate": 16_000, "feature_size": 80, "hop_length": 160, "chunk_length": 30, "n_fft": 400,
+        "do_normalize": False,
+    },
+}  # fmt: skip
+_CLASS_OF_MODEL: Final = {
+    "wav2vec2": "Wav2Vec2", "wav2vec2-conformer": "Wav2Vec2", "hubert": "Wav2Vec2", "wavlm": "Wav2Vec2",
+    "unispeech": "Wav2Vec2", "unispeech-sat": "Wav2Vec2", "data2vec-audio": "Wav2Vec2", "sew": "Wav2Vec2",
+    "sew-d": "Wav2Vec2",
+    "audio-spectrogram-transformer": "AST",
+    "whisper": "Whisper",
+}  # fmt: skip
+"""The class of a model type, where the file names none."""
+
+Spectrogram = KaldiFilterBank | WhisperSpectrogram
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFolder:
+    """How a folder wants sounds.
+
+    Attributes:
+        rate: Samples per second; ``None`` where nothing says.
+        normalize: Bring a sound to mean 0 and variance 1; a spectrogram does it by itself.
+        spectrogram: What makes features of a sound; ``None`` where the model takes the sound itself.
+    """
+
+    rate: int | None
+    normalize: bool
+    spectrogram: Spectrogram | None = None
+
+
+def read_audio_folder(folder: ModelFolder, ignored: Collection[str]) -> AudioFolder:
+    """Read it. Raises `ConfigError` where a class, a key or a value is not understood."""
+    config = folder.json(FILE)
+    named = config.get("feature_extractor_type")
+    kind = folder.json("config.json").get("model_type")
+    name = named.removesuffix("FeatureExtractor") if isinstance(named, str) else _CLASS_OF_MODEL.get(str(kind), "")
+    if name not in KEYS:
+        known = ", ".join(f"{each}FeatureExtractor" for each in KEYS if each)
+        raise ConfigError((f"{FILE}: feature_extractor_type: {str(named)[:60]} is not supported, only {known}",))
+    check_keys(FILE, config, KEYS[name], ignored)
+    found = {**_DEFAULTS[name], **{key: value for key, value in config.items() if value is not None}}
+    source = f"{FILE}: feature_extractor_type" if named else f"config.json: model_type {kind}" if name else "default"
+    folder.note("feature extractor", name or "none", source)
+    rate, normalize = found.get("sampling_rate"), bool(found["do_normalize"])
+    if rate is not None and (not isinstance(rate, int) or not 1_000 <= rate <= 384_000):
+        raise ConfigError((f"{FILE}: sampling_rate {rate!r} is not between 1000 and 384000",))
+    try:
+        spectrogram = _MAKERS[name](found) if name in _MAKERS else None
+    except (TypeError, ValueError) as error:
+        raise ConfigError((f"{FILE}: cannot be understood: {error}",)) from error
+    return AudioFolder(rate, normalize and spectrogram is None, spectrogram)
+
+
+def _kaldi(found: Mapping[str, Any]) -> Spectrogram:
+    mean, std = (float(found["mean"]), float(found["std"])) if found["do_normalize"] else (0.0, 0.5)
+    if std <= 0:
+        raise ValueError(f"std {std} is not above 0")
+    return KaldiFilterBank(
+        found["sampling_rate"], _size(found, "num_mel_bins", 512), _size(found, "max_length", 100_000), mean, std
+    )
+
+
+def _whisper(found: Mapping[str, Any]) -> Spectrogram:
+    return WhisperSpectrogram(
+        rate=found["sampling_rate"],
+        bins=_size(found, "feature_size", 512),
+        seconds=_size(found, "chunk_length", 600),
+        window=_size(found, "n_fft", 16_384),
+        hop=_size(found, "hop_length", 16_384),
+        normalize=bool(found["do_normalize"]),
+    )
+
+
+def _size(found: Mapping[str, Any], key: str, most: int) -> int:
+    value = found[key]
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ValueError(f"{key} must be a whole number from 1 to {most}, not {value!r}")
+    return value
+
+
+_MAKERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Spectrogram]]] = {"AST": _kaldi, "Whisper": _whisper}
