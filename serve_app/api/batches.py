@@ -25,6 +25,7 @@ from serve_app.api.gateway import Gateway
 from serve_app.api.items import ItemRoutes
 from serve_app.api.job_body import check_metadata
 from serve_app.api.jobs import aside, idempotency_key, json_of, number, off, page
+from serve_app.api.left_out import BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.openai import render_error
 from serve_app.api.replies import dump_json, json_response
@@ -71,8 +72,8 @@ class _BatchRequest(msgspec.Struct):
 
 _TEXT: Final = re.compile(rb"\S[^\r\n]*")
 """A line that is not empty, from its first character."""
-_LINE: Final = msgspec.json.Decoder(_Line)
-_REQUEST: Final = msgspec.json.Decoder(_BatchRequest)
+_LINE: Final = BodyDecoder(_Line)
+_REQUEST: Final = BodyDecoder(_BatchRequest)
 
 
 def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route]:

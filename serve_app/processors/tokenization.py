@@ -29,6 +29,10 @@ _READ_CHARACTERS_PER_TOKEN = 128
 """A text is cut to this many characters per token of the maximum before it is tokenized: truncation would throw the
 rest away, after the work was done."""
 
+_OWN_IDS = (
+    "ids must come from this model's tokenizer; LangChain:"
+    " OpenAIEmbeddings(check_embedding_ctx_length=False) sends texts"
+)
 _MASK = "attention_mask"
 _TYPES = "token_type_ids"
 _IDS = "input_ids"
@@ -44,6 +48,7 @@ class TextSettings:
         buckets: Lengths that texts are padded to, tokens, ascending. The last is ``max_length``.
         vocabulary: Number of token ids.
         pad_id: Token id of padding.
+        takes_ids: Whether clients may send token ids.
     """
 
     inputs: dict[str, np.dtype[Any]]
@@ -51,6 +56,7 @@ class TextSettings:
     buckets: tuple[int, ...]
     vocabulary: int
     pad_id: int
+    takes_ids: bool = True
 
 
 class TextTokenizer:
@@ -189,13 +195,15 @@ class TextTokenizer:
     def _check_ids(self, number: int, ids: object) -> list[int]:
         if not isinstance(ids, list):
             raise InvalidRequest(f"inputs[{number}]: expected a list of token ids, as before it, got {_kind(ids)}")
+        if not self.settings.takes_ids:
+            raise InvalidRequest(f"inputs[{number}]: this model takes no token ids: send texts; {_OWN_IDS}")
         if not 1 <= len(ids) <= self.settings.max_length:
             raise InvalidRequest(f"inputs[{number}]: {len(ids)} token ids, expected 1 to {self.settings.max_length}")
         for token in ids:
             if type(token) is not int or not 0 <= token < self.settings.vocabulary:
                 raise InvalidRequest(
                     f"inputs[{number}]: {repr(token)[:40]} is no token id; expected a whole number from 0 to"
-                    f" {self.settings.vocabulary - 1}"
+                    f" {self.settings.vocabulary - 1}; {_OWN_IDS}"
                 )
         return ids
 
@@ -340,6 +348,7 @@ def _text_settings(
         buckets=(fixed,) if fixed > 0 else _grid(max_length, options.buckets),
         vocabulary=tokenizer.get_vocab_size(),
         pad_id=_pad_id(folder, tokenizer),
+        takes_ids=options.token_ids != "refuse",  # noqa: S105 - no such token
     )
 
 
