@@ -46,6 +46,15 @@ async def test_the_amount_of_logging_can_be_changed(
     assert reply.json() == (await client.get("/v2/logging")).json()
 
 
+async def test_verbose_messages_need_nothing_else(client: httpx.AsyncClient) -> None:
+    """Where informational ones were off, they are logged, too, and that is told."""
+    await client.post("/v2/logging", json={"log_info": False})
+    reply = await client.post("/v2/logging", json={"log_verbose_level": 1})
+
+    assert (reply.status_code, LOGGER.level) == (200, logging.DEBUG)
+    assert (reply.json()["log_info"], reply.json()["log_verbose_level"]) == (True, 1)
+
+
 @pytest.mark.parametrize(
     ("path", "content", "status", "message"),
     [

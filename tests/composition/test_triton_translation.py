@@ -462,7 +462,9 @@ def test_labels_of_another_number_are_those_of_their_values(
     folder = add_model(tmp_path, "m", kind="image_logits")
     (folder / "names.txt").write_text(names)
     (folder / "config.pbtxt").write_text(PICTURE.replace("INPUT", "").replace("OUTPUT", 'label_filename: "names.txt"'))
-    told = [each.rpartition("label_filename: ")[2] for each in notes(read_repository(str(tmp_path)).models[0], tmp_path)]
+    told = [
+        each.rpartition("label_filename: ")[2] for each in notes(read_repository(str(tmp_path)).models[0], tmp_path)
+    ]
 
     assert describe_models(read_args({"repository": str(tmp_path)}))["m"].labels_of("logits") == labels
     assert told == [note]

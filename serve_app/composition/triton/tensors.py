@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from serve_app.composition.triton.fields import Fields
 from serve_app.composition.tensors import NO_ORDER, read_labels, values_of_row
+from serve_app.composition.triton.fields import Fields
 from serve_app.config.problems import hint
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
