@@ -28,7 +28,7 @@ class BodyDecoder(Generic[_T]):
 
     def __init__(self, kind: type[_T]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
-        self._tolerant: msgspec.json.Decoder[_T] = msgspec.json.Decoder(_tolerant(kind))  # type: ignore[arg-type] # types are
+        self._tolerant: msgspec.json.Decoder[_T] = msgspec.json.Decoder(tolerant(kind))  # type: ignore[arg-type] # types are
 
     def decode(self, body: bytes | memoryview) -> _T:
         """Decode a body. Raises what `msgspec.json.Decoder` raises."""
@@ -50,13 +50,13 @@ def is_of_null(error: Exception) -> bool:
 
 
 @cache
-def _tolerant(kind: Any) -> Any:
+def tolerant(kind: Any) -> Any:
     """A type that takes null, too, for each field that has a default, and then has that."""
     origin = get_origin(kind)
     struct = origin if isinstance(origin, type) else kind
     if isinstance(struct, type) and issubclass(struct, msgspec.Struct):
         return _tolerant_struct(kind, struct)
-    parts = tuple(map(_tolerant, get_args(kind)))
+    parts = tuple(map(tolerant, get_args(kind)))
     if origin in {Union, UnionType}:
         return reduce(or_, parts)
     return origin[parts] if origin is list else kind
@@ -66,7 +66,7 @@ def _tolerant_struct(kind: Any, struct: type[msgspec.Struct]) -> Any:
     members: list[Any] = []
     defaults = {}
     for field in fields(kind):
-        type_ = _tolerant(field.type)
+        type_ = tolerant(field.type)
         if field.required:
             members.append((field.name, type_))
             continue

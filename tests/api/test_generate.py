@@ -72,6 +72,14 @@ async def test_parameters_stand_at_the_top_or_among_the_parameters(
     assert (asked.timeout_s is not None, asked.stream_timeout_s is not None) == ("timeout" in body, "timeout" in body)
 
 
+async def test_null_is_nan_and_answers_may_have_words(client: httpx.AsyncClient) -> None:
+    """As of infer."""
+    asked = {"x": [1, None, 2, 3]}
+    assert (await client.post(GENERATE, json=asked)).json()["y"] == [2.0, None, 4.0, 6.0]
+    reply = await client.post(GENERATE, json={**asked, "non_finite": True})
+    assert reply.text.endswith('"y":[2.0,NaN,4.0,6.0]}')
+
+
 async def test_inputs_may_stand_among_the_parameters(client: httpx.AsyncClient) -> None:
     """As Triton takes them."""
     assert (await client.post(GENERATE, json={"parameters": FOUR})).json() == ANSWER
