@@ -184,7 +184,8 @@ class OnnxBackend:
             InvalidRequest: A BYTES input holds something that is not text, or bytes that are not UTF-8 come back.
         """
         facts = self._facts()
-        if facts.fixed_rows not in {None, *(len(inputs[spec.name]) for spec in facts.signature.inputs)}:
+        fixed_rows = facts.fixed_rows
+        if fixed_rows is not None and any(len(inputs[spec.name]) != fixed_rows for spec in facts.signature.inputs):
             return self.run(inputs)  # it has to be cut or filled up
         if self._text_inputs:
             inputs = self._with_text(inputs)
