@@ -46,6 +46,24 @@ async def test_the_amount_of_logging_can_be_changed(
     assert reply.json() == (await client.get("/v2/logging")).json()
 
 
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 200),
+        (b'{"parameters": null}', 200),
+        (b'{"parameters": {"unload_dependents": null, "config": null, "force": null}}', 200),
+        (b'{"parameters": {"config": "{}"}}', 501),
+        (b'{"parameters": {"force": true}}', 400),
+    ],
+)
+@pytest.mark.parametrize("verb", ["load", "unload"])
+async def test_null_says_nothing_of_a_load(client: httpx.AsyncClient, verb: str, content: bytes, status: int) -> None:
+    """Neither do parameters that are null."""
+    reply = await client.post(f"/v2/repository/models/double/{verb}", content=content)
+
+    assert reply.status_code == status
+
+
 async def test_verbose_messages_need_nothing_else(client: httpx.AsyncClient) -> None:
     """Where informational ones were off, they are logged, too, and that is told."""
     await client.post("/v2/logging", json={"log_info": False})
