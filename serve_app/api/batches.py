@@ -25,6 +25,7 @@ from serve_app.api.gateway import Gateway
 from serve_app.api.items import ItemRoutes
 from serve_app.api.job_body import check_metadata
 from serve_app.api.jobs import aside, idempotency_key, json_of, number, off, page
+from serve_app.api.left_out import BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.openai import render_error
 from serve_app.api.replies import dump_json, json_response
@@ -43,6 +44,9 @@ _PURPOSE: Final = "batch"
 _OUTPUT: Final = "-output"
 _ERRORS: Final = "-errors"
 _MOST_NAME: Final = 256
+_MOST_FILES: Final = 10_000
+_EXPIRES: Final = ("expires_after[anchor]", "expires_after[seconds]")
+_LEAST_KEPT_S, _MOST_KEPT_S = 3_600, 2_592_000
 _JSON: Final[Mapping[str, str]] = {"content-type": "application/json"}
 _DONE: Final = frozenset({State.COMPLETED.value})
 _NOT_DONE: Final = frozenset({State.ERROR.value, State.CANCELLED.value})
@@ -71,8 +75,8 @@ class _BatchRequest(msgspec.Struct):
 
 _TEXT: Final = re.compile(rb"\S[^\r\n]*")
 """A line that is not empty, from its first character."""
-_LINE: Final = msgspec.json.Decoder(_Line)
-_REQUEST: Final = msgspec.json.Decoder(_BatchRequest)
+_LINE: Final = BodyDecoder(_Line)
+_REQUEST: Final = BodyDecoder(_BatchRequest)
 
 
 def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route]:
@@ -108,19 +112,23 @@ class _Endpoints:
         bodies, headers = self._gateway.bodies, dict(request.scope["headers"])
         body = await bodies.read(request.receive, headers, _PATIENCE_S)
         try:
-            name, purpose, content = await _parse_form(headers, body)
+            name, purpose, content, keep_s = await _parse_form(headers, body)
             if purpose != _PURPOSE:
                 raise InvalidRequest("purpose: expected batch; files are for nothing else here")
-            return json_response(_file(await self._jobs.add_file(self._gateway.caller, name, purpose, content)))
+            file = await self._jobs.add_file(self._gateway.caller, name, purpose, content, keep_s)
+            return json_response(_file(file))
         finally:
             bodies.release(len(body))
 
     async def files(self, request: Request) -> Response:
-        limit = number(request, "limit", 100, 1, 1000)
+        limit = number(request, "limit", 100, 1, _MOST_FILES)
+        order = request.query_params.get("order") or "desc"
+        if order not in {"asc", "desc"}:
+            raise InvalidRequest("order: expected asc or desc")
         if request.query_params.get("purpose", _PURPOSE) != _PURPOSE:
             return json_response(page([], limit))
         after = request.query_params.get("after", "")
-        found = await self._jobs.files(self._gateway.caller, after, limit + 1)
+        found = await self._jobs.files(self._gateway.caller, after, limit + 1, oldest_first=order == "asc")
         return json_response(page([_file(file) for file in found], limit))
 
     async def file(self, request: Request) -> Response:
@@ -274,15 +282,27 @@ def _understood(body: bytes) -> tuple[_BatchRequest, bytes]:
         raise invalid(error) from None
 
 
-async def _parse_form(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, str, bytes]:
-    """Name, purpose and content of an uploaded file. Raises `InvalidRequest`."""
+async def _parse_form(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, str, bytes, float | None]:
+    """Name, purpose and content of an uploaded file, and seconds to keep it if it says. Raises `InvalidRequest`."""
     async with opened_form(headers, body, max_files=1, max_fields=8) as form:
         fields = dict(form)
         file, purpose = fields.get("file"), fields.get("purpose")
         said = purpose.decode(errors="replace") if isinstance(purpose, bytes) else ""
         if not isinstance(file, UploadFile):
             raise InvalidRequest("file: expected a form field of this name with the file (curl -F file=@...)")
-        return (file.filename or "")[:_MOST_NAME], said, await file.read()
+        keep_s = _kept_s(*(fields.get(name) for name in _EXPIRES))
+        return (file.filename or "")[:_MOST_NAME], said, await file.read(), keep_s
+
+
+def _kept_s(anchor: object, seconds: object) -> float | None:
+    if anchor is None and seconds is None:
+        return None
+    if anchor != b"created_at":
+        raise InvalidRequest(f"{_EXPIRES[0]}: expected created_at")
+    digits = seconds if isinstance(seconds, bytes) and seconds.isdigit() and len(seconds) < 10 else b"0"
+    if not _LEAST_KEPT_S <= int(digits) <= _MOST_KEPT_S:
+        raise InvalidRequest(f"{_EXPIRES[1]}: expected an integer from {_LEAST_KEPT_S} to {_MOST_KEPT_S}")
+    return float(digits)
 
 
 def _file(file: StoredFile) -> dict[str, Any]:

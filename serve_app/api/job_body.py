@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from serve_app.api.items import KEPT, ItemRoutes
+from serve_app.api.left_out import NULL, BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json
 from serve_app.domain.service import InferenceService
@@ -68,7 +69,7 @@ class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
     metadata: dict[str, str] = {}
 
 
-_REQUEST: Final = msgspec.json.Decoder(JobRequest)
+_REQUEST: Final = BodyDecoder(JobRequest)
 
 
 class JobBodies:
@@ -113,7 +114,7 @@ class JobBodies:
         most = self._max_items
         counting = _left.set(repeat(True, most))
         try:
-            asked = _REQUEST.decode(body)
+            asked = _REQUEST.without_nulls(body)  # in one go: its items are counted
         except _TooMany:
             raise PayloadTooLarge(f"items: router.jobs.max_items allows {most} in one job") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -124,7 +125,7 @@ class JobBodies:
         given = asked.items or []
         if alone:
             given = [_Item(body=asked.body, body_base64=asked.body_base64, content_type=asked.content_type)]
-        elif asked.body is not msgspec.UNSET or asked.body_base64 or asked.content_type:
+        elif (asked.body is not msgspec.UNSET and asked.body != NULL) or asked.body_base64 or asked.content_type:
             raise InvalidRequest("items, body: expected one of them")
         models: dict[tuple[str, str], tuple[str, str]] = {}
         items = []
@@ -205,7 +206,7 @@ def _new_item(item: _Item, common: Mapping[str, str], model: str, url: str) -> N
         raise InvalidRequest(f"custom_id: expected at most {_MOST_NAME} characters")
     if item.content_type:
         headers["content-type"] = item.content_type[:_MOST_NAME]
-    if item.body is not msgspec.UNSET:
+    if item.body is not msgspec.UNSET and item.body != NULL:
         if item.body_base64:
             raise InvalidRequest("body, body_base64: expected one of them")
         headers.setdefault("content-type", _JSON)

@@ -16,6 +16,7 @@ from starlette.datastructures import UploadFile
 
 from serve_app.api.content_type import JSON, MULTIPART, OPAQUE, WANTED, check_content_type, resolve, sniff
 from serve_app.api.forms import opened_form
+from serve_app.api.left_out import NULL
 from serve_app.api.open_inference.wire import invalid
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.tasks import Kind
@@ -25,6 +26,7 @@ from serve_app.payloads import Media, Texts
 _Scalar: TypeAlias = str | int | float | bool | None
 
 _MAX_FIELDS = 2000
+_OPTIONS: Final = "options"
 _MOST_PARAMETER_BYTES = 2**20
 
 
@@ -275,17 +277,23 @@ def _texts(info: ModelInfo, texts: Sequence[str | list[str]], parameters: dict[s
 
 
 def _parameter_object(raw: msgspec.Raw | bytes) -> dict[str, msgspec.Raw]:
-    """The members of the JSON object ``parameters``, none for null."""
+    """The members of the JSON object ``parameters`` that are not null, none for null."""
     try:
-        return _OBJECT_OR_NULL.decode(raw) or {}
+        members = _OBJECT_OR_NULL.decode(raw) or {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest("parameters: expected a JSON object") from None
+    return {name: value for name, value in members.items() if value != NULL}
 
 
 def _parameters(given: Mapping[str, msgspec.Raw]) -> Parameters:
-    """Take the parameters apart. Values are scalars or flat lists: no task needs more."""
+    """Take the parameters apart. Values are scalars or flat lists: no task needs more. Null is as if left out.
+
+    The object ``options`` of Hugging Face's clients says how their own servers load and cache models: it is ignored.
+    """
     parameters: dict[str, Any] = {}
     for name, raw in given.items():
+        if raw == NULL or (name == _OPTIONS and bytes(memoryview(raw)[:1]) == b"{"):
+            continue
         try:
             parameters[name] = _PARAMETER.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -348,7 +356,7 @@ def _form_parameters(field: object) -> Parameters:
     if not isinstance(field, bytes) or len(field) > _MOST_PARAMETER_BYTES:
         raise InvalidRequest("parameters: expected a JSON object in this form field")
     try:
-        given = _OBJECT.decode(field)
+        given = _OBJECT_OR_NULL.decode(field) or {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest("parameters: expected a JSON object in this form field") from None
     return _parameters(given)

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.gateway import Gateway, Hints
+from serve_app.api.left_out import NULL, BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
@@ -40,9 +41,25 @@ class _EmbeddingsRequest(msgspec.Struct):
     input: msgspec.Raw
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    prompt_name: str | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: Literal["left", "right"] | None = None
 
 
-_REQUEST: Final = msgspec.json.Decoder(_EmbeddingsRequest)
+_PARAMETERS: Final = ("dimensions", "prompt_name", "normalize", "truncate", "truncation_direction")
+"""What is passed on to the model's processor."""
+_KNOWN: Final = ("model", "input", "encoding_format", "user", *_PARAMETERS)
+_MOST_BESIDE: Final = 2**20
+
+
+class _KnownOnly(_EmbeddingsRequest, forbid_unknown_fields=True):
+    user: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_STRICT: Final = msgspec.json.Decoder(_KnownOnly)
+_REQUEST: Final = BodyDecoder(_EmbeddingsRequest)
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
 _TEXTS: Final = msgspec.json.Decoder(list[str])
 _TOKENS: Final = msgspec.json.Decoder(list[_Token])
@@ -107,9 +124,17 @@ class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
     def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> _EmbeddingsRequest:  # noqa: ARG002
         """Understand the JSON, all but the texts."""
         try:
-            return _REQUEST.decode(body)
+            return _STRICT.decode(body)
+        except msgspec.ValidationError:
+            pass  # a fault, or null
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise invalid(error) from None
+        try:
+            request = _REQUEST.decode(body)
+            _check_names(body, request.input)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(error) from None
+        return request
 
     def target(self, parsed: _EmbeddingsRequest) -> tuple[str, None]:
         """What it calls the model."""
@@ -134,7 +159,8 @@ class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
         if not 1 <= len(texts) <= most:
             raise _wrong_number(len(texts), most)
         # The model's processor knows its width, and shortens vectors where they are made.
-        return Texts(texts, {} if parsed.dimensions is None else {"dimensions": parsed.dimensions})
+        given = ((name, getattr(parsed, name)) for name in _PARAMETERS)
+        return Texts(texts, {name: value for name, value in given if value is not None})
 
     def write_cost(self, info: ModelInfo, parsed: _EmbeddingsRequest, answer: Answer) -> int:  # noqa: ARG002
         """Numbers become texts."""
@@ -145,6 +171,15 @@ class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
         """One object for each text, in their order."""
         embeddings: Embeddings = answer.value
         return Reply(_reply(info.name, embeddings.vectors, embeddings.tokens, parsed.encoding_format))
+
+
+def _check_names(body: bytes | memoryview, texts: msgspec.Raw) -> None:
+    """Refuse what would be ignored. Null says nothing: clients send it for all that they know."""
+    if len(body) - len(memoryview(texts)) > _MOST_BESIDE:
+        raise InvalidRequest(f"the body: more than {_MOST_BESIDE} bytes beside the input")
+    for name, value in _OBJECT.decode(body).items():
+        if name not in _KNOWN and value != NULL:
+            raise InvalidRequest(f"{name[:64]}: unknown; known here: {', '.join(_KNOWN)}")
 
 
 def _inputs(raw: msgspec.Raw, most: int) -> list[str] | list[list[int]]:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.gateway import Gateway
+from serve_app.api.left_out import BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
@@ -30,8 +31,8 @@ class Promotion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to: str = CANDIDATE
 
 
-_CHANGE: Final = msgspec.json.Decoder(TrafficChange)
-_PROMOTION: Final = msgspec.json.Decoder(Promotion)
+_CHANGE: Final = BodyDecoder(TrafficChange)
+_PROMOTION: Final = BodyDecoder(Promotion)
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -68,7 +69,7 @@ class _Endpoints:
     async def _changed(self, request: Request, change: TableChange) -> Response:
         return json_response(await self._service.change_traffic(request.path_params["model"], change))
 
-    async def _read(self, request: Request, decoder: msgspec.json.Decoder[_T], empty: _T) -> _T:
+    async def _read(self, request: Request, decoder: BodyDecoder[_T], empty: _T) -> _T:
         """What a body says; nothing where it is empty."""
         body = await self._bodies.read(request.receive, dict(request.scope["headers"]), _PATIENCE_S)
         try:

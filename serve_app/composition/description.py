@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.description import Description
@@ -19,10 +19,14 @@ from serve_app.config.processor import CustomOptions
 from serve_app.domain.service import ModelInfo, ModelServing
 from serve_app.domain.traffic import model_of
 from serve_app.errors import ConfigError, ServeAppError
+from serve_app.payloads import ModelSignature
 from serve_app.processors.image import ImageProcessor
 from serve_app.processors.of_model import ModelProcessor
 
 _log = logging.getLogger(__name__)
+
+_ROWS_OF_A_VALUE: Final = 64
+"""So many times as many rows may be in a request where each is one value."""
 
 
 def describe_models(config: AppArgs, *, tell: bool = True) -> dict[str, ModelInfo]:
@@ -99,7 +103,7 @@ def model_info(
         task=model.task,
         signature=signature,
         max_rows=model.batching.configured_rows,
-        max_request_rows=config.router.limits.max_request_rows,
+        max_request_rows=config.router.limits.max_request_rows * (_ROWS_OF_A_VALUE if _are_values(signature) else 1),
         default_timeout_s={priority: limits.timeout_s for priority, limits in config.class_settings().items()},
         labels=() if processor is None else processor.labels,
         facts=() if processor is None else processor.facts,
@@ -119,6 +123,11 @@ def model_info(
         stream_timeout_s=model.stream_timeout_s if builds[""].streams else 0.0,
         **_said_of_tensors(model, builds[""], exact, tell=tell),
     )
+
+
+def _are_values(signature: ModelSignature) -> bool:
+    """Whether a row is a single value in all that a model takes and gives: rows are then what others call a vector."""
+    return all(spec.ranked and len(spec.shape) == 1 for spec in (*signature.inputs, *signature.outputs))
 
 
 def _said_of_tensors(

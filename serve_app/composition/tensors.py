@@ -16,7 +16,8 @@ from serve_app.processors.model_folder import ModelFolder
 DEFAULT_FILE: Final = "labels.txt"
 """Used where it lies beside a model that is told of no labels."""
 
-_NO_ORDER: Final = frozenset({"BOOL", "BYTES"})
+NO_ORDER: Final = frozenset({"BOOL", "BYTES"})
+"""Datatypes without highest values."""
 _PICTURE_AXES: Final = 4
 
 
@@ -52,7 +53,7 @@ def output_labels(
     if given is None:
         return _default(signature, folder)
     if not isinstance(given, dict):
-        names = _read(given, "labels", folder)
+        names = read_labels(given, "labels", folder)
         specs = _fitting(names, signature)
         source = given if isinstance(given, str) else ""
         return OutputLabels({spec.name: names for spec in specs}, {spec.name: source for spec in specs if source})
@@ -62,7 +63,7 @@ def output_labels(
     for output, each in given.items():
         place = f"labels.{output}"
         try:
-            labels[output] = _read(each, place, folder)
+            labels[output] = read_labels(each, place, folder)
             _check(known.get(output), labels[output], place, tuple(known))
         except ConfigError as error:
             problems += error.problems
@@ -108,7 +109,7 @@ def input_formats(given: Format | FormatByInput | None, signature: ModelSignatur
 def _default(signature: ModelSignature, folder: ModelFolder) -> OutputLabels:
     if folder.find(DEFAULT_FILE) is None:
         return OutputLabels()
-    names = _read(DEFAULT_FILE, "labels", folder)
+    names = read_labels(DEFAULT_FILE, "labels", folder)
     try:
         specs = _fitting(names, signature)
     except ConfigError as error:
@@ -118,7 +119,8 @@ def _default(signature: ModelSignature, folder: ModelFolder) -> OutputLabels:
     return OutputLabels(dict.fromkeys(labelled, names), labelled, note)
 
 
-def _read(given: Labels, place: str, folder: ModelFolder) -> tuple[str, ...]:
+def read_labels(given: Labels, place: str, folder: ModelFolder) -> tuple[str, ...]:
+    """Names as they are written down, or those in a file beside the model. Raises `ConfigError`."""
     if not isinstance(given, str):
         return given
     path = folder.find(given)
@@ -140,9 +142,9 @@ def _fitting(names: tuple[str, ...], signature: ModelSignature) -> list[TensorSp
     if len(signature.outputs) == 1:
         _check(signature.outputs[0], names, "labels", ())
         return list(signature.outputs)
-    ordered = [spec for spec in signature.outputs if spec.datatype not in _NO_ORDER]
-    fitting = [spec for spec in ordered if _values(spec) == len(names)] or [
-        spec for spec in ordered if _values(spec) is None
+    ordered = [spec for spec in signature.outputs if spec.datatype not in NO_ORDER]
+    fitting = [spec for spec in ordered if values_of_row(spec) == len(names)] or [
+        spec for spec in ordered if values_of_row(spec) is None
     ]
     if not fitting:
         outputs = ", ".join(_described(spec) for spec in signature.outputs)
@@ -154,14 +156,14 @@ def _check(spec: TensorSpec | None, names: tuple[str, ...], place: str, known: t
     if spec is None:
         output = place.partition(".")[2]
         raise ConfigError((f"{place}: {_unknown('output', output, known)}",))
-    if spec.datatype in _NO_ORDER:
+    if spec.datatype in NO_ORDER:
         raise ConfigError((f"{place}: output {_described(spec)} has no highest values, and so no labels",))
-    values = _values(spec)
+    values = values_of_row(spec)
     if values not in {None, len(names)}:
         raise ConfigError((f"{place}: {len(names)} labels, but a row of output {spec.name} has {values} values",))
 
 
-def _values(spec: TensorSpec) -> int | None:
+def values_of_row(spec: TensorSpec) -> int | None:
     """Values of a row; ``None`` where there may be any number."""
     sizes = spec.shape[1:]
     return prod(sizes) if all(size > 0 for size in sizes) else None

@@ -99,6 +99,10 @@ class TextOptions(Options):
 
     max_length: Positive | None = Field(None, description="Longer texts are cut to this many tokens.")
     buckets: list[Positive] | None = Field(None, description="Lengths that texts are padded to, tokens.")
+    token_ids: Literal["accept", "refuse"] = Field(
+        "accept",
+        description="Whether clients may send token ids, which nobody can tell from another model's.",
+    )
 
 
 class EmbeddingOptions(TextOptions):

@@ -72,8 +72,8 @@ class LimitsConfig(Section):
     max_body: Size = ByteSize(32 * 1024**2)
     """Largest request body, and largest gRPC message, that is read; a larger one is refused."""
 
-    max_request_rows: Positive = 1024
-    """Most rows in one request; a request with more is refused."""
+    max_request_rows: Positive = 2048
+    """Most rows in one request; a request with more is refused. Where rows are single values, 64 times as many."""
 
     max_ongoing_requests: Positive | None = None
     """Requests that are let into one router process at once. Queues, work in flight and headroom must fit.

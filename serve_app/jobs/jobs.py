@@ -248,15 +248,16 @@ class Jobs:
 
     # ---------------------------------------------------------------- files
 
-    async def add_file(self, owner: str, name: str, purpose: str, content: bytes) -> StoredFile:
-        """Keep a file. Raises `PayloadTooLarge`, `QueueFull` and `StoreUnavailable`."""
+    async def add_file(
+        self, owner: str, name: str, purpose: str, content: bytes, keep_s: float | None = None
+    ) -> StoredFile:
+        """Keep a file, for ``keep_s`` at most. Raises `PayloadTooLarge`, `QueueFull` and `StoreUnavailable`."""
         await self._open()
         if len(content) > self.settings.max_file:
             raise PayloadTooLarge(f"the file has {len(content)} bytes; the limit is {self.settings.max_file}")
         now = self._now()
-        file = StoredFile(
-            f"file-{secrets.token_hex(12)}", owner, name, purpose, len(content), now, now + self.settings.keep_s
-        )
+        expires = now + min(self.settings.keep_s, self.settings.keep_s if keep_s is None else keep_s)
+        file = StoredFile(f"file-{secrets.token_hex(12)}", owner, name, purpose, len(content), now, expires)
         await self._store.add_file(file, content, self._bounds)
         return file
 
@@ -268,10 +269,10 @@ class Jobs:
             raise JobNotFound(f"there is no file {file[:64]!r} here: it was never made, or has expired")
         return found
 
-    async def files(self, owner: str, after: str, limit: int) -> list[StoredFile]:
-        """Files, the newest first; ``after`` is the last one of the page before. Raises as `file`, of that one."""
+    async def files(self, owner: str, after: str, limit: int, *, oldest_first: bool = False) -> list[StoredFile]:
+        """Files, the newest or the oldest first; ``after`` is the last one of the page before. Raises as `file`."""
         await (self.file(after, owner) if after else self._open())
-        return await self._store.files(owner, after, limit)
+        return await self._store.files(owner, after, limit, oldest_first=oldest_first)
 
     async def content(self, file: str, owner: str) -> bytes:
         """What is in a file. Raises as `file`."""

@@ -246,10 +246,13 @@ class RedisStore:
             pipeline.hgetall(self._key("job", name))
         return [job for found in await pipeline.execute() if (job := as_job(found)) is not None]
 
-    async def _page(self, key: str, after: str, limit: int) -> list[str]:
+    async def _page(self, key: str, after: str, limit: int, *, oldest_first: bool = False) -> list[str]:
         last = await self._redis.zscore(key, after) if after else None
-        highest = "+inf" if last is None else f"({last:.0f}"
-        names = await self._redis.zrevrangebyscore(key, highest, "-inf", start=0, num=limit)
+        behind = None if last is None else f"({last:.0f}"
+        if oldest_first:
+            names = await self._redis.zrangebyscore(key, behind or "-inf", "+inf", start=0, num=limit)
+        else:
+            names = await self._redis.zrevrangebyscore(key, behind or "+inf", "-inf", start=0, num=limit)
         return [name.decode() for name in names]
 
     @_guarded
@@ -448,15 +451,15 @@ class RedisStore:
         return await self._file(file)
 
     async def _file(self, file: str) -> StoredFile | None:
-        found = await self._redis.hgetall(self._key("file", file))
-        text = {name.decode(): value.decode() for name, value in found.items()}
-        return msgspec.convert(text, StoredFile, strict=False) if text else None
+        return _as_file(await self._redis.hgetall(self._key("file", file)))
 
     @_guarded
-    async def files(self, owner: str, after: str, limit: int) -> list[StoredFile]:
+    async def files(self, owner: str, after: str, limit: int, *, oldest_first: bool = False) -> list[StoredFile]:
         """See `Store.files`."""
-        found = [await self._file(name) for name in await self._page(self._key("files", owner), after, limit)]
-        return [file for file in found if file is not None]
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in await self._page(self._key("files", owner), after, limit, oldest_first=oldest_first):
+            pipeline.hgetall(self._key("file", name))
+        return [file for found in await pipeline.execute() if (file := _as_file(found)) is not None]
 
     @_guarded
     async def content(self, file: str) -> bytes | None:
@@ -473,6 +476,11 @@ class RedisStore:
         pipeline.zrem(self._key("oldfiles"), file)
         pipeline.unlink(self._key("file", file), self._key("content", file))
         await pipeline.execute()
+
+
+def _as_file(found: Mapping[bytes, bytes]) -> StoredFile | None:
+    text = {name.decode(): value.decode() for name, value in found.items()}
+    return msgspec.convert(text, StoredFile, strict=False) if text else None
 
 
 def _text(value: str | bytes) -> str:

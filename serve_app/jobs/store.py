@@ -153,8 +153,8 @@ class Store(Protocol):
     async def file(self, file: str) -> StoredFile | None:
         """A file by its id."""
 
-    async def files(self, owner: str, after: str, limit: int) -> list[StoredFile]:
-        """Files, the newest first; arguments as of `jobs`."""
+    async def files(self, owner: str, after: str, limit: int, *, oldest_first: bool = False) -> list[StoredFile]:
+        """Files, the newest first or the oldest; other arguments as of `jobs`."""
 
     async def content(self, file: str) -> bytes | None:
         """What is in a file."""

@@ -38,6 +38,10 @@ _READ_CHARACTERS_PER_TOKEN = 128
 """A text is cut to this many characters per token of the maximum before it is tokenized: truncation would throw the
 rest away, after the work was done."""
 
+_OWN_IDS = (
+    "ids must come from this model's tokenizer; LangChain:"
+    " OpenAIEmbeddings(check_embedding_ctx_length=False) sends texts"
+)
 _MASK = "attention_mask"
 _TYPES = "token_type_ids"
 _IDS = "input_ids"
@@ -56,6 +60,7 @@ class TextSettings:
         pad_id: Token id of padding.
         side: The end of a long text that is cut if the request does not say.
         first_position: Number of a text's first position, for models that take positions.
+        takes_ids: Whether clients may send token ids.
     """
 
     inputs: dict[str, np.dtype[Any]]
@@ -65,6 +70,7 @@ class TextSettings:
     pad_id: int
     side: Side = "right"
     first_position: int = 0
+    takes_ids: bool = True
 
 
 class TextTokenizer:
@@ -250,13 +256,15 @@ class TextTokenizer:
     def _check_ids(self, number: int, ids: object) -> list[int]:
         if not isinstance(ids, list):
             raise InvalidRequest(f"inputs[{number}]: expected a list of token ids, as before it, got {_kind(ids)}")
+        if not self.settings.takes_ids:
+            raise InvalidRequest(f"inputs[{number}]: this model takes no token ids: send texts; {_OWN_IDS}")
         if not 1 <= len(ids) <= self.settings.max_length:
             raise InvalidRequest(f"inputs[{number}]: {len(ids)} token ids, expected 1 to {self.settings.max_length}")
         for token in ids:
             if type(token) is not int or not 0 <= token < self.settings.vocabulary:
                 raise InvalidRequest(
                     f"inputs[{number}]: {repr(token)[:40]} is no token id; expected a whole number from 0 to"
-                    f" {self.settings.vocabulary - 1}"
+                    f" {self.settings.vocabulary - 1}; {_OWN_IDS}"
                 )
         return ids
 
@@ -414,6 +422,7 @@ def _text_settings(
         pad_id=padding_id(folder, tokenizer),
         side=truncation_side(folder, tokenizer),
         first_position=first_position(folder),
+        takes_ids=options.token_ids != "refuse",  # noqa: S105 - no such token
     )
 
 

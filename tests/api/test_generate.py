@@ -56,6 +56,8 @@ async def test_one_object_is_answered_with_one(client: httpx.AsyncClient, servic
         ({"priority": 1, "timeout": 2_000_000, "stream_timeout": 9_000_000, "variant": "int8"}, ("high", "int8", True)),
         ({"parameters": {"priority": 3, "fallback": False}}, ("low", "", False)),
         ({"priority": 1, "parameters": {"fallback": False}}, ("high", "", False)),
+        ({"priority": 1, "id": None, "parameters": None, "variant": None}, ("high", "", True)),
+        ({"priority": None, "x": None, "parameters": {"priority": 3, "timings": None, **FOUR}}, ("low", "", True)),
     ],
 )
 @pytest.mark.parametrize("path", [GENERATE, STREAM])
@@ -68,6 +70,14 @@ async def test_parameters_stand_at_the_top_or_among_the_parameters(
     assert asked.priority is not None
     assert (asked.priority.label, asked.variant, asked.fallback) == options
     assert (asked.timeout_s is not None, asked.stream_timeout_s is not None) == ("timeout" in body, "timeout" in body)
+
+
+async def test_null_is_nan_and_answers_may_have_words(client: httpx.AsyncClient) -> None:
+    """As of infer."""
+    asked = {"x": [1, None, 2, 3]}
+    assert (await client.post(GENERATE, json=asked)).json()["y"] == [2.0, None, 4.0, 6.0]
+    reply = await client.post(GENERATE, json={**asked, "non_finite": True})
+    assert reply.text.endswith('"y":[2.0,NaN,4.0,6.0]}')
 
 
 async def test_inputs_may_stand_among_the_parameters(client: httpx.AsyncClient) -> None:
@@ -88,7 +98,7 @@ async def test_inputs_may_stand_among_the_parameters(client: httpx.AsyncClient) 
         ({"x": 1}, "that fill the shape"),
         ({"x": "abcd"}, "that fill the shape"),
         ({"x": ["a", "b", "c", "d"]}, "x[0]: expected number, got string"),
-        ({"x": None}, "that fill the shape"),
+        ({"x": None}, "'x' missing"),
         ({"x": {"a": [1, 2, 3, 4]}}, "x"),
         ({"x": [[1, 2], [3, 4]]}, "x: nested as [2, 2], but the shape says [1, 4]"),
         ({"x": [[1, 2, 3], [4]]}, "x: nested lists have unequal lengths"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 import tritonclient.http as triton
 import uvicorn
@@ -48,6 +49,38 @@ async def test_infer_in_json(client: httpx.AsyncClient, service: NumpyService) -
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-priority"] == "normal"
     assert service.prechecks == [("double", None, int(reply.request.headers["content-length"]))]
+
+
+OPEN = np.array([[1.0, np.nan, np.inf, -np.inf]], np.float32)
+
+
+async def test_numbers_that_are_not_finite_come_back_as_they_were_sent(client: httpx.AsyncClient) -> None:
+    """By NVIDIA's client, in JSON both ways."""
+    tensor = triton.InferInput("x", OPEN.shape, "FP32")
+    tensor.set_data_from_numpy(OPEN, binary_data=False)
+    wanted = triton.InferRequestedOutput("y", binary_data=False)
+    body, json_size = triton.InferenceServerClient.generate_request_body([tensor], [wanted])
+    assert json_size is None
+    reply = await client.post("/v2/models/double/infer", content=body)
+    result = triton.InferenceServerClient.parse_response_body(reply.content)
+    assert np.array_equal(result.as_numpy("y"), OPEN * 2, equal_nan=True)
+
+
+@pytest.mark.parametrize("asked", [{}, {"non_finite": None}, {"non_finite": False}, {"non_finite": True}])
+async def test_answers_have_words_only_for_who_asks(client: httpx.AsyncClient, asked: dict[str, Any]) -> None:
+    """Others get JSON, and can send it back; they are told that infinite values are lost in it."""
+    tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "parameters": {"binary_data_size": 16}}
+    head = json.dumps({"inputs": [tensor], "parameters": asked}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    reply = await client.post("/v2/models/double/infer", content=head + OPEN.tobytes(), headers=headers)
+    if asked.get("non_finite"):
+        assert reply.text.endswith('"data":[2.0,NaN,Infinity,-Infinity]}]}')
+        return
+    (output,) = orjson.loads(reply.content)["outputs"]  # which takes no such words
+    assert (output["data"], output["parameters"]) == ([2.0, None, None, None], {"infinite": 2})
+    again = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": output["data"]}
+    back = (await client.post("/v2/models/double/infer", json={"inputs": [again]})).json()["outputs"][0]
+    assert (back["data"], "parameters" in back) == ([4.0, None, None, None], False)
 
 
 @pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])

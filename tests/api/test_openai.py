@@ -78,6 +78,29 @@ async def test_dimensions_are_the_processor_s_to_cut(api: openai.AsyncOpenAI, se
     assert service.calls[0][1] == Texts(["a"], {"dimensions": 2})
 
 
+@pytest.mark.parametrize(
+    ("more", "parameters"),
+    [
+        ({"encoding_format": None, "user": None, "dimensions": None, "metadata": None, "prompt_name": None}, {}),
+        ({"user": {"id": 7}}, {}),
+        (
+            {"prompt_name": "query", "normalize": False, "truncate": True, "truncation_direction": "left"},
+            {"prompt_name": "query", "normalize": False, "truncate": True, "truncation_direction": "left"},
+        ),
+        ({"dimensions": 2, "normalize": None, "user": "me"}, {"dimensions": 2}),
+    ],
+)
+async def test_fields_beside_the_input(
+    client: httpx.AsyncClient, service: NumpyService, more: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    """Those of Hugging Face's clients go to the model's processor; null says nothing, in whatever it stands."""
+    reply = await client.post("/v1/embeddings", json={"model": "sentences", "input": "a", **more})
+
+    assert reply.status_code == 200
+    assert isinstance(reply.json()["data"][0]["embedding"], list)
+    assert service.calls[0][1] == Texts(["a"], parameters)
+
+
 async def test_many_embeddings(client: httpx.AsyncClient) -> None:
     """An answer over the inline limit is encoded outside the event loop, to the same effect."""
     texts = ["text " * 700] * 16
@@ -110,6 +133,17 @@ async def test_unknown_models_are_the_clients_own_error(api: openai.AsyncOpenAI)
         ({"model": "sentences", "input": "a", "encoding_format": "hex"}, "encoding_format: invalid enum value 'hex'"),
         ({"model": "sentences", "input": "a", "dimensions": 0}, "dimensions: expected integer >= 1"),
         ({"model": "sentences", "input": "a", "dimensions": "5"}, "dimensions: expected integer or null, got string"),
+        (
+            {"model": "sentences", "input": "a", "colour": 1},
+            "colour: unknown; known here: model, input, encoding_format",
+        ),
+        ({"model": "sentences", "input": "a", "user": None, "colour": 1}, "colour: unknown"),
+        (
+            {"model": "sentences", "input": "a", "truncate": "END"},
+            "truncate: expected true or false or null, got string",
+        ),
+        ({"model": None, "input": "a"}, "model: expected string, got null"),
+        ({"model": "sentences", "input": None}, "input: expected a string, a list of strings, or token ids"),
         (b'{"model": "sentences", "input": "\xff"}', "input: text is not valid UTF-8"),
         (b'{"model": "sentences", "input": ' + b"[" * 9999, "JSON is nested too deeply"),
     ],

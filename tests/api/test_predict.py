@@ -122,6 +122,22 @@ async def test_compressed_bodies(client: httpx.AsyncClient, service: NumpyServic
         ),
         (
             "application/json",
+            '{"inputs": "a", "normalize": true, "parameters": {"normalize": null, "a": null}}',
+            ["a"],
+            {"normalize": True},
+        ),
+        ("application/json", '{"inputs": "a", "variant": null, "b": null, "fallback": null}', ["a"], {}),
+        ("application/json", '{"inputs": "a", "options": {"wait_for_model": true, "x": [{}]}}', ["a"], {}),
+        (
+            "application/json",
+            '{"inputs": "a", "options": {}, "parameters": {"options": {"use_cache": false}}}',
+            ["a"],
+            {},
+        ),
+        ("application/json", '{"inputs": "a", "options": null, "parameters": {"top_k": 2}}', ["a"], {"top_k": 2}),
+        ("application/json", '{"inputs": "a", "options": "own"}', ["a"], {"options": "own"}),
+        (
+            "application/json",
             '{"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}',
             ["b", "c"],
             {"source_sentence": "a"},

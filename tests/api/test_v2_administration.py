@@ -47,6 +47,33 @@ async def test_the_amount_of_logging_can_be_changed(
 
 
 @pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 200),
+        (b'{"parameters": null}', 200),
+        (b'{"parameters": {"unload_dependents": null, "config": null, "force": null}}', 200),
+        (b'{"parameters": {"config": "{}"}}', 501),
+        (b'{"parameters": {"force": true}}', 400),
+    ],
+)
+@pytest.mark.parametrize("verb", ["load", "unload"])
+async def test_null_says_nothing_of_a_load(client: httpx.AsyncClient, verb: str, content: bytes, status: int) -> None:
+    """Neither do parameters that are null."""
+    reply = await client.post(f"/v2/repository/models/double/{verb}", content=content)
+
+    assert reply.status_code == status
+
+
+async def test_verbose_messages_need_nothing_else(client: httpx.AsyncClient) -> None:
+    """Where informational ones were off, they are logged, too, and that is told."""
+    await client.post("/v2/logging", json={"log_info": False})
+    reply = await client.post("/v2/logging", json={"log_verbose_level": 1})
+
+    assert (reply.status_code, LOGGER.level) == (200, logging.DEBUG)
+    assert (reply.json()["log_info"], reply.json()["log_verbose_level"]) == (True, 1)
+
+
+@pytest.mark.parametrize(
     ("path", "content", "status", "message"),
     [
         ("/v2/logging", b'{"log_error": false}', 501, "log_error cannot be changed"),

@@ -15,13 +15,15 @@ import pytest
 import tritonclient.http as triton
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from api.protocol_service import BRAIN, DOUBLE, EVERY_DATATYPE, MIRROR, SCORES, TEXT, WIDE
 from serve_app.api.open_inference.classification import classify
 from serve_app.api.open_inference.codec import ModelCodec, Parsed, parse
+from serve_app.api.open_inference.wire import RequestParameters
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import InvalidRequest, Unsupported
-from serve_app.payloads import DTYPES, Tensors
+from serve_app.payloads import DTYPES, ModelSignature, Tensors
 
 CODECS = {info.name: ModelCodec(info) for info in (DOUBLE, MIRROR, WIDE, SCORES, BRAIN, TEXT)}
 
@@ -56,8 +58,8 @@ def test_tritonclient_round_trip(data: st.DataObject, binary_in: bool, binary_ou
     inputs = []
     for datatype in EVERY_DATATYPE:
         array = data.draw(arrays(datatype, rows))
-        if not binary_in and array.dtype.kind == "f":
-            array = np.nan_to_num(array, posinf=1.0, neginf=-1.0)
+        if not binary_in and datatype in {"FP32", "FP64"}:  # JSON keeps no bits of what is not a number
+            array = np.where(np.isnan(array), DTYPES[datatype].type("nan"), array)
         tensors[f"in_{datatype}"] = array
         tensor = triton.InferInput(f"in_{datatype}", array.shape, datatype)
         # The client refuses FP16 in JSON.
@@ -74,7 +76,7 @@ def test_tritonclient_round_trip(data: st.DataObject, binary_in: bool, binary_ou
     assert all(_same(tensors[name], decoded[name]) for name in tensors)
 
     outputs = {f"out_{name.removeprefix('in_')}": array for name, array in decoded.items()}
-    encoded = codec.encode(parsed.request.id, codec.select(parsed), outputs)
+    encoded = codec.encode(parsed.request.id, codec.select(parsed), outputs, words=parsed.marked)
     result = triton.InferenceServerClient.parse_response_body(encoded.body, header_length=encoded.header_length)
 
     assert (key or None) == result.get_response().get("id")
@@ -84,8 +86,8 @@ def test_tritonclient_round_trip(data: st.DataObject, binary_in: bool, binary_ou
         if not binary_out and datatype == "BYTES":
             got = np.vectorize(str.encode, otypes=[object])(got)
         if not binary_out and sent.dtype.kind == "f":
-            # JSON has no NaN and no infinities: they come back as null, which the client reads as NaN.
-            sent = np.where(np.isfinite(sent), sent, np.nan).astype(sent.dtype)
+            if not parsed.marked:  # they come back as null, which the client reads as NaN
+                sent = np.where(np.isfinite(sent), sent, np.nan).astype(sent.dtype)
             assert np.array_equal(sent, got, equal_nan=True)
             continue
         assert _same(sent, got)
@@ -168,6 +170,63 @@ def test_long_json_is_decoded_in_pieces(nested: bool, indent: int | None) -> Non
     assert _same(array, decoded)
 
 
+_OPEN = [1.0, float("nan"), float("inf"), float("-inf")]
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("times", [1, 30_000])
+def test_words_and_null_are_numbers_in_the_data_of_floats(datatype: str, nested: bool, times: int) -> None:
+    """NaN and infinities as Triton's client writes them, and null as answers have it for NaN; in long data, too."""
+    expected = np.array(_OPEN * times, DTYPES[datatype]).reshape(1, -1, 2)
+    codec = ModelCodec(MIRROR._replace(signature=_only(datatype)))
+    for value in (float("nan"), None):
+        data: list[Any] = [1.0, value, *_OPEN[2:]] * times if value is not None else [1.0, None] * times
+        array = expected if value is not None else np.array(data, DTYPES[datatype]).reshape(1, -1, 2)
+        sent = np.array(data, object).reshape(array.shape).tolist() if nested else data
+        tensor = {"name": f"in_{datatype}", "shape": array.shape, "datatype": datatype, "data": sent}
+        parsed = codec.parse(json.dumps({"id": 'a NaN " Infinity', "inputs": [tensor]}).encode(), None)
+
+        assert np.array_equal(codec.decode(parsed)[f"in_{datatype}"], array, equal_nan=True)
+        assert (parsed.marked, parsed.request.id) == (value is not None, 'a NaN " Infinity')
+
+
+def _only(datatype: str) -> ModelSignature:
+    inputs, outputs, _ = MIRROR.signature
+    return ModelSignature(
+        tuple(spec for spec in inputs if spec.datatype == datatype),
+        tuple(spec for spec in outputs if spec.datatype == datatype),
+    )
+
+
+@pytest.mark.parametrize(
+    "word", ["NaN9", "-NaN", "1NaN", "NaNNaN", "+Infinity", "Infinity1", "--Infinity", "nan", "1e999", "9e999", "1e39"]
+)
+def test_other_words_are_no_numbers(word: str) -> None:
+    """Beside one that is, too."""
+    body = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, NaN, %b, 4]}]}'
+
+    with pytest.raises(InvalidRequest):
+        _decode(body % word.encode())
+
+
+@pytest.mark.parametrize("size", [1, 20_000])
+def test_answers_say_what_is_not_finite(size: int) -> None:
+    """As null, with the number of infinite values; as words for who has sent some, or asks for them."""
+    array = np.array([_OPEN * size], np.float32)
+    codec = CODECS["double"]
+
+    plain = json.loads(codec.encode(None, [("y", False)], {"y": array}).body)["outputs"][0]
+    words = codec.encode(None, [("y", False)], {"y": array}, words=True).body
+
+    assert plain["data"] == [1.0, None, None, None] * size
+    assert plain["parameters"] == {"infinite": 2 * size}
+    assert np.array_equal(json.loads(words)["outputs"][0]["data"], array[0], equal_nan=True)
+    assert b"parameters" not in words
+    finite = codec.encode(None, [("y", False)], {"y": np.array([[1.0, np.nan]], np.float32)}).body
+    assert b"parameters" not in finite
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -238,13 +297,26 @@ REFUSED: list[tuple[dict[str, Any] | bytes, str]] = [
     (_request(data=[[1, 2, 3], [4]]), "inputs[0].data: nested lists have unequal lengths"),
     (_request(data=[[[1, 2, 3, 4]]]), "inputs[0].data[0][0]: expected number, got array"),
     (_request(data=[1, 2, "3", 4]), "inputs[0].data[2]: expected number, got string"),
-    (_request(data=[1, 2, None, 4]), "inputs[0].data[2]: expected number, got null"),
     (_request(data=[1, 2, True, 4]), "inputs[0].data[2]: expected number, got true or false"),
     (_request(data="1234"), "inputs[0].data: expected array, got string"),
     (_request(data=None), "inputs[0].data: expected array, got null"),
     (_request(data=[1, 2, 3, 1e39]), "inputs[0].data: a number is too large for FP32"),
-    (_request(data=[1, 2, 3, float("nan")]), "the body: not valid JSON: invalid character"),
-    (_request(data=[1, 2, 3, float("inf")]), "the body: not valid JSON: invalid character"),
+    (_request(data=[1, 2, 3, "NaN"]), "inputs[0].data[3]: expected number, got string"),
+    (_request(data=[None, 2, 3, 1e39]), "inputs[0].data: a number is too large for FP32"),
+    (_request(data=[float("nan"), 2, 3, 1e39]), "inputs[0].data: a number is too large for FP32"),
+    (_request(data=[float("nan"), 2, 3]), "inputs[0].data: 3 values, but shape [1, 4] needs 4"),
+    (_request(data=[[None, 2], [3, 4]]), "inputs[0].data: nested as [2, 2], but the shape says [1, 4]"),
+    (_request(data=[[None, 2, 3], [4]]), "inputs[0].data: nested lists have unequal lengths"),
+    (_request(data=[float("nan"), True, 3, 4]), "inputs[0].data[1]: expected number or null, got true or false"),
+    (_request(data=[float("nan"), {}, 3, 4]), "inputs[0].data[1]: expected number or null, got object"),
+    (_request(shape=[1, float("nan")]), "inputs[0].shape[1]: number out of range"),
+    ({**_request(), "parameters": {"priority": float("inf")}}, "parameters.priority: number out of range"),
+    (b'{"inputs": NaN', "inputs: number out of range"),
+    (b'{"a": NaN, "inputs": [', "the body: not valid JSON: input data was truncated"),
+    (b'{"inputs": -NaN}', "inputs: number out of range"),
+    (b'{"inputs": nan}', "the body: not valid JSON"),
+    (b'{"a": [NaN, "' + b'\\"' * 1_000_000, "the body: not valid JSON: input data was truncated"),
+    (b'{"a": [9e999, NaN]}', "the body: not valid JSON: invalid character"),
     (json.dumps(_request()).encode().replace(b"4]}", b"1e999]}"), "inputs[0].data[3]: number out of range"),
     ({"inputs": _request()["inputs"] * 2}, "inputs[1].name: input 'x' is given twice"),
     (
@@ -259,6 +331,7 @@ REFUSED: list[tuple[dict[str, Any] | bytes, str]] = [
     ({**_request(), "parameters": {"priority": "high"}}, "parameters.priority: expected integer, got string"),
     ({**_request(), "parameters": {"timeout": 1.5}}, "parameters.timeout: expected integer, got number"),
     ({**_request(), "parameters": []}, "parameters: expected object or null, got array"),
+    ({**_request(), "parameters": {"priority": "high", "timeout": None}}, "parameters.priority: expected integer"),
     ({**_request(), "id": 7}, "id: expected string or null, got integer"),
 ]
 
@@ -397,6 +470,39 @@ def test_requested_outputs_must_exist(outputs: list[Any], message: str) -> None:
 
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         CODECS["double"].select(parsed)
+
+
+def test_null_is_left_out() -> None:
+    """Of every optional field, and of nothing else."""
+    names = [*asdict(RequestParameters()), "unknown"]
+    nothing = dict.fromkeys(("binary_data", "classification", "shared_memory_region"))
+    given = {
+        "id": None,
+        "inputs": [{**_request(parameters=dict.fromkeys(("binary_data_size", "shared_memory_region")))["inputs"][0]}],
+        "outputs": [{"name": "y", "parameters": nothing}],
+        "parameters": {**dict.fromkeys(names), "timeout": 7},
+    }
+    codec = CODECS["double"]
+    parsed = codec.parse(json.dumps(given).encode(), None)
+
+    assert codec.decode(parsed)["x"].shape == (1, 4)
+    assert codec.select(parsed) == [("y", False)]
+    assert asdict(parsed.parameters) == asdict(RequestParameters(timeout=7))
+    assert (
+        codec.parse(json.dumps({**given, "outputs": None, "parameters": None}).encode(), None).request.outputs is None
+    )
+
+
+def test_null_data_beside_binary_data_is_left_out() -> None:
+    """As its size says where it is."""
+    request = _binary("FP32", 8)
+    request["inputs"][0] |= {"data": None}
+    body = json.dumps(request).encode()
+    codec = ModelCodec(MIRROR._replace(signature=_only("FP32")))
+
+    tensors = codec.decode(codec.parse(body + bytes(8), b"%d" % len(body)))
+
+    assert tensors["in_FP32"].tolist() == [[[0.0, 0.0]]]
 
 
 def test_each_output_chooses_its_form() -> None:

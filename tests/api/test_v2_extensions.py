@@ -143,7 +143,8 @@ def test_bf16_has_no_json_form() -> None:
         (np.array([[1, 5, 10, 4]]), 2, (), [["10:2", "5:1"]]),
         (np.array([[1, 5, 10]]), 2, ("a", "b", "c"), [["10:2:c", "5:1:b"]]),
         (np.array([[1.1, 3], [2, 1]], "f4"), 9, (), [["3.000000:1", "1.100000:0"], ["2.000000:0", "1.000000:1"]]),
-        (np.array([[1.0, 2.0]]), 1, ("a", "b", "c"), [["2.000000:1"]]),
+        (np.array([[1.0, 2.0]]), 1, ("a", "b", "c"), [["2.000000:1:b"]]),
+        (np.array([[1.0, 2.0, 3.0]]), 3, ("a", "b"), [["3.000000:2", "2.000000:1:b", "1.000000:0:a"]]),
         (np.array([[1.0, 2.0]]), 2, ("a", ""), [["2.000000:1", "1.000000:0:a"]]),
         (np.array([[2, 2, 1]], np.uint8), 3, (), [["2:0", "2:1", "1:2"]]),
         (np.array([[-128, 127]], np.int8), 2, (), [["127:1", "-128:0"]]),
@@ -156,7 +157,7 @@ def test_bf16_has_no_json_form() -> None:
 def test_classes_are_the_highest_values_of_each_row(
     array: npt.NDArray[Any], count: int, labels: tuple[str, ...], expected: list[list[str]]
 ) -> None:
-    """In Triton's words, with labels where there is one for every value."""
+    """In Triton's words, with the label of its index where a value has one."""
     texts = top_classes(array, count, labels)
 
     assert [[text.decode() for text in row] for row in texts] == expected

@@ -124,6 +124,21 @@ def test_outputs_of_an_unexpected_shape_are_the_answer_of_an_entry_alone(
     assert [True] == [record.getMessage().endswith(told) for record in caplog.records]
 
 
+def test_an_output_of_as_many_rows_as_the_data_says_is_answered(tmp_path: Path) -> None:
+    """Where the file promises one row, as exporters write it who tried one picture: several boxes, or none."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["places"]),
+        helper.make_node("Transpose", ["places"], ["rows"]),
+        helper.make_node("Cast", ["rows"], ["y"], to=TensorProto.FLOAT),
+    ]
+    backend = written(tmp_path, nodes, [1, 4], [1, 2])
+    sent: list[Any] = [[[1, 1, 0, 1]], [[0, 0, 0, 0]], [[0, 0, 1, 0]]]
+    ran = run_entries(backend, [{"x": np.array(x, np.float32)} for x in sent], 8)
+
+    answers: Any = [outcome["y"].tolist() for outcome in ran.outcomes if not isinstance(outcome, ServeAppError)]
+    assert answers == [[[0, 0], [0, 1], [0, 3]], [], [[0, 2]]]
+
+
 def test_a_model_without_rows_is_run_as_it_is(tmp_path: Path) -> None:
     """Whatever the shapes: nothing is compared with rows, and `run` takes one request."""
     nodes = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)]

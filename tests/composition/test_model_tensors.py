@@ -164,6 +164,20 @@ def test_a_format_that_does_not_fit_is_one_line(heads: Path, given: Any, expecte
     assert problems(heads, format=given) == (f"model 'm': {expected}",)
 
 
+def test_vectors_may_be_longer_than_requests_have_rows(tmp_path: Path, pictures: Path) -> None:
+    """A row of a model without a batch axis is one value."""
+    shapes: dict[str, list[int | str | None]] = {"vector": ["n"], "pairs": ["n", 2]}
+    for name, shape in shapes.items():
+        (tmp_path / name).mkdir()
+        nodes = [helper.make_node("Relu", ["x"], ["y"])]
+        x, y = ([(end, TensorProto.FLOAT, shape)] for end in "xy")
+        onnx_models.write(tmp_path / name / "model.onnx", nodes, x, y)
+
+    most = [describe(folder).max_request_rows for folder in (tmp_path / "vector", tmp_path / "pairs", pictures)]
+
+    assert most == [64 * 2048, 2048, 2048]
+
+
 def test_every_fault_is_told(pictures: Path) -> None:
     """Of labels and of formats, at once."""
     assert len(problems(pictures, labels=["a"], format={"nothing": "NCHW"})) == 2

@@ -448,6 +448,37 @@ def test_labels_and_formats(tmp_path: Path) -> None:
     assert (info.formats, info.max_rows) == ({"pixels": "NCHW"}, 4)
 
 
+@pytest.mark.parametrize(
+    ("names", "labels", "note"),
+    [
+        ("a\nb\n", ("a", "b", "", ""), "has 2 labels, and a row has 4 values"),
+        ("a\nb\nc\nd\ne\n", ("a", "b", "c", "d"), "has 5 labels, and a row has 4 values"),
+    ],
+)
+def test_labels_of_another_number_are_those_of_their_values(
+    tmp_path: Path, names: str, labels: tuple[str, ...], note: str
+) -> None:
+    """As there; it is told."""
+    folder = add_model(tmp_path, "m", kind="image_logits")
+    (folder / "names.txt").write_text(names)
+    (folder / "config.pbtxt").write_text(PICTURE.replace("INPUT", "").replace("OUTPUT", 'label_filename: "names.txt"'))
+    told = [
+        each.rpartition("label_filename: ")[2] for each in notes(read_repository(str(tmp_path)).models[0], tmp_path)
+    ]
+
+    assert describe_models(read_args({"repository": str(tmp_path)}))["m"].labels_of("logits") == labels
+    assert told == [note]
+
+
+def test_labels_of_texts_are_not_used(tmp_path: Path) -> None:
+    """Whatever the file is: they name the highest values of numbers. The repository starts, and that is told."""
+    text = 'output { name: "OUTPUT0" label_filename: "names.txt" }'
+    model = translated(tmp_path, text, "string_identity")
+
+    assert notes(model, tmp_path) == ["1:26: output[0].label_filename: is not used: BYTES has no highest values"]
+    assert describe_models(read_args({"repository": str(tmp_path)}))["m"].labels_of("OUTPUT0") == ()
+
+
 def test_a_file_of_another_name(tmp_path: Path) -> None:
     """`default_model_filename`, in every version."""
     onnx_models.make(tmp_path / "m" / "3" / "net.onnx", "sum_diff")

@@ -247,6 +247,8 @@ def test_what_cannot_be_a_job_is_refused(client: httpx.Client, asked: Any, statu
         ("/v1/jobs/job_none/results?after=--1", 400),
         ("/v1/batches?limit=--5", 400),
         ("/v1/files?limit=--5", 400),
+        ("/v1/files?limit=10001", 400),
+        ("/v1/files?order=nonsense", 400),
         ("/v1/jobs/job_none?wait=nan", 400),
         ("/v1/batches/batch_none", 404),
         ("/v1/files/file-none", 404),
@@ -391,6 +393,60 @@ def test_files_that_are_no_batch_are_refused(api: openai.OpenAI, content: bytes,
             endpoint=endpoint,  # type: ignore[arg-type]
             completion_window="24h",
         )
+
+
+def test_files_in_both_orders(api: openai.OpenAI) -> None:
+    """By pages from either end, of as many as OpenAI's API allows."""
+    made = [api.files.create(file=("in", b"{}"), purpose="batch").id for _ in range(3)]
+
+    newest = [each.id for each in api.files.list(limit=2, order="desc")]  # the client turns the pages
+    oldest = [each.id for each in api.files.list(limit=10_000, order="asc")]
+
+    assert newest[:3] == made[::-1]
+    assert oldest == newest[::-1]
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(3_600, 3_600), (2_592_000, 7 * 86_400)])
+def test_a_file_is_kept_for_as_long_as_it_says(api: openai.OpenAI, seconds: int, kept: int) -> None:
+    """And no longer than the server keeps files, which the answer tells."""
+    file = api.files.create(
+        file=("in", b"{}"), purpose="batch", expires_after={"anchor": "created_at", "seconds": seconds}
+    )
+
+    assert file.expires_at is not None
+    assert file.expires_at - file.created_at == kept
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"anchor": "last_active_at", "seconds": "3600"}, "anchor]: expected created_at"),
+        ({"seconds": "3600"}, "anchor]: expected created_at"),
+        ({"anchor": "created_at"}, "seconds]: expected an integer from 3600 to 2592000"),
+        ({"anchor": "created_at", "seconds": "3599"}, "seconds]: expected an integer from 3600 to 2592000"),
+        ({"anchor": "created_at", "seconds": "1e4"}, "seconds]: expected an integer from 3600 to 2592000"),
+    ],
+)
+def test_other_times_are_refused(client: httpx.Client, more: dict[str, str], message: str) -> None:
+    """With OpenAI's bounds."""
+    form = {"purpose": "batch", **{f"expires_after[{name}]": value for name, value in more.items()}}
+    answer = client.post("/v1/files", data=form, files={"file": b"{}"})
+
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_null_is_left_out(client: httpx.Client) -> None:
+    """Of a job, of its items and of a batch's lines; the bodies of items stay as they are."""
+    nothing = dict.fromkeys(("priority", "timeout_s", "callback", "metadata", "headers", "body", "body_base64", "url"))
+    body = {"inputs": "the cat", "parameters": {"top_k": None}}
+    item = {"body": body, **dict.fromkeys(("body_base64", "content_type", "headers", "model", "url", "custom_id"))}
+    job = _submitted(client, model="words", items=[item] * 20, **nothing)
+    assert _ended(client, job["id"])["state"] == "COMPLETED"
+
+    alone = _submitted(client, model="words", body=body, items=None, priority=None)
+    assert _ended(client, alone["id"])["state"] == "COMPLETED"
+    assert client.post("/v1/jobs", json={"model": "words", "body": None}).status_code == 400
 
 
 def test_files_have_limits(api: openai.OpenAI) -> None:

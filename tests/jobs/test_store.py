@@ -416,6 +416,8 @@ async def test_files_are_kept_until_they_expire(store: Store) -> None:
     assert await store.content("file-1") == b"no 1.jsonl"
     assert await store.files("ann", "", 2) == [files[2], files[1]]
     assert await store.files("ann", "file-1", 2) == [files[0]]
+    assert await store.files("ann", "", 2, oldest_first=True) == files[:2]
+    assert await store.files("ann", "file-1", 2, oldest_first=True) == [files[2]]
     await store.delete_file("file-1")
     assert (await store.file("file-1"), await store.content("file-1")) == (None, None)
     assert await store.sweep(11.0, 10) == 1

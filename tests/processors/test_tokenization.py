@@ -131,7 +131,18 @@ def test_what_is_no_text_is_refused(text_folder: Path, texts: Any, message: str)
     with pytest.raises(InvalidRequest) as raised:
         tokenizer(text_folder, max_length=8).tokenize(texts)
 
-    assert raised.value.message == message
+    told, _, remedy = raised.value.message.partition("; ids must come from this model's tokenizer")
+    assert told == message
+    assert ("no token id" in message) == ("check_embedding_ctx_length=False" in remedy)
+
+
+def test_ids_may_be_refused(text_folder: Path) -> None:
+    """Those of another model's tokenizer cannot be told apart."""
+    refusing = tokenizer(text_folder, token_ids="refuse")
+
+    with pytest.raises(InvalidRequest, match="this model takes no token ids: send texts; ids must come from"):
+        refusing.tokenize([[1]])
+    assert refusing.tokenize(["the cat"]).keys() == tokenizer(text_folder).tokenize(["the cat"]).keys()
 
 
 def test_texts_are_padded_to_buckets(text_folder: Path) -> None:

@@ -67,7 +67,8 @@ def update_log_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         changes: ``log_info`` (whether informational messages are logged) and ``log_verbose_level`` (0, or more for
-            messages for debugging, too). Others may be there with the values that they have. ``None`` changes nothing.
+            messages for debugging, too, and informational ones). Others may be there with the values that they have.
+            ``None`` changes nothing.
 
     Returns:
         As `log_settings`, afterwards.
@@ -90,9 +91,10 @@ def update_log_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
             raise Unsupported(f"{name} cannot be changed while the server runs; log_info and log_verbose_level can")
         settings[name] = value
     if settings["log_verbose_level"] and not settings["log_info"]:
-        if changes.get("log_verbose_level"):
+        if changes.get("log_verbose_level") and changes.get("log_info") is False:
             raise InvalidRequest("log_verbose_level: verbose messages are logged only where log_info is true")
-        settings["log_verbose_level"] = 0  # the change is that of log_info
+        if not changes.get("log_verbose_level"):
+            settings["log_verbose_level"] = 0  # the change is that of log_info
     level = (
         logging.DEBUG if settings["log_verbose_level"] else logging.INFO if settings["log_info"] else logging.WARNING
     )
@@ -217,7 +219,7 @@ class _Endpoints:
         given = (await self._settings(request, may_be_empty=True)).get("parameters") or {}
         if not isinstance(given, dict):
             raise InvalidRequest("parameters: expected an object")
-        check_load_parameters(given)
+        check_load_parameters(name for name, value in given.items() if value is not None)
 
     async def no_regions(self, _: Request) -> Response:
         return json_response([])

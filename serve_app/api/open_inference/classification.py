@@ -60,7 +60,7 @@ def top_classes(array: npt.NDArray[Any], count: int, labels: Sequence[str] = ())
     Args:
         array: Numbers, (rows, ...). The index of a value counts through all but the first dimension.
         count: How many, at least 1; there are no more than a row has values.
-        labels: Names by index. They are left out unless there are as many as a row has values.
+        labels: Names by index; a value behind the last, or whose name is empty, has none.
 
     Returns:
         UTF-8 texts, (rows, min(count, values of a row)), the highest value first. Of equal ones the first in the row
@@ -73,10 +73,10 @@ def top_classes(array: npt.NDArray[Any], count: int, labels: Sequence[str] = ())
     else:  # the smallest integer has no opposite: sorted upwards from the end, and read from the end
         order = rows.shape[1] - 1 - np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1][:, :count]
     form = "%d:%d" if rows.dtype.kind in "iu" else "%f:%d"
-    named = len(labels) == rows.shape[1]
     texts = np.empty(order.shape, np.object_)
     for row, places in enumerate(order.tolist()):
         for column, place in enumerate(places):
             text = form % (rows[row, place], place)
-            texts[row, column] = f"{text}:{labels[place]}".encode() if named and labels[place] else text.encode()
+            name = labels[place] if place < len(labels) else ""
+            texts[row, column] = (f"{text}:{name}" if name else text).encode()
     return texts

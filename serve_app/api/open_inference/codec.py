@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from serve_app.api.open_inference import wire
+from serve_app.api.left_out import NULL, BodyDecoder, is_of_null
+from serve_app.api.open_inference import non_finite, wire
 from serve_app.api.open_inference.classification import check_classification
 from serve_app.api.open_inference.raw import decode_raw
 from serve_app.api.open_inference.tensors import (
@@ -39,6 +40,7 @@ Selection: TypeAlias = list[tuple[str, bool]]
 """Names of outputs in order, and whether each is sent as binary."""
 
 _REQUEST: Final[Decoder] = msgspec.json.Decoder(wire.InferRequest[msgspec.Raw])
+_WITH_NULLS: Final = BodyDecoder(wire.InferRequest[msgspec.Raw])
 # JSON up to this size is decoded in one pass where it can be: that costs less than finding where its data ends. With
 # more, data stays undecoded until it is known that there is room for the request.
 _ONE_PASS_BYTES: Final = 8 * 1024
@@ -72,12 +74,14 @@ class Parsed(msgspec.Struct, frozen=True):
         parameters: Its parameters, or the defaults.
         body: The whole body; binary tensors are views of it.
         offset: Where binary tensor data starts in ``body``.
+        marked: Whether the ``data`` of tensors is from `serve_app.api.open_inference.non_finite.mark`.
     """
 
     request: wire.InferRequest[Any]
     parameters: wire.RequestParameters
     body: bytes | memoryview
     offset: int
+    marked: bool = False
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -130,7 +134,7 @@ def parse(body: bytes | memoryview, header_length: bytes | None, one_pass: Decod
         if size == 0:
             return Parsed(_RAW_REQUEST, _RAW_PARAMETERS, body, 0)
     text = body if size == len(body) else memoryview(body)[:size]
-    request = None
+    request, marked = None, False
     if one_pass is not None and size <= _ONE_PASS_BYTES:
         try:  # noqa: SIM105 - suppress() costs half as much as the decoding
             request = one_pass.decode(text)
@@ -140,10 +144,25 @@ def parse(body: bytes | memoryview, header_length: bytes | None, one_pass: Decod
         try:
             request = _REQUEST.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise wire.invalid(error) from None
+            request, marked = _read_again(bytes(text), error)
     parameters = request.parameters or _NO_PARAMETERS
     parameters.check()
-    return Parsed(request, parameters, body, size)
+    return Parsed(request, parameters, body, size, marked)
+
+
+def _read_again(text: bytes, error: Exception) -> tuple[wire.InferRequest[msgspec.Raw], bool]:
+    """Decode what may only have null, or NaN and infinities as words. Returns whether it has these.
+
+    Raises:
+        InvalidRequest: It is invalid beside that; of ``error``, if it has none of them.
+    """
+    marked = non_finite.mark(text)
+    if marked is None and not is_of_null(error):
+        raise wire.invalid(error) from None
+    try:
+        return _WITH_NULLS.decode(text if marked is None else marked), marked is not None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as another:
+        raise wire.invalid(another) from None
 
 
 def json_size(body_size: int, header_length: bytes | None) -> int:
@@ -223,10 +242,12 @@ class ModelCodec:
                     raise InvalidRequest(f"{where}.data: missing (or send binary data with binary_data_size)")
                 if plan.json is None:
                     raise _no_json_form(f"{where}.data: {plan.spec.datatype}", "binary_data_size")
-                convert = plan.json.take if isinstance(data, list) else plan.json.decode
-                tensors[tensor.name] = convert(data, shape, count, f"{where}.data")
+                if isinstance(data, list):
+                    tensors[tensor.name] = plan.json.take(data, shape, count, f"{where}.data")
+                else:
+                    tensors[tensor.name] = plan.json.decode(data, shape, count, f"{where}.data", parsed.marked)
                 continue
-            if data is not msgspec.UNSET:
+            if data is not msgspec.UNSET and data != NULL:
                 raise InvalidRequest(f"{where}: has both data and parameters.binary_data_size; send one")
             size = options.binary_data_size
             left = len(parsed.body) - offset
@@ -399,8 +420,9 @@ class ModelCodec:
         tensors: Tensors,
         variant: str = "",
         more: Mapping[str, int | str] | None = None,
+        words: bool = False,
     ) -> Encoded:
-        """Encode a response. In JSON, NaN and infinities become null; ask for binary to get them.
+        """Encode a response. In JSON, NaN and infinities become null, and it is told how many are infinite.
 
         Args:
             request_id: The ``id`` of the request, to be echoed.
@@ -408,6 +430,7 @@ class ModelCodec:
             tensors: The model's outputs.
             variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
             more: More of the response's parameters, such as the timings that the request asked for.
+            words: Whether they are written as the words that Triton has for them; that is no valid JSON.
 
         Raises:
             InvalidRequest: An output has no JSON form.
@@ -432,7 +455,13 @@ class ModelCodec:
                 size = len(blob) if isinstance(blob, bytes) else blob.nbytes
                 parts.append(b'"parameters":{"binary_data_size":%d}}' % size)
             else:
-                parts += (b'"data":', dump_data(array, name), b"}")
+                data = dump_data(array, name)
+                if b"null" in data and array.dtype.kind == "f":
+                    if words:
+                        data = non_finite.in_words(data, array)
+                    elif infinite := int(np.isinf(array).sum()):
+                        parts.append(b'"parameters":{"infinite":%d},' % infinite)
+                parts += (b'"data":', data, b"}")
         parts.append(b"]}" if selection else b',"outputs":[]}')
         if not blobs:
             return Encoded(b"".join(parts), None)

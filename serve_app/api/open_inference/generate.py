@@ -15,6 +15,8 @@ import orjson
 from msgspec import Struct
 
 from serve_app.api.gateway import Gateway
+from serve_app.api.left_out import NULL
+from serve_app.api.open_inference import non_finite
 from serve_app.api.open_inference.codec import BINARY_ONLY, ModelCodec
 from serve_app.api.open_inference.tensors import dump_data
 from serve_app.api.open_inference.wire import RequestParameters, invalid
@@ -83,9 +85,10 @@ class GenerateCodec:
         self._tensors = ModelCodec(info)
         self._inputs = [spec.name for spec in (*info.signature.inputs, *info.signature.optional)]
         # Only names that mean something are kept of a body, however many it has. An input goes before a parameter.
-        known: dict[str, Any] = {_ID: str, **_PARAMETERS} | dict.fromkeys(self._inputs, msgspec.Raw)
+        parameters = {name: type_ | None for name, type_ in {_ID: str, **_PARAMETERS}.items()}
+        known: dict[str, Any] = parameters | dict.fromkeys(self._inputs, msgspec.Raw)
         known.pop(_NESTED, None)
-        inner = _struct(known)
+        inner = _struct(known) | None
         self._names = tuple(known)
         self._json = msgspec.json.Decoder(_struct({**known, _NESTED: inner}))
 
@@ -102,7 +105,7 @@ class GenerateCodec:
             raise invalid(error) from None
         *given, nested = msgspec.structs.astuple(top)
         found = self._found(given)
-        if nested is not msgspec.UNSET:
+        if nested is not msgspec.UNSET and nested is not None:
             more = self._found(msgspec.structs.astuple(nested))
             if twice := found.keys() & more.keys():
                 raise InvalidRequest(f"parameters.{min(twice)}: it is given outside of the parameters as well")
@@ -114,7 +117,11 @@ class GenerateCodec:
         return GenerateRequest(self, values, parameters, request_id)
 
     def _found(self, given: Any) -> dict[str, Any]:
-        return {name: value for name, value in zip(self._names, given, strict=True) if value is not msgspec.UNSET}
+        return {
+            name: value
+            for name, value in zip(self._names, given, strict=True)
+            if value is not msgspec.UNSET and value is not None and value != NULL
+        }
 
     def decode(self, request: GenerateRequest) -> Tensors:
         """Decode and check the inputs. Raises `InvalidRequest`."""
@@ -140,6 +147,8 @@ class GenerateCodec:
         for spec in self.info.signature.outputs:
             array = tensors[spec.name]
             data = dump_data(array, spec.name)
+            if request.parameters.non_finite and array.dtype.kind == "f":
+                data = non_finite.in_words(data, array)
             parts += (b",", orjson.dumps(spec.name), b":", data[1:-1] if array.size == 1 else data)
         return b"".join((*parts, b"}"))
 

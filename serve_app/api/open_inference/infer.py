@@ -104,7 +104,8 @@ class Infer(HttpOperation[InferRequest]):
         if (timed := parsed.parsed.parameters.timings) or answer.unverified:
             told = body_parameters(answer, timed=timed)
         codec = parsed.codec if parsed.codec.info is info else ModelCodec(info)  # another after a load
-        encoded = codec.encode(request.id, parsed.selection, value, answer.variant, told)
+        words = parsed.parsed.marked or parsed.parsed.parameters.non_finite
+        encoded = codec.encode(request.id, parsed.selection, value, answer.variant, told, words)
         if encoded.header_length is None:
             return Reply(encoded.body)
         return Reply(encoded.body, _BINARY, [(_HEADER_LENGTH, b"%d" % encoded.header_length)])

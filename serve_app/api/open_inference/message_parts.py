@@ -16,6 +16,8 @@ MAX_PARTS: Final = 4096
 
 MAX_GROWING: Final = 2**20
 """Bytes of typed `contents` that take more room once they are parsed: whole numbers, BOOL, and short BYTES."""
+_OF_TEXT: Final = 16
+"""What each element of `bytes_contents` counts for, where they are walked through: it is an object of its own."""
 _GROWTH: Final = 15
 """How many more bytes each of them takes then, at most. An element of 8 bytes can be one here, and room is doubled."""
 
@@ -101,7 +103,35 @@ class _Walk:
         if size <= self.growing and self._body[position] not in _FLOATS:
             self.growing -= size
         else:
-            self.fields(position, position + size, _IN_CONTENTS)
+            self.fields(self._texts(position, position + size), position + size, _IN_CONTENTS)
+
+    def _texts(self, position: int, end: int) -> int:
+        """Count the elements of BYTES that contents begin with. Returns where they end. Raises `IndexError`.
+
+        Nothing is called for most of them: there may be very many.
+        """
+        body, most = self._body, self.growing // _OF_TEXT
+        elements = 0
+        while position < end and body[position] == _TEXTS and elements <= most:
+            size = body[position + 1]
+            position += 2
+            if size >= 0x80:
+                high = body[position]
+                if high < 0x80:
+                    size, position = size & 0x7F | high << 7, position + 1
+                else:
+                    size, position = _varint(body, position - 1)
+            position += size
+            elements += 1
+        if position > end:
+            raise IndexError
+        if elements > most:
+            raise InvalidRequest(
+                f"bytes_contents: more than {MAX_GROWING} bytes may be {MAX_GROWING // _OF_TEXT} elements at most; send"
+                " raw_input_contents"
+            )
+        self.growing -= elements * _OF_TEXT
+        return position
 
     def _grow(self, size: int) -> None:
         self.growing -= size

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from serve_app.api.open_inference.non_finite import values_of
 from serve_app.api.open_inference.wire import invalid
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import DTYPES
@@ -64,6 +65,7 @@ class JsonData:
     """Decodes the ``data`` of JSON tensors of one datatype.
 
     Numbers must be representable: a float that would become infinite, or an integer that does not fit, is refused.
+    Null among floats is NaN, as it is in answers.
     BYTES elements are JSON strings and become `bytes` in UTF-8, the same as from binary data.
 
     Args:
@@ -80,9 +82,12 @@ class JsonData:
         for _ in range(max(1, rank)):
             element = list[element]
             self._decoders.append(msgspec.json.Decoder(element))
+        self._is_float = self._dtype.kind == "f"
         self._may_overflow = self._dtype.kind == "f" and self._dtype.itemsize < 8
 
-    def decode(self, raw: msgspec.Raw | bytes, shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
+    def decode(
+        self, raw: msgspec.Raw | bytes, shape: tuple[int, ...], count: int, where: str, marked: bool = False
+    ) -> npt.NDArray[Any]:
         """Decode one tensor.
 
         Args:
@@ -90,31 +95,33 @@ class JsonData:
             shape: Its checked shape.
             count: Product of ``shape``.
             where: Path of the data in the request, for messages.
+            marked: Whether the text is from `serve_app.api.open_inference.non_finite.mark`.
 
         Raises:
             InvalidRequest: The data does not fit the datatype or the shape.
         """
         view = memoryview(raw)
+        nested = len(shape) > 1 and _is_nested(view)
         try:
             if len(view) > _PIECE_BYTES and self._dtype.kind != "O":
-                array = self._decode_long(bytes(view), shape, count, where)
-            elif len(shape) > 1 and _is_nested(view):
-                values = self._decoders[len(shape) - 1].decode(view)
-                array = self._array(values, where)
-                if array.shape != shape:
-                    raise _misshaped(where, array.shape, shape)
-            else:
+                return self._decode_long(bytes(view), shape, count, where, marked)
+            if not nested:
                 return self.take(self._decoders[0].decode(view), shape, count, where)
+            array = self._array(self._decoders[len(shape) - 1].decode(view), where)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise invalid(error, where) from None
-        if self._may_overflow and not np.isfinite(array).all():
-            raise InvalidRequest(f"{where}: a number is too large for {self._datatype}")
+            array = self._with_gaps(bytes(view), len(shape) if nested else 1, where, error, marked)
+            if not nested:
+                if array.size != count:
+                    raise _miscounted(where, array.size, shape, count) from None
+                return array.reshape(shape)
+        if array.shape != shape:
+            raise _misshaped(where, array.shape, shape)
         return array
 
     def take(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
         """As `decode`, of data that was a flat list of the datatype's elements and is decoded already."""
         if len(values) != count:
-            raise InvalidRequest(f"{where}: {len(values)} values, but shape {list(shape)} needs {count}")
+            raise _miscounted(where, len(values), shape, count)
         if self._format is None:
             return _bytes_array(values, where).reshape(shape)
         try:
@@ -126,35 +133,62 @@ class JsonData:
         array: npt.NDArray[Any] = np.ndarray(shape, self._dtype, packed)
         return array
 
-    def _array(self, values: list[Any], where: str) -> npt.NDArray[Any]:
+    def _array(self, values: list[Any], where: str, infinite: int = 0) -> npt.NDArray[Any]:
         if self._dtype.kind == "O":
             return _bytes_array(values, where)
         try:
-            if self._may_overflow:
-                with np.errstate(over="ignore"):
-                    return np.array(values, dtype=self._dtype)
-            return np.array(values, dtype=self._dtype)
+            if not self._is_float:
+                return np.array(values, dtype=self._dtype)
+            with np.errstate(over="ignore"):
+                array = np.array(values, dtype=self._dtype)
         except OverflowError:
             raise InvalidRequest(f"{where}: a number does not fit {self._datatype}") from None
         except ValueError:
             raise InvalidRequest(f"{where}: nested lists have unequal lengths") from None
+        if np.count_nonzero(np.isinf(array)) != infinite:
+            raise InvalidRequest(f"{where}: a number is too large for {self._datatype}")
+        return array
 
-    def _decode_long(self, text: bytes, shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
+    def _with_gaps(self, text: bytes, depth: int, where: str, error: Exception, marked: bool) -> npt.NDArray[Any]:
+        """What a decoder refused with an error that may be for null, or for NaN and infinities as words."""
+        if not self._is_float or not (marked or b"null" in text):
+            raise invalid(error, where) from None
+        kind: Any = float | None
+        for _ in range(depth):
+            kind = list[kind]
+        try:
+            values, infinite = values_of(text, marked=marked)
+            return self._array(msgspec.convert(values, kind), where, infinite)
+        except msgspec.ValidationError as another:
+            raise invalid(another, where) from None
+        except (ValueError, RecursionError):
+            raise invalid(error, where) from None
+
+    def _piece(self, text: bytes, depth: int, where: str, marked: bool) -> npt.NDArray[Any]:
+        try:
+            values = self._decoders[depth - 1].decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return self._with_gaps(text, depth, where, error, marked)
+        return self._array(values, where)
+
+    def _decode_long(
+        self, text: bytes, shape: tuple[int, ...], count: int, where: str, marked: bool
+    ) -> npt.NDArray[Any]:
         # A value takes two bytes at least (a digit and a comma): nothing is allocated for a shape that cannot be met.
         if count > len(text) // 2:
             raise InvalidRequest(f"{where}: fewer values than the {count} that shape {list(shape)} needs")
         array = np.empty(shape, dtype=self._dtype)
         if len(shape) > 1 and _is_nested(memoryview(text)):
-            self._fill(text, array, where)
+            self._fill(text, array, where, marked)
         else:
-            self._fill_flat(text, array.reshape(-1), where)
+            self._fill_flat(text, array.reshape(-1), where, marked)
         return array
 
-    def _fill(self, text: bytes, out: npt.NDArray[Any], where: str) -> None:
+    def _fill(self, text: bytes, out: npt.NDArray[Any], where: str, marked: bool) -> None:
         if out.ndim == 1:
-            self._fill_flat(text, out, where)
+            self._fill_flat(text, out, where, marked)
         elif len(text) <= _PIECE_BYTES:
-            values = self._array(self._decoders[out.ndim - 1].decode(text), where)
+            values = self._piece(text, out.ndim, where, marked)
             if values.shape != out.shape:
                 raise _misshaped(where, values.shape, out.shape)
             out[...] = values
@@ -165,29 +199,32 @@ class JsonData:
             for index, row in enumerate(rows):
                 place = f"{where}[{index}]"
                 try:
-                    self._fill(bytes(memoryview(row)), out[index], place)
+                    self._fill(bytes(memoryview(row)), out[index], place, marked)
                 except msgspec.MsgspecError as error:
                     raise invalid(error, place) from None
 
-    def _fill_flat(self, text: bytes, out: npt.NDArray[Any], where: str) -> None:
+    def _fill_flat(self, text: bytes, out: npt.NDArray[Any], where: str, marked: bool) -> None:
         # Numbers hold no commas, so a list of them can be cut at any comma. A piece that holds anything else fails
         # to decode, whole or cut.
-        decoder = self._decoders[0]
         if not text.startswith(b"["):
-            decoder.decode(text)  # raises: not an array
+            self._decoders[0].decode(text)  # raises: not an array
         filled, position, end = 0, 1, len(text) - 1
         while position < end:
             cut = text.find(b",", position + _PIECE_BYTES, end)
             cut = cut if cut >= 0 else end
+            piece = b"[%b]" % text[position:cut]
             try:
-                values = decoder.decode(b"[%b]" % text[position:cut])
-            except msgspec.MsgspecError:
-                raise InvalidRequest(
-                    f"{where}: an element near position {filled} is not a {self._datatype} value"
-                ) from None
+                values = self._array(self._decoders[0].decode(piece), where)
+            except msgspec.MsgspecError as error:
+                try:
+                    values = self._with_gaps(piece, 1, where, error, marked)
+                except InvalidRequest:
+                    raise InvalidRequest(
+                        f"{where}: an element near position {filled} is not a {self._datatype} value"
+                    ) from None
             if filled + len(values) > len(out):
                 raise InvalidRequest(f"{where}: more values than the {len(out)} that its shape needs")
-            out[filled : filled + len(values)] = self._array(values, where)
+            out[filled : filled + len(values)] = values
             filled += len(values)
             position = cut + 1
         if filled != len(out):
@@ -210,6 +247,10 @@ def count_of(text: bytes, datatype: str) -> int:
         return (plain.count(b'"') - plain.count(rb"\"")) // 2
     commas = text.count(b",")
     return commas + 1 if commas or text.strip(_BRACKETS) else 0
+
+
+def _miscounted(where: str, got: int, shape: tuple[int, ...], count: int) -> InvalidRequest:
+    return InvalidRequest(f"{where}: {got} values, but shape {list(shape)} needs {count}")
 
 
 def _misshaped(where: str, got: tuple[int, ...], expected: tuple[int, ...]) -> InvalidRequest:

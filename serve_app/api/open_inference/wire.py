@@ -70,6 +70,7 @@ class RequestParameters(msgspec.Struct, gc=False):
         stream_timeout: Microseconds for all parts of an answer; 0 for the default.
         triton_enable_empty_final_response: Whether, in a stream of gRPC, an answer in parts is followed by an empty one
             that says that it was all.
+        non_finite: Whether an answer in JSON has NaN, Infinity and -Infinity as these words, which is no valid JSON.
     """
 
     priority: int = 0
@@ -81,6 +82,7 @@ class RequestParameters(msgspec.Struct, gc=False):
     sequence_id: int | str = 0
     stream_timeout: int = 0
     triton_enable_empty_final_response: bool = False
+    non_finite: bool = False
 
     def check(self) -> None:
         """Raise `Unsupported` where the request belongs to an extension that is not served here."""

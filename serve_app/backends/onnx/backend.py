@@ -183,8 +183,10 @@ class OnnxBackend:
             InferenceFailed: The model failed.
             InvalidRequest: A BYTES input holds something that is not text, or bytes that are not UTF-8 come back.
         """
-        if self._facts().fixed_rows is not None:
-            return self.run(inputs)  # a request of other rows than the file's has to be cut or filled up
+        facts = self._facts()
+        fixed_rows = facts.fixed_rows
+        if fixed_rows is not None and any(len(inputs[spec.name]) != fixed_rows for spec in facts.signature.inputs):
+            return self.run(inputs)  # it has to be cut or filled up
         if self._text_inputs:
             inputs = self._with_text(inputs)
         outputs = self._outputs_of(next(iter(self._sessions.values())), inputs)
@@ -219,7 +221,10 @@ class OnnxBackend:
         except UnicodeDecodeError as error:
             if any(array.dtype.kind == "S" for array in inputs.values()):
                 # It has run: ONNX Runtime takes bytes that are no text, and gives back text only.
-                raise InvalidRequest("bytes that are not UTF-8 are in the model's output; send UTF-8") from error
+                raise InvalidRequest(
+                    "bytes that are not UTF-8 are in the model's output, which ONNX Runtime gives as text only; send"
+                    " UTF-8, or base64 where the model does not look into them"
+                ) from error
             raise InferenceFailed("the model gave bytes that are not UTF-8") from error
         except Exception as error:  # ONNX Runtime's exceptions share no base but Exception
             raise InferenceFailed(f"the model failed on this input: {describe_failure(error)}") from error

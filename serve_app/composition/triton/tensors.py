@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from serve_app.composition.tensors import NO_ORDER, read_labels, values_of_row
 from serve_app.composition.triton.fields import Fields
 from serve_app.config.problems import hint
+from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.processors.model_folder import ModelFolder
 
@@ -27,7 +29,7 @@ def read_tensors(fields: Fields, signature: ModelSignature, folder: ModelFolder,
     inputs = {spec.name: spec for spec in (*signature.inputs, *signature.optional)}
     outputs = {spec.name: spec for spec in signature.outputs}
     formats: dict[str, str] = {}
-    labels: dict[str, str] = {}
+    labels: dict[str, str | tuple[str, ...]] = {}
     given = set()
     optional = {spec.name for spec in signature.optional}
     for each in fields.each("input"):
@@ -51,10 +53,8 @@ def read_tensors(fields: Fields, signature: ModelSignature, folder: ModelFolder,
         if spec is None:
             continue
         answered.add(spec.name)
-        if file := each.value("label_filename"):
-            labels[spec.name] = file
-            if folder.find(file) is None:
-                each.fault("label_filename", f"there is no file {file} in the model's folder")
+        if each.value("label_filename") and (names := _read_labels(each, spec, folder, batched=batched)):
+            labels[spec.name] = names
     if answered and (further := [name for name in outputs if name not in answered]):
         fields.note(
             "output", f"the file has {', '.join(further)}, too, which answers hold unless a request names others"
@@ -75,6 +75,30 @@ def refuse_forms(each: Fields) -> None:
     for name in ("is_shape_tensor", "is_non_linear_format_io"):
         if each.value(name):
             each.refuse(name, "is for TensorRT's plans")
+
+
+def _read_labels(each: Fields, spec: TensorSpec, folder: ModelFolder, *, batched: bool) -> str | tuple[str, ...]:
+    """The labels of an output: its file, or what is in it where they are not as many as its values; none: it has none.
+
+    As there, a value has the label of its index, or none.
+    """
+    file: str = each.value("label_filename")
+    if spec.datatype in NO_ORDER:
+        each.note("label_filename", f"is not used: {spec.datatype} has no highest values")
+        return ""
+    if folder.find(file) is None:
+        each.fault("label_filename", f"there is no file {file} in the model's folder")
+        return ""
+    try:
+        names = read_labels(file, "label_filename", folder)
+    except ConfigError as error:
+        each.fault("label_filename", error.problems[0].removeprefix("label_filename: "))
+        return ""
+    values = values_of_row(spec if batched else spec._replace(shape=(1, *spec.shape))) if spec.ranked else None
+    if values in {None, len(names)}:
+        return file
+    each.note("label_filename", f"has {len(names)} labels, and a row has {values} values")
+    return (*names, *("" for _ in range(values - len(names))))[:values]
 
 
 def _read_tensor(each: Fields, known: Mapping[str, TensorSpec], what: str, *, batched: bool) -> TensorSpec | None:

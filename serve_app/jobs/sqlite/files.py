@@ -30,12 +30,15 @@ def find_file(database: sqlite3.Connection, file: str) -> StoredFile | None:
     return None if row is None else StoredFile(*row)
 
 
-def list_files(database: sqlite3.Connection, owner: str, after: str, limit: int) -> list[StoredFile]:
+def list_files(
+    database: sqlite3.Connection, owner: str, after: str, limit: int, oldest_first: bool
+) -> list[StoredFile]:
     """See `Store.files`."""
+    side, end, order = (">", 0, "ASC") if oldest_first else ("<", 2**63 - 1, "DESC")
     rows = database.execute(
         f"SELECT {_FILE} FROM files WHERE owner = ?"  # noqa: S608
-        " AND seq < coalesce((SELECT seq FROM files WHERE id = ?), 9223372036854775807) ORDER BY seq DESC LIMIT ?",
-        (owner, after, limit),
+        f" AND seq {side} coalesce((SELECT seq FROM files WHERE id = ?), ?) ORDER BY seq {order} LIMIT ?",
+        (owner, after, end, limit),
     )
     return [StoredFile(*row) for row in rows]
 

@@ -160,9 +160,9 @@ class SqliteStore:
         """See `Store.file`."""
         return await self._read(find_file, file)
 
-    async def files(self, owner: str, after: str, limit: int) -> list[StoredFile]:
+    async def files(self, owner: str, after: str, limit: int, *, oldest_first: bool = False) -> list[StoredFile]:
         """See `Store.files`."""
-        return await self._read(list_files, owner, after, limit)
+        return await self._read(list_files, owner, after, limit, oldest_first)
 
     async def content(self, file: str) -> bytes | None:
         """See `Store.content`."""

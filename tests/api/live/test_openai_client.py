@@ -94,7 +94,7 @@ def test_headers_and_variants(api: openai.OpenAI) -> None:
     [
         ({"model": "nothing", "input": "a"}, openai.NotFoundError, "model_not_found", "there is no 'nothing'"),
         ({"model": "digits", "input": "a"}, openai.BadRequestError, "invalid_request", "models that do: words"),
-        ({"model": "words", "input": []}, openai.BadRequestError, "invalid_request", "expected 1 to 1024 texts"),
+        ({"model": "words", "input": []}, openai.BadRequestError, "invalid_request", "expected 1 to 2048 texts"),
         ({"model": "words", "input": [99]}, openai.BadRequestError, "invalid_request", "99 is no token id"),
         ({"model": "words", "input": "a", "dimensions": 9}, openai.BadRequestError, "invalid_request", "1 to 8"),
         (

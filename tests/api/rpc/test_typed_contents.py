@@ -87,8 +87,9 @@ def typed(datatype: str, field: str, elements: list[Any], inputs: int = 1) -> pb
         typed("BOOL", "bool", [False] * (MIB + 1)),
         typed("UINT32", "uint", [0] * (MIB // 2 + 1), inputs=2),
         typed("BYTES", "bytes", [b""] * (MIB // 2 + 1)),
+        typed("BYTES", "bytes", [b"x" * 50] * (MIB // 16 + 1)),
     ],
-    ids=["INT64", "INT8", "BOOL", "two of them", "BYTES"],
+    ids=["INT64", "INT8", "BOOL", "two of them", "BYTES", "longer BYTES"],
 )
 async def test_elements_of_one_byte_are_not_sent_by_the_million(request_: pb.ModelInferRequest) -> None:
     """Parsed, each would take up to 16 bytes, and all requests would wait meanwhile."""
@@ -104,11 +105,13 @@ async def test_elements_of_one_byte_are_not_sent_by_the_million(request_: pb.Mod
     [
         (typed("INT64", "int64", [0] * 500_000), 500_000),
         (typed("BYTES", "bytes", [b""] * 100_000), 200_000),
-        (typed("BYTES", "bytes", [b"x" * MIB] * 2), 0),
+        (typed("BYTES", "bytes", [b"x" * MIB] * 2), 2 * 16),
+        (typed("BYTES", "bytes", [b"x" * 200] * 10_000), 10_000 * 16),
+        (typed("BYTES", "bytes", [b"x" * 50] * 60_000), 60_000 * 16),
         (typed("FP32", "fp32", [1.0] * (MIB // 2)), 0),
         (typed("FP32", "fp32", [1.0] * 20_000), 0),
     ],
-    ids=["INT64", "BYTES", "large BYTES", "FP32", "less FP32"],
+    ids=["INT64", "BYTES", "large BYTES", "many BYTES", "short BYTES", "FP32", "less FP32"],
 )
 async def test_what_typed_tensors_take_is_counted(request_: pb.ModelInferRequest, expanding: int) -> None:
     """Until they are decoded; those that are as large as their bytes count as that."""

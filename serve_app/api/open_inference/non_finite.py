@@ -1,0 +1,70 @@
+"""NaN and infinities in JSON, as Triton and its clients write them: the words NaN, Infinity and -Infinity.
+
+JSON has no such words, and its decoder refuses them. A body that it refuses is read again with marks in their place:
+numbers that are too large for any float, and so cannot mean anything else. Only the data of floats takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+_MARKS: Final = {b"Infinity": b"8e999", b"NaN": b"9e999"}
+_IN_MARKS: Final = b"e999"
+_NULL: Final = b"null"
+_RUNS: Final = re.compile(
+    # Strings, or else words, with what is between them: so many at once, since each match calls a function. What is
+    # behind a string without an end belongs to it, or looking for the end would begin anew at each quotation mark.
+    rb'(?:"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)[^"IN]*+){1,1000}+|(?:(?:Infinity|NaN)[^"IN]*+){1,1000}+',
+    re.DOTALL,
+)
+
+
+def mark(text: bytes) -> bytes | None:
+    """JSON with marks in place of such words; ``None``: it has none, or already has what looks like a mark."""
+    if _IN_MARKS in text or not any(word in text for word in _MARKS):
+        return None
+    marked = _RUNS.sub(_marked, text)
+    return None if marked == text else marked
+
+
+def _marked(found: re.Match[bytes]) -> bytes:
+    run = found[0]
+    if not run.startswith(b'"'):
+        for word, sign in _MARKS.items():
+            run = run.replace(word, sign)
+    return run
+
+
+def values_of(text: bytes, *, marked: bool) -> tuple[Any, int]:
+    """What data holds that null or a mark is in.
+
+    Args:
+        text: The data.
+        marked: Whether it is from `mark`: otherwise what looks like a mark is a number.
+
+    Returns:
+        Its values, unchecked: numbers, ``None`` for null, or anything else. And how many of them are to be infinite.
+
+    Raises:
+        ValueError: It is no JSON.
+        RecursionError: It is nested too deeply.
+    """
+    if marked:
+        for word, sign in _MARKS.items():
+            text = text.replace(sign, word)
+    return json.loads(text.decode()), text.count(b"Infinity")
+
+
+def in_words(data: bytes, array: npt.NDArray[Any]) -> bytes:
+    """JSON of an array in which null stands for NaN and infinities, with the words for them."""
+    flat = array.reshape(-1)
+    between = data.split(_NULL)
+    parts = [between[0]]
+    for value, following in zip(flat[~np.isfinite(flat)].tolist(), between[1:], strict=True):
+        parts += (b"NaN" if value != value else b"Infinity" if value > 0 else b"-Infinity", following)  # noqa: PLR0124
+    return b"".join(parts)
