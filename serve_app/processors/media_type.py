@@ -23,7 +23,7 @@ _SAYS_NOTHING = frozenset(
 
 _NOT_DECODED = (
     (b"....ftyp(heic|heix|hevc|heim|heis|mif1|msf1)", "HEIC"),
-    (b"....ftyp", "MP4 (M4A)"),
+    (b"....ftyp(?!avi[fs])", "MP4 (M4A)"),
     (b"\x1aE\xdf\xa3", "WebM"),
     (b"\xff[\xf0\xf1\xf8\xf9]", "AAC"),
     (b"#!AMR", "AMR"),

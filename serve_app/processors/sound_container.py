@@ -20,8 +20,8 @@ _Order: TypeAlias = Literal["big", "little"]
 MOST_CHUNKS: Final = 1_000
 """Chunks that are looked at in one file, a third of a millisecond. Programs write some ten."""
 
-_PLACEHOLDERS: Final = (0x7F00_0000, 0x7FFF_F000, 0x8000_0000, 0xFFFF_F000)
-"""Written as sizes that are not known (SoX, arecord, FFmpeg), or up to 4 KiB more: headers are added or taken away."""
+_PLACEHOLDERS: Final = (0x7F00_0000, 0x7FFF_F000, 0x8000_0000, 0xFFFF_FFFF)
+"""Written as sizes that are not known (SoX, arecord, FFmpeg), give or take the size of a header."""
 
 _GUESSED_BITS_PER_SECOND: Final = 64_000
 """Between speech (32 kbit/s) and music (128 kbit/s and more) in Ogg and MP3."""
@@ -203,9 +203,9 @@ def _aiff(content: bytes, at: int) -> Sound:
     start, size = samples
     data = _Data(start + 8, max(0, size - 8), start - 4, 4, "big", 8)
     length = _declared("audio/aiff", content, data, form_end)
-    needed = 0 if _is_placeholder(frames) else frames * frame_bits // 8
+    needed = frames * frame_bits // 8
     present = len(content) - data.start if length is None else length
-    if needed > present:
+    if needed > present and not _is_placeholder(needed) and not _is_placeholder(frames):
         raise _cut_off("audio/aiff", content, needed, present)
     return _sized("audio/aiff", content, at, data, length, frame_bits * rate)
 
@@ -228,8 +228,8 @@ def _caf(content: bytes, at: int) -> Sound:
     bits_per_second = 0.0
     for name, start, size in _chunks("audio/x-caf", content, at + 8, "big", 8):
         if name == b"desc" and start + 32 <= len(content):
-            rate, codec, _, packet, frames = struct.unpack_from(">d4sIII", content, start)
-            if codec not in _CAF_CODECS:
+            rate, codec, flags, packet, frames = struct.unpack_from(">d4sIII", content, start)
+            if codec not in _CAF_CODECS or (codec == b"alac" and not flags):  # those of FFmpeg have another header
                 raise _undecoded("audio/x-caf", repr(codec.decode("latin-1")))
             bits_per_second = 8 * packet * rate / max(1, frames) if 0 < rate < 1e9 else 0.0
         elif name == b"data":
@@ -336,7 +336,7 @@ def _sized(name: str, content: bytes, at: int, data: _Data, length: int | None, 
 
 
 def _is_placeholder(size: int) -> bool:
-    return size == 0 or size >> 62 > 0 or any(low <= size < low + 0x1000 for low in _PLACEHOLDERS)
+    return size == 0 or size >> 62 > 0 or any(abs(size - known) < 0x1000 for known in _PLACEHOLDERS)
 
 
 def _seconds(nbytes: int, bits_per_second: float) -> float:

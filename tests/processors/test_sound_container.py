@@ -309,6 +309,7 @@ UNDECODED = {
     "G.722": wav_of(0x28F), "G.726": wav_of(0x45), "AAC": wav_of(0xFF), "codec 0x1234": wav_of(0x1234),
     "in FLAC,": b"OggS\0\2" + bytes(20) + b"\1\x33\x7fFLAC\1" + bytes(44),
     "in Speex": b"OggS\0\2" + bytes(20) + b"\1\x50Speex   " + bytes(72),
+    "'alac'": with_bytes(WRITTEN["CAF-ALAC_16-FILE"], (32, bytes(4))),
     "'aac '": with_bytes(WRITTEN["CAF-PCM_16-FILE"], (28, b"aac ")),
     "'QDM2'": with_bytes(WRITTEN["AIFF-ULAW-FILE"], (WRITTEN["AIFF-ULAW-FILE"].index(b"ulaw"), b"QDM2")),
     "in G.722": with_bytes(WRITTEN["AU-PCM_16-FILE"], (12, struct.pack(">I", 24))),
