@@ -75,6 +75,6 @@ class ModelFolder:
         if path is None:
             return None
         try:
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError((f"{name}: cannot be read: {type(error).__name__}",)) from error

@@ -307,7 +307,7 @@ def _load(folder: ModelFolder) -> Tokenizer:
     if path is None:
         raise ConfigError(("processor: there is no tokenizer.json in the model's folder",))
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_buffer(path.read_bytes().removeprefix("\ufeff".encode()))
     except Exception as error:  # the library raises plain Exception
         raise ConfigError((f"tokenizer.json: cannot be read: {error}",)) from error
 
