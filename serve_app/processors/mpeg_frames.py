@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 _HEADER: Final = re.compile(rb"\xff[\xe2-\xe5\xf2-\xf5\xfa-\xfd][\x10-\xef]", re.DOTALL)
 """11 bits of sync, a version, layer II or III, a bit rate. Other values are reserved, or rates that no header says."""
 
-_ZEROS: Final = re.compile(rb"\0*")
+_ZEROS: Final = re.compile(rb"\0{1,65536}")
 
 _RATES: Final = (44_100, 48_000, 32_000)
 _KILOBITS: Final = {
@@ -23,7 +23,7 @@ _SEARCHED: Final = 64 * 1024
 _CANDIDATES: Final = 512
 """Junk before the first frame: bytes, and places in it that look like a header."""
 
-_MARKS: Final = 100
+_MARKS: Final = 20
 """Tags that are looked past, one behind the other."""
 
 _WALKED: Final = 200_000
