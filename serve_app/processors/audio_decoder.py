@@ -14,7 +14,7 @@ import soxr
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Media
 from serve_app.processors.media_type import unreadable
-from serve_app.processors.sound_container import holds_several, read_sound
+from serve_app.processors.sound_container import PLAIN_WAV, holds_several, read_sound
 
 EXAMPLES = "a WAV, FLAC, Ogg (Vorbis or Opus), MP3, AIFF, AU or CAF sound"
 MEDIA_TYPES = frozenset(
@@ -28,8 +28,6 @@ _BLOCK_SAMPLES = 1 << 19
 """Decoded at once, 2 MiB. Sounds of one block are resampled in one call, too, which is cheaper than a stream."""
 _LOWEST_RATE, _HIGHEST_RATE = 1_000, 384_000
 _MOST_CHANNELS = 64
-_PLAIN = frozenset({1, 3, 6, 7, 0xFFFE})
-"""Kinds of WAV files whose samples take a byte or more each: PCM, float, A-law, mu-law, extensible."""
 
 
 class _Content(io.BytesIO):
@@ -72,7 +70,7 @@ def most_samples(content: bytes, rate: int) -> float:
     if len(content) < 44 or content[:4] != b"RIFF" or content[8:16] != b"WAVEfmt ":
         return math.inf
     tag, _, source = struct.unpack_from("<HHI", content, 20)
-    return len(content) * max(1.0, rate / max(source, _LOWEST_RATE)) if tag in _PLAIN else math.inf
+    return len(content) * max(1.0, rate / max(source, _LOWEST_RATE)) if tag in PLAIN_WAV else math.inf
 
 
 def check_length(seconds: float, max_seconds: float) -> None:

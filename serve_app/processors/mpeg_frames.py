@@ -31,23 +31,14 @@ _WALKED: Final = 200_000
 
 
 class _Frame(NamedTuple):
-    """Header of a frame.
-
-    Attributes:
-        length: Bytes, with the header.
-        samples: In each channel.
-        rate: Samples per second.
-        bits_per_second: Of the frame.
-        layer: II or III, as a number.
-        side: Bytes between the header and the main data.
-    """
+    """What the header of a frame says: its bytes, its samples in each channel, and how many of these a second has."""
 
     length: int
     samples: int
     rate: int
     bits_per_second: int
     layer: int
-    side: int
+    side: int  # bytes between the header and the main data
 
 
 def first_frame(content: bytes, at: int) -> int | None:
@@ -66,19 +57,21 @@ class Stream(NamedTuple):
     Attributes:
         seconds: How long they sound, about.
         frames: How many there should be; ``None`` where they do not say.
+        came: Whether as many bytes came as they say. Then the number may be one too many: some count the first, too.
         notes: Whether the first is Fraunhofer's or is wrong, so that the decoder must not see it.
     """
 
     seconds: float
-    frames: int | None
-    notes: bool
+    frames: int | None = None
+    came: bool = False
+    notes: bool = False
 
 
 def measure(content: bytes, start: int, end: int) -> Stream:
     """Look at the first frame of a stream, in constant time."""
     frame = _frame(content, start)
     if frame is None or frame.layer != 3:
-        return Stream((end - start) * 8 / (frame.bits_per_second if frame else 64_000), None, False)
+        return Stream((end - start) * 8 / (frame.bits_per_second if frame else 64_000))
     seconds = (end - start) * 8 / frame.bits_per_second
     for at in (start + 4 + frame.side, start + 6 + frame.side):  # two bytes of checksum may be in front
         if content[at : at + 4] in {b"Xing", b"Info"}:
@@ -87,12 +80,12 @@ def measure(content: bytes, start: int, end: int) -> Stream:
             break
     else:
         if content[start + 36 : start + 40] != b"VBRI":
-            return Stream(seconds, None, False)
+            return Stream(seconds)
         at, count, nbytes = 0, *(int.from_bytes(content[start + n : start + n + 4]) for n in (50, 46))
     # More frames may follow those that were counted, where files were joined.
     if not count or (nbytes and _search(content, behind_marks(content, start + nbytes)) is not None):
-        return Stream(seconds, None, True)
-    return Stream(count * frame.samples / frame.rate, count, not at)
+        return Stream(seconds, notes=True)
+    return Stream(count * frame.samples / frame.rate, count, 0 < nbytes <= end - start, not at)
 
 
 def opened(content: bytes, start: int, end: int) -> bytes:
@@ -141,10 +134,12 @@ def behind_marks(content: bytes, at: int) -> int:
 
 def _without_marks(content: bytes, start: int, end: int) -> bytes:
     """The frames without the marks between and behind them, which may be more than the decoder looks past."""
-    parts = []
+    parts: list[bytes] = []
     lengths: dict[bytes, int] = {}
     at = start
     for _ in range(_WALKED):
+        if at >= end:
+            break
         header = content[at : at + 3]
         if header not in lengths:
             frame = _frame(content, at)
@@ -153,7 +148,7 @@ def _without_marks(content: bytes, start: int, end: int) -> bytes:
             at += lengths[header]
             continue
         behind = behind_marks(content, at)
-        if behind == at or at >= end:
+        if behind == at:
             break
         parts.append(content[start:at])
         start = at = behind

@@ -27,9 +27,9 @@ _GUESSED_BITS_PER_SECOND: Final = 64_000
 """Between speech (32 kbit/s) and music (128 kbit/s and more) in Ogg and MP3."""
 
 _MPEG: Final = 0x55
-_PLAIN_WAV: Final = frozenset({1, 3, 6, 7})
-"""Codecs whose samples take a byte or more each: PCM, float, A-law, mu-law."""
-_WAV_CODECS: Final = _PLAIN_WAV | {2, 0x11, 0x31, 0x38, 0x40, _MPEG}
+PLAIN_WAV: Final = frozenset({1, 3, 6, 7, 0xFFFE})
+"""Codecs of WAV files whose samples take a byte or more each: PCM, float, A-law, mu-law, extensible."""
+_WAV_CODECS: Final = PLAIN_WAV | {2, 0x11, 0x31, 0x38, 0x40, _MPEG}
 _WAV_NAMES: Final = {0x45: "G.726", 0x50: "MPEG layer II", 0x64: "G.726", 0x65: "G.722", 0xFF: "AAC", 0x161: "WMA",
                      0x28F: "G.722", 0x2000: "AC-3", 0xF1AC: "FLAC"}  # fmt: skip
 _WAVE_GUID: Final = bytes.fromhex("000000001000800000aa00389b71")
@@ -48,7 +48,7 @@ _BEHIND: Final = 64 * 1024
 
 
 class Sound(NamedTuple):
-    """A file of sound that is whole, as far as it says how long it is.
+    """A file that is whole, as far as it says how long it is.
 
     Attributes:
         name: Its media type.
@@ -83,23 +83,14 @@ class Sound(NamedTuple):
 
 
 class _Data(NamedTuple):
-    """Samples: where they begin, how many bytes there are by the header, and how and where it says so.
-
-    Attributes:
-        start: Of the samples.
-        size: Of the same, by the header; ``extra`` is not counted.
-        place: Of the size in the header.
-        width: Bytes that it takes there.
-        order: Their order.
-        extra: Bytes before the samples that the header counts.
-    """
+    """Where samples begin, how many bytes the header declares, and where and how it does so."""
 
     start: int
     size: int
     place: int
     width: int
     order: _Order
-    extra: int = 0
+    extra: int = 0  # bytes before the samples that the header counts, and `size` does not
 
 
 def read_sound(content: bytes) -> Sound | None:
@@ -162,11 +153,10 @@ def _wav(content: bytes, at: int, magic: bytes) -> Sound:
             if sizes and size == 0xFFFF_FFFF:
                 in_sizes = int.from_bytes(content[sizes + 8 : sizes + 16], "little")
                 data = _Data(start, in_sizes, sizes + 8, 8, order)
-            length = _declared("audio/wav", content, data, form_end)
+            sound = _sized("audio/wav", content, at, data, bits_per_second, form_end)
             if codec == _MPEG:
-                return _mpeg("audio/wav", content, start, len(content) if length is None else start + length)
-            sound = _sized("audio/wav", content, at, data, length, bits_per_second)
-            return sound._replace(exact=sound.exact and codec in _PLAIN_WAV, patches=(*patches, *sound.patches))
+                return _mpeg("audio/wav", content, start, len(content) if sound.patches else start + data.size)
+            return sound._replace(exact=sound.exact and codec in PLAIN_WAV, patches=(*patches, *sound.patches))
     raise _headless("audio/wav", content)
 
 
@@ -176,10 +166,10 @@ def _wav_format(content: bytes, start: int, size: int, order: _Order) -> tuple[i
     codec, _, rate, average, block = struct.unpack_from(layout, content, start)
     if codec == 0xFFFE and size >= 40 and content[start + 26 : start + 40] == _WAVE_GUID:
         codec = int.from_bytes(content[start + 24 : start + 26], order)
-    if codec not in _WAV_CODECS and codec != 0xFFFE:
+    if codec not in _WAV_CODECS:
         raise _undecoded("audio/wav", _WAV_NAMES.get(codec, f"codec 0x{codec:04X}"))
     # The average of plain samples may be wrong, and is not needed.
-    return codec, 8 * (rate * block if codec in _PLAIN_WAV or codec == 0xFFFE else average)
+    return codec, 8 * (rate * block if codec in PLAIN_WAV else average)
 
 
 def _aiff(content: bytes, at: int) -> Sound:
@@ -202,12 +192,11 @@ def _aiff(content: bytes, at: int) -> Sound:
         raise _headless("audio/aiff", content)
     start, size = samples
     data = _Data(start + 8, max(0, size - 8), start - 4, 4, "big", 8)
-    length = _declared("audio/aiff", content, data, form_end)
-    needed = frames * frame_bits // 8
-    present = len(content) - data.start if length is None else length
+    sound = _sized("audio/aiff", content, at, data, frame_bits * rate, form_end)
+    needed, present = frames * frame_bits // 8, data.size if not sound.patches else len(content) - data.start
     if needed > present and not _is_placeholder(needed) and not _is_placeholder(frames):
         raise _cut_off("audio/aiff", content, needed, present)
-    return _sized("audio/aiff", content, at, data, length, frame_bits * rate)
+    return sound
 
 
 def _au(content: bytes, at: int) -> Sound:
@@ -220,8 +209,7 @@ def _au(content: bytes, at: int) -> Sound:
     if start > len(content):
         raise _headless("audio/basic", content)
     data = _Data(start, size, at + 8, 4, "big")
-    length = _declared("audio/basic", content, data, 0)
-    return _sized("audio/basic", content, at, data, length, _AU_BITS[encoding] * rate * channels)
+    return _sized("audio/basic", content, at, data, _AU_BITS[encoding] * rate * channels)
 
 
 def _caf(content: bytes, at: int) -> Sound:
@@ -235,8 +223,7 @@ def _caf(content: bytes, at: int) -> Sound:
         elif name == b"data":
             # In front of the samples is a number of edits, 4 bytes.
             data = _Data(start + 4, max(0, size - 4), start - 8, 8, "big", 4)
-            length = _declared("audio/x-caf", content, data, 0)
-            return _sized("audio/x-caf", content, at, data, length, bits_per_second)
+            return _sized("audio/x-caf", content, at, data, bits_per_second)
     raise _headless("audio/x-caf", content)
 
 
@@ -276,7 +263,8 @@ def _ogg(content: bytes, at: int) -> Sound:
 
 def _mpeg(name: str, content: bytes, start: int, end: int) -> Sound:
     stream = measure(content, start, end)
-    return Sound(name, stream.seconds, False, stream.frames is not None, content, frames=(start, end))
+    counted = stream.frames is not None and not stream.came
+    return Sound(name, stream.seconds, False, counted, content, frames=(start, end))
 
 
 def _ogg_packet(content: bytes, at: int) -> bytes:
@@ -303,36 +291,21 @@ def _end(content: bytes, at: int, order: _Order) -> int:
     return 0 if _is_placeholder(size) else at + 8 + size
 
 
-def _declared(name: str, content: bytes, data: _Data, form_end: int) -> int | None:
-    """Bytes of samples that a header declares; ``None`` where it was written before they were known.
+def _sized(name: str, content: bytes, at: int, data: _Data, bits_per_second: float, form_end: int = 0) -> Sound:
+    """A sound whose header declares its bytes, or was written before they were known: then it gets a patch.
 
-    Args:
-        name: Media type of the file.
-        content: The file.
-        data: Where the samples are, and what the header says.
-        form_end: Where the file ends by its own word; 0 where that is not known.
-
-    Raises:
-        InvalidRequest: More than came.
+    The file ends at ``form_end`` by its own word; 0 says nothing. Raises `InvalidRequest` where less came.
     """
-    present = len(content) - data.start
-    # Of no samples with other chunks behind them, the size of the whole file is right.
-    if 0 < data.size <= present or (data.size == 0 and len(content) - 1 <= form_end <= len(content) + 1):
-        return data.size
-    if data.size and not _is_placeholder(data.size + data.extra):
-        raise _cut_off(name, content, data.size, present)
-    if form_end > len(content) + 1:
-        raise _cut_off(name, content, form_end - data.start, present)
-    return None
-
-
-def _sized(name: str, content: bytes, at: int, data: _Data, length: int | None, bits_per_second: float) -> Sound:
-    """A sound whose samples take ``length`` bytes, or all that came."""
     came = len(content) - data.start
-    known = length is not None
+    # Of no samples with other chunks behind them, the size of the whole file is right.
+    if 0 < data.size <= came or (data.size == 0 and len(content) - 1 <= form_end <= len(content) + 1):
+        return Sound(name, _seconds(data.size, bits_per_second), bits_per_second > 0, True, content, at)
+    if data.size and not _is_placeholder(data.size + data.extra):
+        raise _cut_off(name, content, data.size, came)
+    if form_end > len(content) + 1:
+        raise _cut_off(name, content, form_end - data.start, came)
     patch = data.place, min(came + data.extra, 0xFFFF_FFFE).to_bytes(data.width, data.order)
-    seconds = _seconds(came if length is None else length, bits_per_second)
-    return Sound(name, seconds, known and bits_per_second > 0, True, content, at, () if known else (patch,))
+    return Sound(name, _seconds(came, bits_per_second), False, True, content, at, (patch,))
 
 
 def _is_placeholder(size: int) -> bool:

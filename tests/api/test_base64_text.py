@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from serve_app.api.base64_text import from_base64
 from serve_app.errors import InvalidRequest
 
-FORMS = {
+FORMS: dict[str, Callable[[bytes], str]] = {
     "plain": lambda content: base64.b64encode(content).decode(),
     "unpadded": lambda content: base64.b64encode(content).decode().rstrip("="),
     "URL-safe": lambda content: base64.urlsafe_b64encode(content).decode(),

@@ -267,6 +267,16 @@ def test_mp3_files_that_were_joined_are_all_heard() -> None:
     assert decode(MP3 + b"TAG" + bytes(125) + tag(100_000) + MP3).size >= 12_000
 
 
+def test_a_count_of_frames_that_is_one_too_many_is_no_cut() -> None:
+    """Where all bytes came that the same frame declares."""
+    place = MP3.index(b"Xing") + 8
+    more = with_bytes(MP3, (place, (int.from_bytes(MP3[place : place + 4]) + 1).to_bytes(4)))
+
+    np.testing.assert_array_equal(decode(more)[:6_000], decode(MP3))
+    with pytest.raises(InvalidRequest, match="is cut off"):
+        decode(more[:-1])
+
+
 def vbri(frames: int) -> bytes:
     """A frame of Fraunhofer's that counts the others, of the kind of those in `FRAMES`."""
     notes = b"VBRI" + struct.pack(">HHHII", 1, 0, 75, 0, frames)
