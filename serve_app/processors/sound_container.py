@@ -286,7 +286,7 @@ def _chunks(name: str, content: bytes, at: int, order: _Order, width: int = 4) -
 
 
 def _end(content: bytes, at: int, order: _Order) -> int:
-    """Where the file ends by its own word; 0 where that is not known."""
+    """Where the file ends by its header; 0 where that does not tell."""
     size = int.from_bytes(content[at + 4 : at + 8], order)
     return 0 if _is_placeholder(size) else at + 8 + size
 
@@ -294,7 +294,7 @@ def _end(content: bytes, at: int, order: _Order) -> int:
 def _sized(name: str, content: bytes, at: int, data: _Data, bits_per_second: float, form_end: int = 0) -> Sound:
     """A sound whose header declares its bytes, or was written before they were known: then it gets a patch.
 
-    The file ends at ``form_end`` by its own word; 0 says nothing. Raises `InvalidRequest` where less came.
+    The file ends at ``form_end`` by its header; 0 where that does not tell. Raises `InvalidRequest` where less came.
     """
     came = len(content) - data.start
     # Of no samples with other chunks behind them, the size of the whole file is right.

@@ -1,4 +1,4 @@
-"""Every container: whole sounds are heard whole, unknown lengths to the end, and cut-off ones are refused."""
+"""Every container: whole sounds are decoded whole, unknown lengths to the end, and cut-off ones are refused."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def with_bytes(content: bytes, *changes: tuple[int, bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("files", [WRITTEN, RECORDED], ids=["written", "recorded"])
-def test_whole_sounds_are_heard_as_the_library_hears_them(files: dict[str, bytes]) -> None:
+def test_whole_sounds_are_decoded_as_the_library_does(files: dict[str, bytes]) -> None:
     """All their samples."""
     for name, content in files.items():
         samples, rate = decoded(content)
-        heard = decode(content, rate)
-        assert heard.size == samples.size, name
-        np.testing.assert_allclose(heard, samples, atol=1e-6, err_msg=name)
+        found = decode(content, rate)
+        assert found.size == samples.size, name
+        np.testing.assert_allclose(found, samples, atol=1e-6, err_msg=name)
 
 
 def test_a_cut_sound_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_the_size_of_the_file_tells_the_length_too(size: int) -> None:
 
 
 def test_no_samples_before_other_chunks_are_none() -> None:
-    """A WAV file that is whole, and has no samples: the chunk behind them is not heard."""
+    """A WAV file that is whole, and has no samples: the chunk behind them is not decoded."""
     header = WAV[: WAV.index(b"data")]
     content = with_bytes(header + b"data\0\0\0\0LIST\4\0\0\0INFO", (4, struct.pack("<I", len(header) + 12)))
 
@@ -178,7 +178,7 @@ def test_no_samples_before_other_chunks_are_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["IMA_ADPCM", "MS_ADPCM", "GSM610", "ULAW", "PCM_24", "FLOAT"])
-def test_packed_samples_of_unknown_length_are_all_heard(name: str) -> None:
+def test_packed_samples_of_unknown_length_are_all_decoded(name: str) -> None:
     """Also where the count of samples is wrong."""
     content = WRITTEN[f"WAV-{name}-FILE"]
     fact = content.find(b"fact")
@@ -247,21 +247,21 @@ def ape(nbytes: int) -> bytes:
 
 @pytest.mark.parametrize("behind", [b"TAG" + bytes(125), ape(200), ape(200_000), bytes(3_000)], ids=len)
 @pytest.mark.parametrize("content", [MP3, FRAMES])
-def test_marks_behind_an_mp3_are_not_heard(content: bytes, behind: bytes) -> None:
+def test_marks_behind_an_mp3_are_not_decoded(content: bytes, behind: bytes) -> None:
     """ID3v1, APE and padding."""
     np.testing.assert_array_equal(decode(content + behind), decode(content))
 
 
-def test_an_mp3_that_counts_no_frames_is_heard_to_its_end() -> None:
+def test_an_mp3_that_counts_no_frames_is_decoded_to_its_end() -> None:
     """Its bit rate varies: the library's guess, by the first frame, would stop early. A last frame in part is left."""
-    heard = decode(FRAMES)
+    found = decode(FRAMES)
 
-    np.testing.assert_array_equal(heard[: decode(MP3).size - 1200], decode(FRAMES + FRAMES)[: decode(MP3).size - 1200])
-    assert heard.size >= 6_000
-    assert heard.size - 1152 <= decode(FRAMES[:-20]).size < heard.size
+    np.testing.assert_array_equal(found[: decode(MP3).size - 1200], decode(FRAMES + FRAMES)[: decode(MP3).size - 1200])
+    assert found.size >= 6_000
+    assert found.size - 1152 <= decode(FRAMES[:-20]).size < found.size
 
 
-def test_mp3_files_that_were_joined_are_all_heard() -> None:
+def test_mp3_files_that_were_joined_are_all_decoded() -> None:
     """The first one's count is of its own frames."""
     assert decode(MP3 + MP3).size >= 12_000
     assert decode(MP3 + b"TAG" + bytes(125) + tag(100_000) + MP3).size >= 12_000
@@ -284,7 +284,7 @@ def vbri(frames: int) -> bytes:
 
 
 def test_fraunhofers_count_is_believed() -> None:
-    """Whole, it is heard; a frame less, it is cut off."""
+    """Whole, it is decoded; a frame less, it is cut off."""
     count = struct.unpack(">I", MP3[MP3.index(b"Xing") + 8 :][:4])[0]
 
     np.testing.assert_array_equal(decode(vbri(count) + FRAMES), decode(FRAMES)[: decode(vbri(count) + FRAMES).size])
@@ -292,7 +292,7 @@ def test_fraunhofers_count_is_believed() -> None:
         decode(vbri(count) + FRAMES[:-10])
 
 
-def test_mp3_in_wav_is_heard_whole() -> None:
+def test_mp3_in_wav_is_decoded_whole() -> None:
     """As FFmpeg writes it: no frame counts the others, and the count of samples is an estimate."""
     form = struct.pack("<HHIIHHHHIHHH", 0x55, 1, RATE, 4000, 1, 0, 12, 1, 2, 576, 1, 1393)
     chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"fact" + struct.pack("<II", 4, 99_999)
