@@ -31,7 +31,7 @@ from serve_app.api.openai import render_error
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import Handler, Route
 from serve_app.errors import InvalidRequest, JobNotFound, ServeAppError, error_from_code
-from serve_app.http.body import BodyReader
+from serve_app.http.body import BYTE_ORDER_MARK, BodyReader
 from serve_app.http.errors import status_of
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.records import BATCH, Item, Job, NewItem, StoredFile
@@ -216,8 +216,8 @@ class _Endpoints:
         items: list[NewItem] = []
         seen: set[str] = set()
         named = self._items.model_of(endpoint)
-        place, at = 1, 0
-        for found in _TEXT.finditer(content):  # one after the other: a list of all lines could be very long
+        place, at = 1, len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0
+        for found in _TEXT.finditer(content, at):  # one after the other: a list of all lines could be very long
             place, at = place + content.count(b"\n", at, found.start()), found.start()
             try:
                 line = _LINE.decode(found[0])

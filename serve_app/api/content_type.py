@@ -12,7 +12,7 @@ JSON = JSON_TYPE
 MULTIPART = "multipart/form-data"
 _MULTIPART = MULTIPART.encode()
 # What curl says when nobody told it anything better, and what says nothing: the processor looks at the bytes.
-OPAQUE = frozenset({"", "application/octet-stream", "application/x-www-form-urlencoded"})
+OPAQUE = frozenset({"", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded"})
 _AUDIO_ALIASES = frozenset({"application/ogg", "video/ogg", "video/webm"})
 _FIRST_BYTES = 256
 _IN_RIFF = {b"WAVE": "audio/wav", b"WEBP": "image/webp"}
@@ -85,7 +85,7 @@ def sniff(content: bytes) -> str:
 
     It tells pictures from sounds; which of them can be decoded is the processor's to say.
     """
-    if content[:4] in {b"RIFF", b"RF64"}:
+    if content[:4] in {b"RIFF", b"RIFX", b"RF64", b"BW64"}:
         return _IN_RIFF.get(content[8:12], "")
     if content[:4] == b"FORM" and content[8:12] in {b"AIFF", b"AIFC"}:
         return "audio/aiff"

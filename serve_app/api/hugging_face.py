@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-import binascii
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app import __version__
+from serve_app.api.base64_text import from_base64
 from serve_app.api.content_type import resolve, sniff
 from serve_app.api.gateway import Gateway
 from serve_app.api.media import Asked, Body, Document, Form, split_data_uri, text_of
@@ -152,8 +152,8 @@ def _kind_of_string(inputs: str) -> Kind:
     if content_type:
         return _kind(content_type) or "text"
     try:
-        start = binascii.a2b_base64("".join(encoded[: 2 * _FIRST_BASE64].split())[:_FIRST_BASE64])
-    except ValueError:
+        start = from_base64("".join(encoded[: 2 * _FIRST_BASE64].split())[:_FIRST_BASE64], "inputs")
+    except InvalidRequest:
         return "text"
     return _kind(sniff(start)) or "text"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 from starlette.requests import Request
 
+from serve_app.api.base64_text import from_base64
 from serve_app.api.items import KEPT, ItemRoutes
 from serve_app.api.left_out import NULL, BodyDecoder
 from serve_app.api.open_inference.wire import invalid
@@ -212,10 +212,7 @@ def _new_item(item: _Item, common: Mapping[str, str], model: str, url: str) -> N
         headers.setdefault("content-type", _JSON)
         body = bytes(memoryview(item.body))
     else:
-        try:
-            body = binascii.a2b_base64(item.body_base64, strict_mode=True)
-        except ValueError:
-            raise InvalidRequest("body_base64: expected base64") from None
+        body = from_base64(item.body_base64, "body_base64: expected base64")
         if not body:
             raise InvalidRequest("body: expected the body of a request; or body_base64, for one that is not JSON")
     if headers.get("content-type") == _JSON and len(headers) == 1:

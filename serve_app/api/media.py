@@ -6,7 +6,6 @@ model takes.
 
 from __future__ import annotations
 
-import binascii
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 import msgspec
 from starlette.datastructures import UploadFile
 
+from serve_app.api.base64_text import from_base64
 from serve_app.api.content_type import JSON, MULTIPART, OPAQUE, WANTED, check_content_type, resolve, sniff
 from serve_app.api.forms import opened_form
 from serve_app.api.left_out import NULL
@@ -201,7 +201,7 @@ def split_data_uri(inputs: str) -> tuple[str, str]:
     return head[len("data:") :].partition(";")[0].strip().lower(), encoded
 
 
-def from_base64(text: str, what: str, where: str) -> tuple[str, bytes]:
+def file_of(text: str, what: str, where: str) -> tuple[str, bytes]:
     """Media type and content of base64 or a data URI.
 
     Args:
@@ -213,17 +213,14 @@ def from_base64(text: str, what: str, where: str) -> tuple[str, bytes]:
         InvalidRequest: It is none, or empty.
     """
     content_type, encoded = split_data_uri(text)
-    try:
-        media = binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
-    except ValueError:
-        raise InvalidRequest(f"{where}: expected the {what} file in base64") from None
+    media = from_base64(encoded, f"{where}: expected the {what} file in base64")
     if not media:
         raise InvalidRequest(f"{where}: the file is empty")
     return content_type, media
 
 
 def _from_base64(info: ModelInfo, kind: Kind, inputs: msgspec.Raw, parameters: Parameters) -> PredictRequest:
-    content_type, media = from_base64(text_of(inputs, f"the {kind} file in base64"), kind, "inputs")
+    content_type, media = file_of(text_of(inputs, f"the {kind} file in base64"), kind, "inputs")
     check_content_type(info, kind, content_type or sniff(media))
     return PredictRequest(Media(media, content_type, parameters.task), parameters.variant, parameters.fallback)
 

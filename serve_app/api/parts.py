@@ -17,7 +17,7 @@ import orjson
 from starlette.datastructures import UploadFile
 
 from serve_app.api.forms import opened_form
-from serve_app.api.media import from_base64
+from serve_app.api.media import file_of
 from serve_app.api.open_inference.tensors import JsonData, count_of
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json
@@ -182,7 +182,7 @@ def _bytes(given: PipelineInput, raw: msgspec.Raw, where: str) -> bytes:
         file = _FILE.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise InvalidRequest(wanted) from None
-    return from_base64(file if isinstance(file, str) else file.b64, given.kind, where)[1]
+    return file_of(file if isinstance(file, str) else file.b64, given.kind, where)[1]
 
 
 def _numbers(given: PipelineInput, raw: msgspec.Raw, info: ModelInfo) -> Any:

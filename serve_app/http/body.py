@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import re
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,14 @@ _R = TypeVar("_R")
 
 # zlib's "window bits": 15 for the largest window, plus 32 to tell gzip and zlib apart by their headers.
 _ANY_ZLIB = 15 + 32
+
+_GZIP = b"\x1f\x8b"
+_ZEROS = re.compile(rb"\0*")
+_MOST_MEMBERS = 10_000
+_PIECE = 16 * 1024
+
+BYTE_ORDER_MARK = "\ufeff".encode()
+"""Of UTF-8, which editors write and JSON's readers may ignore (RFC 8259, 8.1)."""
 
 SLOWEST = 64 * 1024
 """Bytes per second that are expected of a client in the long run."""
@@ -138,7 +147,9 @@ class BodyReader:
         return int(declared)
 
     async def read(self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float) -> bytes:
-        """Read the whole body and undo its Content-Encoding. Pair with `release`, of the length returned.
+        """Read the whole body; undo its Content-Encoding, and leave out a byte-order mark before JSON.
+
+        Pair with `release`, of the length returned.
 
         Args:
             receive: Of the ASGI call.
@@ -169,14 +180,18 @@ class BodyReader:
         else:
             body = await self._receive(_Arriving(steps, waiting, None), receive, limit_s)
         encoding = headers.get(b"content-encoding")
-        if encoding is None:
-            return body
-        try:
-            expanded = await self.offload(self.expand, body, encoding)
-        finally:
+        if encoding is not None:
+            try:
+                expanded = await self.offload(self.expand, body, encoding)
+            finally:
+                self.release(len(body))
+            self._grow(0, len(expanded))  # expansion can make a large body of a small one
+            body = expanded
+        if body.startswith(BYTE_ORDER_MARK) and _may_be_json(headers):
             self.release(len(body))
-        self._grow(0, len(expanded))  # expansion can make a large body of a small one
-        return expanded
+            body = body[len(BYTE_ORDER_MARK) :]
+            self._grow(0, len(body))
+        return body
 
     async def read_in_place(
         self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float, aligned_at: int
@@ -301,30 +316,52 @@ class BodyReader:
         self._held += added
 
     def expand(self, body: bytes, encoding: bytes) -> bytes:
-        """Undo a Content-Encoding of ``gzip`` or ``deflate``.
+        """Undo a Content-Encoding of ``gzip``, of one member or several, or ``deflate``.
 
         Raises:
             UnsupportedMedia: Another encoding.
             PayloadTooLarge: It expands to more than ``max_body``.
             InvalidRequest: It is damaged, cut off, or has bytes after its end.
         """
-        name = encoding.strip().lower()
-        if name in {b"", b"identity"}:
+        name = encoding.strip().lower().decode("latin-1")
+        name = "gzip" if name == "x-gzip" else name  # RFC 9110, 8.4.1.3
+        if name in {"", "identity"}:
             return body
-        if name not in {b"gzip", b"deflate"}:
+        if name not in {"gzip", "deflate"}:
             raise UnsupportedMedia("Content-Encoding: this server takes gzip, deflate and identity")
-        expander = zlib.decompressobj(_ANY_ZLIB)
-        try:
-            expanded = expander.decompress(body, self._max_body + 1)
-        except zlib.error:
-            raise InvalidRequest(f"the body is not valid {name.decode()} data") from None
-        if len(expanded) > self._max_body:
-            raise PayloadTooLarge(f"the body expands to more than the limit of {self._max_body} bytes")
-        if not expander.eof:
-            raise InvalidRequest(f"the {name.decode()} data of the body is cut off")
-        if expander.unused_data:
-            raise InvalidRequest(f"the body has {len(expander.unused_data)} bytes after its {name.decode()} data")
-        return expanded
+        parts, size, at, piece = [], 0, 0, len(body)
+        for _ in range(_MOST_MEMBERS):
+            expander = zlib.decompressobj(_ANY_ZLIB)
+            while not expander.eof:
+                if at >= len(body):
+                    raise InvalidRequest(f"the {name} data of the body is cut off")
+                fed = body[at : at + piece]
+                try:
+                    parts.append(expander.decompress(fed, self._max_body + 1 - size))
+                except zlib.error:
+                    raise InvalidRequest(f"the body is not valid {name} data") from None
+                size += len(parts[-1])
+                if size > self._max_body:
+                    raise PayloadTooLarge(f"the body expands to more than the limit of {self._max_body} bytes")
+                at += len(fed) - len(expander.unused_data)
+            zeros = _ZEROS.match(body, at)
+            if name == "gzip" and zeros:  # between members, or behind the last (RFC 1952, 2.2)
+                at = zeros.end()
+            if at == len(body):
+                return b"".join(parts)
+            if name == "deflate" or body[at : at + 2] != _GZIP:
+                raise InvalidRequest(f"the body has {len(body) - at} bytes after its {name} data")
+            # What is fed beyond the end of a member is copied: of all that is left, it would be once for each.
+            piece = _PIECE
+        raise InvalidRequest(f"the body has more than {_MOST_MEMBERS} members of gzip data")
+
+
+def _may_be_json(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the body is JSON by its type, or of a type that says nothing. Lengths within it count the mark."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return (not kind or b"json" in kind or b"octet-stream" in kind or b"urlencoded" in kind) and (
+        b"inference-header-content-length" not in headers
+    )
 
 
 def _too_slow() -> BodyTooSlow:

@@ -13,7 +13,7 @@ from serve_app.config.processor import AudioOptions
 from serve_app.domain.facts import Fact
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
-from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, check_wav, decode_audio, guess_seconds
+from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, decode_audio, expected_seconds
 from serve_app.processors.audio_folder import FILE, Spectrogram, read_audio_folder
 from serve_app.processors.buckets import bucket_for, bucket_of, size_classes, widen
 from serve_app.processors.media_type import expect_media
@@ -94,14 +94,15 @@ class AudioProcessor(Processor):
         return self.settings.buckets
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row; the bucket from the header or from the size. Refuses a WAV header that announces too much."""
+        """One row; the bucket from the header or from the size. Refuses a header that declares too much."""
         media = self._expect(payload)
         self.ranking.parameters(media.parameters)
-        check_wav(media.content, self.settings.max_seconds, self.settings.truncate)
-        if self.settings.spectrogram is not None:
+        settings = self.settings
+        seconds = expected_seconds(media.content, settings.max_seconds, settings.truncate)
+        if settings.spectrogram is not None:
             return Cost(1, 0)
-        samples = math.ceil(guess_seconds(media.content) * self.settings.sampling_rate)
-        return Cost(1, bucket_for(samples, self.settings.buckets))
+        samples = math.ceil(min(seconds, settings.max_seconds) * settings.sampling_rate)
+        return Cost(1, bucket_for(samples, settings.buckets))
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
         """Decode, mix to mono and resample one sound. See `decode_audio` for what it raises."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import math
 import struct
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import soundfile
 import soxr
 
-from serve_app.errors import InvalidRequest, UnsupportedMedia
+from serve_app.errors import InvalidRequest
 from serve_app.payloads import Media
 from serve_app.processors.media_type import unreadable
+from serve_app.processors.sound_container import PLAIN_WAV, holds_several, read_sound
 
 EXAMPLES = "a WAV, FLAC, Ogg (Vorbis or Opus), MP3, AIFF, AU or CAF sound"
 MEDIA_TYPES = frozenset(
@@ -24,23 +24,10 @@ MEDIA_TYPES = frozenset(
 )
 """Media types that can be decoded."""
 
-_FORMATS = {
-    "WAV": "wav", "WAVEX": "wav", "RF64": "wav", "FLAC": "flac", "OGG": "ogg", "MP3": "mpeg", "AIFF": "aiff",
-    "AU": "basic", "CAF": "x-caf",
-}  # fmt: skip
 _BLOCK_SAMPLES = 1 << 19
 """Decoded at once, 2 MiB. Sounds of one block are resampled in one call, too, which is cheaper than a stream."""
 _LOWEST_RATE, _HIGHEST_RATE = 1_000, 384_000
 _MOST_CHANNELS = 64
-_GUESSED_BITS_PER_SECOND = 64_000
-"""Between speech (32 kbit/s) and music (128 kbit/s and more) in Ogg and MP3."""
-
-_PLAIN = frozenset({1, 3, 6, 7, 0xFFFE})
-"""Kinds of WAV files whose samples take a byte or more each: PCM, float, A-law, mu-law, extensible."""
-
-_STREAMED = 0x7FFFF000
-"""Programs that write WAV into a pipe cannot know its length; they announce this (SoX) or a little more, or all ones
-(FFmpeg)."""
 
 
 class _Content(io.BytesIO):
@@ -56,55 +43,26 @@ class _Content(io.BytesIO):
             return self.tell()
 
 
-class WavHeader(NamedTuple):
-    """The two chunks of a WAV file that matter.
+class _SoundFile(soundfile.SoundFile):  # type: ignore[misc]  # the library has no types
+    """A file that is read from its beginning to its end. Otherwise the class seeks, whose end may not be known."""
 
-    Attributes:
-        bytes_per_second: Of sample data; 0 if the header does not say.
-        announced: Bytes of sample data according to the header; ``None`` if it was written before they were known.
-        present: Bytes of sample data that are really there.
+    def seekable(self) -> bool:
+        """Whether it may seek."""
+        return False
+
+
+def expected_seconds(content: bytes, max_seconds: float, truncate: bool) -> float:
+    """About how long the sound is, by its header.
+
+    Raises:
+        InvalidRequest: It is longer than allowed, or as `read_sound` says.
     """
-
-    bytes_per_second: int
-    announced: int | None
-    present: int
-
-
-def wav_header(content: bytes) -> WavHeader | None:
-    """Read a WAV header without touching samples; ``None`` if it is not a complete one."""
-    if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
-        return None
-    at, bytes_per_second = 12, 0
-    for _ in range(64):
-        if at + 8 > len(content):
-            return None
-        name = content[at : at + 4]
-        size = int.from_bytes(content[at + 4 : at + 8], "little")
-        if name == b"data":
-            streamed = size == 0xFFFF_FFFF or _STREAMED <= size <= 0x7FFF_FFFF
-            return WavHeader(bytes_per_second, None if streamed else size, len(content) - at - 8)
-        if name == b"fmt " and at + 8 + 16 <= len(content):
-            tag, _, rate, average, block, _ = struct.unpack_from("<HHIIHH", content, at + 8)
-            # The average of plain samples may be wrong, and is not needed.
-            bytes_per_second = rate * block if tag in _PLAIN else average
-        at += 8 + size + size % 2
-    return None
-
-
-def guess_seconds(content: bytes) -> float:
-    """About how long the sound is, in constant time: exact for honest WAV and FLAC headers, else from the size."""
-    header = wav_header(content)
-    if header is not None and header.bytes_per_second:
-        return min(header.present, header.present if header.announced is None else header.announced) / (
-            header.bytes_per_second
-        )
-    if content[:4] == b"fLaC" and len(content) >= 26:
-        # STREAMINFO (RFC 9639, 8.2): 20 bits of rate, 3 of channels, 5 of depth, 36 of samples from byte 18 on.
-        packed = int.from_bytes(content[18:26], "big")
-        rate, samples = packed >> 44, packed & ((1 << 36) - 1)
-        if rate and samples:
-            return samples / rate
-    return len(content) * 8 / _GUESSED_BITS_PER_SECOND
+    sound = read_sound(content)
+    if sound is None:
+        return len(content) * 8 / 64_000
+    if sound.exact and not truncate:
+        check_length(sound.seconds, max_seconds)
+    return sound.seconds
 
 
 def most_samples(content: bytes, rate: int) -> float:
@@ -112,25 +70,7 @@ def most_samples(content: bytes, rate: int) -> float:
     if len(content) < 44 or content[:4] != b"RIFF" or content[8:16] != b"WAVEfmt ":
         return math.inf
     tag, _, source = struct.unpack_from("<HHI", content, 20)
-    return len(content) * max(1.0, rate / max(source, _LOWEST_RATE)) if tag in _PLAIN else math.inf
-
-
-def check_wav(content: bytes, max_seconds: float, truncate: bool) -> None:
-    """Refuse a WAV file whose header announces more than is allowed, or more than is there.
-
-    Raises:
-        InvalidRequest: It does.
-    """
-    header = wav_header(content)
-    if header is None or header.announced is None:
-        return
-    if header.bytes_per_second and not truncate:
-        check_length(header.announced / header.bytes_per_second, max_seconds)
-    if header.present < header.announced:
-        raise InvalidRequest(
-            f"the audio/wav is truncated: its header announces {header.announced} bytes of samples, and"
-            f" {header.present} came"
-        )
+    return len(content) * max(1.0, rate / max(source, _LOWEST_RATE)) if tag in PLAIN_WAV else math.inf
 
 
 def check_length(seconds: float, max_seconds: float) -> None:
@@ -159,19 +99,23 @@ def decode_audio(payload: Media, rate: int, max_seconds: float, truncate: bool) 
         InvalidRequest: It is no sound, too long, empty, damaged, or holds samples that are not finite numbers.
     """
     content = payload.content
-    if not _recognized(content):
+    sound = read_sound(content)
+    if sound is None:
         raise unreadable(payload, "audio", MEDIA_TYPES, EXAMPLES)
-    check_wav(content, max_seconds, truncate)
+    if sound.exact and not truncate:
+        check_length(sound.seconds, max_seconds)
+    name = sound.name
+    if name == "audio/ogg" and holds_several(sound):
+        raise InvalidRequest("the audio/ogg holds several sounds, one behind the other: send one")
     try:
-        with soundfile.SoundFile(_Content(content)) as sound:
-            if sound.format not in _FORMATS:
-                raise UnsupportedMedia(f"{sound.format} sounds are not decoded here: send {EXAMPLES}")
-            name = f"audio/{_FORMATS[sound.format]}"
-            samples = _read(sound, name, rate, max_seconds, truncate)
+        with _SoundFile(_Content(sound.decodable())) as file:
+            samples = _read(file, name, sound.counted, rate, max_seconds, truncate)
     except InvalidRequest:
         raise
     except (soundfile.SoundFileError, ValueError, OverflowError):
-        raise InvalidRequest(f"the sound of {len(content)} bytes is truncated or damaged") from None
+        raise InvalidRequest(
+            f"the {name} of {len(content)} bytes is cut off or damaged, or of a kind that is not decoded here"
+        ) from None
     if not samples.size:
         raise InvalidRequest(f"the {name} holds no samples")
     # Also those of finite samples whose sum over the channels is not.
@@ -180,20 +124,8 @@ def decode_audio(payload: Media, rate: int, max_seconds: float, truncate: bool) 
     return samples
 
 
-def _recognized(content: bytes) -> bool:
-    """Whether the first bytes are those of a served format. The decoder tries dozens more, and is not asked to."""
-    if content[:4] in {b"RIFF", b"RIFX", b"RF64"}:
-        return content[8:12] == b"WAVE"
-    if content[:4] == b"FORM":
-        return content[8:12] in {b"AIFF", b"AIFC"}
-    if content[:4] in {b"fLaC", b"OggS", b".snd", b"caff"} or content[:3] == b"ID3":
-        return True
-    # An MPEG frame: 11 bits of sync, then a version, then layer II or III.
-    return len(content) > 4 and content[0] == 0xFF and content[1] & 0xE0 == 0xE0 and content[1] & 0x06 in {2, 4}
-
-
 def _read(
-    sound: soundfile.SoundFile, name: str, rate: int, max_seconds: float, truncate: bool
+    sound: soundfile.SoundFile, name: str, counted: bool, rate: int, max_seconds: float, truncate: bool
 ) -> npt.NDArray[np.float32]:
     if not 1 <= sound.channels <= _MOST_CHANNELS:
         raise InvalidRequest(f"the {name} has {sound.channels} channels, at most {_MOST_CHANNELS}")
@@ -201,9 +133,7 @@ def _read(
         raise InvalidRequest(
             f"the {name} has {sound.samplerate} samples per second, expected {_LOWEST_RATE} to {_HIGHEST_RATE}"
         )
-    # MPEG files have no length in general: the decoder's is a guess there.
-    exact = sound.format != "MP3"
-    if exact and not truncate:
+    if counted and not truncate:
         check_length(sound.frames / sound.samplerate, max_seconds)
     most = round(max_seconds * sound.samplerate)
     block = max(1, _BLOCK_SAMPLES // sound.channels)
@@ -220,15 +150,15 @@ def _read(
         mono = _mix(frames)
         if not np.isfinite(mono).all() and not np.isfinite(frames).all():
             raise InvalidRequest(f"the {name} holds samples that are not finite numbers (NaN or infinity)")
-        done = not len(frames) or decoded_frames > most or (exact and decoded_frames >= sound.frames)
+        done = not len(frames) or decoded_frames > most or (counted and decoded_frames >= sound.frames)
         parts.append(resample(mono, done))
         if done:
             break
     if decoded_frames == 0:
         raise InvalidRequest(f"the {name} holds no samples")
-    if exact and not truncate and decoded_frames < sound.frames:
+    if counted and decoded_frames < min(sound.frames, most):
         raise InvalidRequest(
-            f"the {name} is truncated: its header declares {sound.frames} frames, {decoded_frames} are present"
+            f"the {name} is cut off: its header declares {sound.frames} samples, and {decoded_frames} came"
         )
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

@@ -92,7 +92,10 @@ def decode_image(payload: Media, channels: int, max_pixels: int, enough: int | N
             drafted = None
             if enough is not None:
                 drafted = image.draft("L" if channels == 1 else None, (enough, enough))
+            deep = [tile.args for tile in image.tile] == ["RGB;16B"] and "transparency" in image.info
             image.load()
+            if deep:
+                _clear_colour(image, payload.content)
             _check_size(name, image, max_pixels)  # again: icon files may hold more than their directory says
             right, bottom = image.size if drafted is None else drafted[1][2:]
             if drafted is None:
@@ -177,8 +180,19 @@ def _to_channels(image: Image.Image, channels: int, name: str) -> Image.Image:
     return image.convert("L")
 
 
+def _clear_colour(image: Image.Image, content: bytes) -> None:
+    """Make the transparent colour of a 16-bit RGB PNG transparent, of which Pillow has the upper bytes."""
+    colour = np.array(image.info.pop("transparency"))
+    with Image.open(io.BytesIO(content), formats=("PNG",)) as lower:
+        lower.tile = [tile._replace(args="RGB;16L") for tile in lower.tile]  # takes the other byte of each pair
+        lower.load()
+        clear = (np.asarray(image) == colour >> 8).all(axis=2) & (np.asarray(lower) == colour & 0xFF).all(axis=2)
+    image.putalpha(Image.fromarray(np.where(clear, 0, 255).astype(np.uint8)))
+
+
 def _to_8_bits(image: Image.Image, name: str) -> Image.Image:
-    values = np.asarray(image).astype(np.float32)
+    stored = np.asarray(image)
+    values = stored.astype(np.float32)
     if image.mode == "F":
         if not np.isfinite(values).all():
             raise InvalidRequest(f"the {name} has pixels that are not finite numbers")
@@ -186,4 +200,6 @@ def _to_8_bits(image: Image.Image, name: str) -> Image.Image:
             values = values * 255.0
     else:
         values = values / 257.0  # 65,535 becomes 255
+        if isinstance(transparent := image.info.get("transparency"), int):
+            values[stored == transparent] = 255.0
     return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))

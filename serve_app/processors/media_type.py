@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from serve_app.errors import InvalidRequest, UnsupportedMedia
@@ -19,6 +20,16 @@ _SAYS_NOTHING = frozenset(
         "*/*",
     }
 )
+
+_NOT_DECODED = (
+    (b"....ftyp(heic|heix|hevc|heim|heis|mif1|msf1)", "HEIC"),
+    (b"....ftyp(?!avi[fs])", "MP4 (M4A)"),
+    (b"\x1aE\xdf\xa3", "WebM"),
+    (b"\xff[\xf0\xf1\xf8\xf9]", "AAC"),
+    (b"#!AMR", "AMR"),
+    (b"0&\xb2u\x8ef\xcf\x11", "WMA"),
+)
+"""First bytes, as patterns, of formats that clients have and nothing here decodes."""
 
 
 def expect_media(payload: Media | Texts, kind: str, also: Collection[str] = (), examples: str = "") -> Media:
@@ -55,11 +66,15 @@ def unreadable(payload: Media, kind: str, known: Collection[str], examples: str)
         examples: What the message recommends instead.
 
     Returns:
-        `UnsupportedMedia` when the declared type is one that nothing here decodes, `InvalidRequest` otherwise.
+        `UnsupportedMedia` when the declared type, or else the content, is one that nothing here decodes,
+        `InvalidRequest` otherwise.
     """
     declared = payload.content_type
     if declared not in _SAYS_NOTHING and declared not in known:
         return UnsupportedMedia(f"{declared[:80]} cannot be decoded here: send {examples}")
+    for pattern, name in _NOT_DECODED:
+        if re.match(pattern, payload.content, re.DOTALL):
+            return UnsupportedMedia(f"{name} cannot be decoded here: send {examples}")
     came = f", though the request calls it {declared}" if declared in known else ""
     return InvalidRequest(
         f"the content ({len(payload.content)} bytes) cannot be decoded as {kind}{came}; send {examples}"

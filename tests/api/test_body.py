@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from starlette.types import Message
 
-from serve_app.errors import PayloadTooLarge
+from serve_app.errors import InvalidRequest, PayloadTooLarge
 from serve_app.http.body import BodyReader
 
 NBYTES: Final = 5000
@@ -162,3 +163,27 @@ async def test_what_is_given_up_amid_its_body_is_not_kept(in_place: bool) -> Non
     await asyncio.wait([task])
     assert task.cancelled()
     assert bodies.held == 0
+
+
+def test_members_of_gzip_data_are_counted() -> None:
+    """A body may be of thousands, and not of a member for each 20 bytes."""
+    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, offload_above=1000, decode_threads=1)
+
+    assert bodies.expand(gzip.compress(b"a") * 10_000, b"gzip") == b"a" * 10_000
+    with pytest.raises(InvalidRequest, match="more than 10000 members"):
+        bodies.expand(gzip.compress(b"") * 10_001, b"gzip")
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 16 * 1024, 100_000])
+def test_members_of_any_length_are_joined(nbytes: int) -> None:
+    """Whether their data ends where a piece of it that is read ends, or not."""
+    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, offload_above=1000, decode_threads=1)
+    parts = [np.random.default_rng(number).bytes(nbytes + number) for number in range(5)]
+
+    body = b"".join(gzip.compress(part) + bytes(number) for number, part in enumerate(parts))
+
+    assert bodies.expand(body, b"gzip") == b"".join(parts)
+    with pytest.raises(InvalidRequest, match=r"cut off|not valid"):
+        bodies.expand(body.rstrip(b"\0")[:-9], b"gzip")
+    with pytest.raises(InvalidRequest, match="not valid"):
+        bodies.expand(body + gzip.compress(b"x")[:-8] + bytes(8), b"gzip")

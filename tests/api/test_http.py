@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import socket
 import subprocess
 import zlib
@@ -593,6 +594,12 @@ async def test_cancelling_the_call_cancels_the_work(service: NumpyService) -> No
     assert call.sent == []
 
 
+MEMBERS = b"".join(gzip.compress(part, mtime=0) for part in re.findall(rb".{1,20}", json.dumps(REQUEST).encode()))
+"""The request in many members of gzip data."""
+BGZF_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+"""The empty block at the end of what bgzip writes."""
+
+
 @pytest.mark.parametrize(
     ("encoding", "body", "status", "code"),
     [
@@ -600,6 +607,16 @@ async def test_cancelling_the_call_cancels_the_work(service: NumpyService) -> No
         ("gzip", b"not gzip", 400, "invalid_request"),
         ("gzip", gzip.compress(json.dumps(REQUEST).encode(), mtime=0)[:-9], 400, "invalid_request"),
         ("gzip", gzip.compress(b"{}", mtime=0) + b"x", 400, "invalid_request"),
+        ("gzip", gzip.compress(b"{}", mtime=0) + b"\0x", 400, "invalid_request"),
+        ("gzip", MEMBERS, 200, None),
+        ("gzip", MEMBERS + BGZF_END + bytes(512), 200, None),
+        ("X-GZIP", gzip.compress(json.dumps(REQUEST).encode(), mtime=0), 200, None),
+        ("gzip", MEMBERS[:-9], 400, "invalid_request"),
+        ("gzip", MEMBERS[:-1], 400, "invalid_request"),
+        ("gzip", MEMBERS + gzip.compress(b" ")[:5], 400, "invalid_request"),
+        ("deflate", zlib.compress(b"{") + zlib.compress(b"}"), 400, "invalid_request"),
+        ("gzip", gzip.compress(bytes(1_000)) * 9_000, 413, "payload_too_large"),
+        ("gzip", MEMBERS + gzip.compress(bytes(10_000_000)), 413, "payload_too_large"),
         ("gzip", gzip.compress(bytes(10_000_000)), 413, "payload_too_large"),
         ("deflate", zlib.compress(bytes(10_000_000)), 413, "payload_too_large"),
         ("identity", json.dumps(REQUEST).encode(), 200, None),
@@ -612,6 +629,28 @@ async def test_content_encodings(
     reply = await client.post(INFER, content=body, headers={"Content-Encoding": encoding})
 
     assert (status, code) == (reply.status_code, reply.json().get("code"))
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/json"}, {"Content-Encoding": "gzip"}])
+async def test_a_byte_order_mark_before_json_is_ignored(client: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    """Editors write it."""
+    content = b"\xef\xbb\xbf" + json.dumps(REQUEST).encode()
+    body = gzip.compress(content) if "Content-Encoding" in headers else content
+
+    assert (await client.post(INFER, content=body, headers=headers)).status_code == 200
+
+
+async def test_a_byte_order_mark_is_not_counted() -> None:
+    """Neither while the body is held nor behind that."""
+    bodies = BodyReader(max_body=1000, max_held_bytes=1500, offload_above=100, decode_threads=2)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"\xef\xbb\xbf" + b" " * 200, "more_body": False}
+
+    body = await bodies.read(receive, {b"content-type": b"application/json"}, 60.0)
+    assert (body, bodies.held) == (b" " * 200, 200)
+    bodies.release(len(body))
+    assert bodies.held == 0
 
 
 async def test_chunked_bodies_are_read(client: httpx.AsyncClient) -> None:

@@ -99,6 +99,13 @@ async def test_media_in_a_form(client: httpx.AsyncClient, service: NumpyService)
     assert [call[1] for call in service.calls] == [Media(data, "image/png", {"top_k": 1}) for data in (PICTURE, big)]
 
 
+async def test_the_type_of_s3_says_nothing(client: httpx.AsyncClient, service: NumpyService) -> None:
+    """As application/octet-stream does."""
+    reply = await client.post(PICTURES, content=PICTURE, headers={"Content-Type": "binary/octet-stream"})
+
+    assert (reply.status_code, service.calls[0][1]) == (200, Media(PICTURE, "", {}))
+
+
 async def test_compressed_bodies(client: httpx.AsyncClient, service: NumpyService) -> None:
     """As everywhere else."""
     headers = {"Content-Type": "text/plain", "Content-Encoding": "gzip"}
@@ -214,7 +221,7 @@ def _raw(content: bytes, content_type: str) -> dict[str, Any]:
         (PICTURES, _json([]), 400, "expected a JSON object"),
         (PICTURES, _json({"input": "a"}), 400, "expected a JSON object"),
         (PICTURES, _json({"inputs": 3}), 400, "inputs: expected the image file in base64, as a string"),
-        (PICTURES, _json({"inputs": "no base64!"}), 400, "inputs: expected the image file in base64"),
+        (PICTURES, _json({"inputs": "no base64!"}), 400, "the image file in base64: character 10 is '!'"),
         (PICTURES, _json({"inputs": ""}), 400, "inputs: the file is empty"),
         (PICTURES, _json({"inputs": "data:audio/wav;base64,AAAA"}), 415, "got 'audio/wav'"),
         (PICTURES, _json({"inputs": "AAAA", "parameters": []}), 400, "parameters: expected a JSON object"),

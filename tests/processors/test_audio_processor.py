@@ -97,7 +97,7 @@ def test_a_ten_hour_header_is_refused_before_it_is_queued(tmp_path: Path) -> Non
     content = bytearray(wav(0.1).content)
     content[40:44] = (36_000 * RATE * 2).to_bytes(4, "little")
 
-    with pytest.raises(InvalidRequest, match=r"^the audio is 36000 s long, at most 60 s$"):
+    with pytest.raises(InvalidRequest, match="declares 1152000000 bytes of samples, and 3200 came"):
         processor(tmp_path).estimate(Media(bytes(content), "", {}))
 
 

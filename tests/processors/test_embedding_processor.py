@@ -69,7 +69,9 @@ def test_vectors_are_brought_to_length_1_where_that_is_wanted(text_folder: Path)
 
     assert answer(processor(text_folder, {"normalize": True}), Texts(texts, {}), outputs).vectors.tolist() == unit
     assert answer(processor(text_folder), Texts(texts, {"normalize": True}), outputs).vectors.tolist() == unit
-    (text_folder / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Normalize", "path": "2"}]))
+    (text_folder / "modules.json").write_text(
+        json.dumps([{"type": "sentence_transformers.models.Normalize", "path": "2"}])
+    )
     assert answer(processor(text_folder), Texts(texts, {}), outputs).vectors.tolist() == unit
     raw = answer(processor(text_folder), Texts(texts, {"normalize": False}), outputs).vectors.tolist()
     assert raw == [[3, 4], [0, 0]]

@@ -157,6 +157,31 @@ def test_a_transparent_palette_colour_becomes_white() -> None:
     assert decode(encoded(image, "GIF", transparency=0), 3).getpixel((3, 3)) == (255, 255, 255)
 
 
+def png_of_16_bits(colour_type: int, pixels: list[int], transparent: list[int]) -> bytes:
+    """A PNG of one row, with a colour that is transparent."""
+    channels = len(transparent)
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", len(pixels) // channels, 1, 16, colour_type, 0, 0, 0),
+        b"tRNS": struct.pack(f">{channels}H", *transparent),
+        b"IDAT": zlib.compress(b"\0" + struct.pack(f">{len(pixels)}H", *pixels)),
+        b"IEND": b"",
+    }
+    packed = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+def test_a_transparent_colour_of_16_bits_becomes_white() -> None:
+    """That colour, and none that differs in the last bit."""
+    grey = decode(png_of_16_bits(0, [257, 258, 25_700], [257]), 1)
+    colour = decode(png_of_16_bits(2, [0x1234, 0x1200, 0x1100, 0x1235, 0x1200, 0x1100], [0x1234, 0x1200, 0x1100]), 3)
+
+    assert [grey.getpixel((column, 0)) for column in range(3)] == [255, 1, 100]
+    assert [colour.getpixel((column, 0)) for column in range(2)] == [(255, 255, 255), (0x12, 0x12, 0x11)]
+
+
 @pytest.mark.parametrize(("level", "expected"), [(0, 0), (128, 0), (129, 1), (257, 1), (32896, 128), (65535, 255)])
 def test_16_bit_grey_is_scaled_not_clipped(level: int, expected: int) -> None:
     """65,535 is white, and everything below is in proportion."""

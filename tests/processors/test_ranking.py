@@ -27,7 +27,7 @@ def ranking(folder: Path, classes: int = 3, **options: Any) -> Ranking:
 def test_labels_come_from_options_then_files_then_numbers(tmp_path: Path) -> None:
     """A list, a named file, config.json, labels.txt; LABEL_0 and so on if there is nothing."""
     assert ranking(tmp_path).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
-    (tmp_path / "labels.txt").write_text("a\nb\n\nc\n")
+    (tmp_path / "labels.txt").write_text("\ufeffa\nb\n\nc\n")  # editors write the mark in front
     assert ranking(tmp_path).labels == ("a", "b", "c")
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {"2": "z", "0": "x", "1": "y"}}))
     assert ranking(tmp_path).labels == ("x", "y", "z")

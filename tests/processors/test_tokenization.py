@@ -76,7 +76,7 @@ def test_without_special_tokens_an_empty_text_is_refused(text_folder: Path) -> N
     """There would be nothing to compute on."""
     config = json.loads((text_folder / "tokenizer.json").read_text())
     config["post_processor"] = None
-    (text_folder / "tokenizer.json").write_text(json.dumps(config))
+    (text_folder / "tokenizer.json").write_text("\ufeff" + json.dumps(config))  # as editors write it
 
     with pytest.raises(InvalidRequest, match=r"^inputs\[1\]: the text has no tokens$"):
         tokenizer(text_folder).tokenize(["hello", " "])
@@ -266,7 +266,9 @@ def test_what_does_not_fit_the_model_is_refused_at_the_start(
 
 def test_a_missing_or_broken_tokenizer_is_refused_at_the_start(tmp_path: Path) -> None:
     """Nothing is downloaded, nothing is guessed."""
-    with pytest.raises(ConfigError, match=r"^processor: there is no tokenizer\.json in the model's folder; AutoTokenizer"):
+    with pytest.raises(
+        ConfigError, match=r"^processor: there is no tokenizer\.json in the model's folder; AutoTokenizer"
+    ):
         tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"^tokenizer\.json: cannot be read"):

@@ -1,0 +1,195 @@
+"""Where the frames of an MP3 are, and how many there should be."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import Final, NamedTuple
+
+_HEADER: Final = re.compile(rb"\xff[\xe2-\xe5\xf2-\xf5\xfa-\xfd][\x10-\xef]", re.DOTALL)
+"""11 bits of sync, a version, layer II or III, a bit rate. Other values are reserved, or rates that no header says."""
+
+_ZEROS: Final = re.compile(rb"\0{1,65536}")
+
+_RATES: Final = (44_100, 48_000, 32_000)
+_KILOBITS: Final = {
+    (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (True, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
+    (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+"""By whether it is MPEG 1, and by layer. The others have one table for both layers."""
+
+_SEARCHED: Final = 64 * 1024
+_CANDIDATES: Final = 512
+"""Junk before the first frame: bytes, and places in it that look like a header."""
+
+_MARKS: Final = 20
+"""Tags that are looked past, one behind the other."""
+
+_WALKED: Final = 200_000
+"""Frames that are looked at one by one, more than an hour of sound."""
+
+
+class _Frame(NamedTuple):
+    """What the header of a frame says: its bytes, its samples in each channel, and how many of these a second has."""
+
+    length: int
+    samples: int
+    rate: int
+    bits_per_second: int
+    layer: int
+    side: int  # bytes between the header and the main data
+
+
+def first_frame(content: bytes, at: int) -> int | None:
+    """Where the first frame begins; ``None`` where there is none.
+
+    Junk is skipped before three frames that follow each other, as the rest of a frame in which a recording of a stream
+    began. One frame is enough where it is the first thing.
+    """
+    found = _search(content, at)
+    return at if found is None and _frame(content, at) else found
+
+
+class Stream(NamedTuple):
+    """Frames that follow each other.
+
+    Attributes:
+        seconds: How long they sound, about.
+        frames: How many there should be; ``None`` where they do not say.
+        came: Whether as many bytes came as they say. Then the number may be one too many: some count the first, too.
+        notes: Whether the first is Fraunhofer's or is wrong, so that the decoder must not see it.
+    """
+
+    seconds: float
+    frames: int | None = None
+    came: bool = False
+    notes: bool = False
+
+
+def measure(content: bytes, start: int, end: int) -> Stream:
+    """Look at the first frame of a stream, in constant time."""
+    frame = _frame(content, start)
+    if frame is None or frame.layer != 3:
+        return Stream((end - start) * 8 / (frame.bits_per_second if frame else 64_000))
+    seconds = (end - start) * 8 / frame.bits_per_second
+    for at in (start + 4 + frame.side, start + 6 + frame.side):  # two bytes of checksum may be in front
+        if content[at : at + 4] in {b"Xing", b"Info"}:
+            flags, one, two = (int.from_bytes(content[at + 4 * n : at + 4 * n + 4]) for n in (1, 2, 3))
+            count, nbytes = (one if flags & 1 else 0), (two if flags & 3 == 3 else one if flags & 2 else 0)
+            break
+    else:
+        if content[start + 36 : start + 40] != b"VBRI":
+            return Stream(seconds)
+        at, count, nbytes = 0, *(int.from_bytes(content[start + n : start + n + 4]) for n in (50, 46))
+    # More frames may follow those that were counted, where files were joined.
+    if not count or (nbytes and _search(content, behind_marks(content, start + nbytes)) is not None):
+        return Stream(seconds, notes=True)
+    return Stream(count * frame.samples / frame.rate, count, 0 < nbytes <= end - start, not at)
+
+
+def opened(content: bytes, start: int, end: int) -> bytes:
+    """A stream as the decoder reads it right: with a count of frames in front.
+
+    Without one, it stops where it guesses the end from the first frame: most of a sound of variable bit rate is lost.
+    """
+    stream, frame = measure(content, start, end), _frame(content, start)
+    if frame is None or frame.layer != 3 or (stream.frames is not None and not stream.notes):
+        return content[start:end]
+    if stream.notes:
+        start += frame.length
+    header = bytearray(content[start : start + 4])
+    if _frame(header, 0) is None:
+        return content[start:end]
+    # Of the kind of those that follow, without a checksum, at the highest bit rate: that has room.
+    header[1] |= 1
+    header[2] = header[2] & 0x0D | 0xE0
+    frame = _frame(header, 0)
+    assert frame is not None, "This is a bug: only the bit rate was changed"
+    # No frame is as short as a byte: a decoder that counts bytes stops at the end of the stream.
+    count = stream.frames or min(end - start, 0x7FFF_FFFF)
+    notes = header + bytes(frame.side) + b"Info" + (1).to_bytes(4) + count.to_bytes(4)
+    return bytes(notes.ljust(frame.length, b"\0")) + _without_marks(content, start, end)
+
+
+def behind_marks(content: bytes, at: int) -> int:
+    """Where marks end that are no sound: zeros, and tags of ID3 and APE. Behind the content where one is cut off."""
+    for _ in range(_MARKS):
+        begin = at
+        if content.startswith(b"ID3", at) and at + 10 <= len(content):
+            size = 0
+            for byte in content[at + 6 : at + 10]:
+                size = size << 7 | byte & 0x7F
+            at += 10 + size + (10 if content[at + 5] & 0x10 else 0)
+        elif content.startswith(b"TAG", at):
+            at += 128
+        elif content.startswith(b"APETAGEX", at):
+            at += 32 + int.from_bytes(content[at + 12 : at + 16], "little")
+        elif zeros := _ZEROS.match(content, at):
+            at = zeros.end()
+        if at == begin:
+            break
+    return at
+
+
+def _without_marks(content: bytes, start: int, end: int) -> bytes:
+    """The frames without the marks between and behind them, which may be more than the decoder looks past."""
+    parts: list[bytes] = []
+    lengths: dict[bytes, int] = {}
+    at = start
+    for _ in range(_WALKED):
+        if at >= end:
+            break
+        header = content[at : at + 3]
+        if header not in lengths:
+            frame = _frame(content, at)
+            lengths[header] = frame.length if frame else 0
+        if lengths[header]:
+            at += lengths[header]
+            continue
+        behind = behind_marks(content, at)
+        if behind == at:
+            break
+        parts.append(content[start:at])
+        start = at = behind
+    return b"".join((*parts, content[start:end]))
+
+
+def _search(content: bytes, at: int) -> int | None:
+    """Where three frames that follow each other begin."""
+    for match in islice(_HEADER.finditer(content, at, at + _SEARCHED), _CANDIDATES):
+        place = first = match.start()
+        for _ in range(2):
+            frame = _frame(content, place)
+            if frame is None or not _same_kind(content, first, place + frame.length):
+                break
+            place += frame.length
+        else:
+            return first
+    return None
+
+
+def _frame(content: bytes | bytearray, at: int) -> _Frame | None:
+    if at + 4 > len(content) or not _HEADER.match(content, at):
+        return None
+    version, third = content[at + 1] >> 3 & 3, content[at + 2]
+    layer = 4 - (content[at + 1] >> 1 & 3)
+    if third >> 2 & 3 == 3:
+        return None
+    first = version == 3
+    rate = _RATES[third >> 2 & 3] // {3: 1, 2: 2, 0: 4}[version]
+    bits = 1000 * _KILOBITS[first, layer if first else 3][third >> 4]
+    samples = 576 if layer == 3 and not first else 1152
+    mono = content[at + 3] >> 6 == 3
+    side = (17 if mono else 32) if first else (9 if mono else 17)
+    return _Frame(samples // 8 * bits // rate + (third >> 1 & 1), samples, rate, bits, layer, side)
+
+
+def _same_kind(content: bytes, one: int, other: int) -> bool:
+    """Whether two headers are of the same version, layer and sampling rate."""
+    return (
+        other + 4 <= len(content)
+        and _HEADER.match(content, other) is not None
+        and (content[one + 1] ^ content[other + 1]) & 0xFE == 0
+        and (content[one + 2] ^ content[other + 2]) & 0x0C == 0
+    )
