@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from benchmarks.architectures.export_transformers import _SMALL, TEXT
 from benchmarks.architectures.torch_exporters import Chosen, export
 from benchmarks.parity.cases import Cases, write_all
+from benchmarks.parity.faithful import check_export
 from benchmarks.parity.tokenizers_made import PAIRS, TEXTS, class_of, tokenizer_of
 
 KIND = "text classification"
@@ -85,15 +86,19 @@ def export_text(model: nn.Module, tokenizer: Any, folder: Path, names: tuple[str
     axes = {name: {0: "batch", 1: "sequence"} for name in inputs}
     options = {} if isinstance(model, Ended) else {"return_dict": True}
     chosen = Chosen(model, list(inputs), options)
+    examples = [sample(tokenizer, names, text) for text in (TEXTS[0], TEXTS[1], TEXTS[7])]
     try:
         export(chosen, inputs, axes, "torchscript", folder)
+        check_export(chosen, examples, folder)
     except Exception:
         export(chosen, inputs, axes, "dynamo", folder)
+        check_export(chosen, examples, folder)
 
 
-def sample(tokenizer: Any, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+def sample(tokenizer: Any, names: tuple[str, ...], text: str = "the cat sat on the mat") -> dict[str, torch.Tensor]:
     """Two rows of a text, as an exporter wants them."""
-    given = tokenizer("the cat sat on the mat", return_tensors="pt")
+    longest = min(tokenizer.model_max_length, _LONGEST)
+    given = tokenizer(text, return_tensors="pt", truncation=True, max_length=longest)
     return {name: given[name].repeat(2, 1) for name in names if name in given}
 
 
@@ -257,6 +262,16 @@ def reloaded(kind: str, cls: Any, change: Callable[[Path], None], folder: Path, 
     return cases
 
 
+def contradicting(reason: str, cls: Any, folder: Path, *, folder_says: dict[str, Any], kind: str) -> Cases:
+    """A folder that is to be refused."""
+    tokenizer = tokenizer_of(cls)
+    model = classifier(configured(kind, tokenizer))
+    cases = saved(model, tokenizer, folder)
+    edited("tokenizer_config.json", folder_says)(folder)
+    cases.refused = reason
+    return cases
+
+
 def only_vocabulary(folder: Path) -> None:
     """Leave BERT's vocabulary instead of tokenizer.json."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
@@ -295,13 +310,6 @@ def variants() -> Iterator[tuple[str, Callable[[Path], Cases]]]:
         "bert-vocabulary": ("bert", transformers.BertTokenizer, only_vocabulary),
         "bert-left-over": ("bert", transformers.BertTokenizer, left_over),
         "bert-pad-in-map": ("bert", transformers.BertTokenizer, _pad_in_map),
-        "gpt2-eos": ("gpt2", transformers.GPT2Tokenizer, edited(config, {"add_eos_token": True})),
-        "gpt2-bos": ("gpt2", transformers.GPT2Tokenizer, edited(config, {"add_bos_token": True})),
-        "llama-eos": (
-            "llama",
-            transformers.LlamaTokenizer,
-            edited(config, {"add_bos_token": True, "add_eos_token": True}),
-        ),
         "llama-none": ("llama", transformers.LlamaTokenizer, edited(config, {"add_bos_token": False})),
         "roberta-prefix": ("roberta", transformers.RobertaTokenizer, edited(config, {"add_prefix_space": True})),
         "bert-split-special": ("bert", transformers.BertTokenizer, edited(config, {"split_special_tokens": True})),
@@ -309,6 +317,25 @@ def variants() -> Iterator[tuple[str, Callable[[Path], Cases]]]:
     for name, (kind, cls, change) in edits.items():
         own = {"pad_token_id": 0} if kind in {"gpt2", "llama"} else {}
         yield name, partial(reloaded, kind, cls, change, **own)
+    yield (
+        "llama-eos-refused",
+        partial(
+            contradicting, "add_eos_token: True, but tokenizer.json adds none", folder_says={"add_eos_token": True}
+        ),
+    )
+    yield (
+        "albert-case-refused",
+        partial(
+            contradicting,
+            "do_lower_case: False, but tokenizer.json makes letters small",
+            kind="albert",
+            folder_says={"do_lower_case": False},
+        ),
+    )
+    yield (
+        "bert-unknown-key-refused",
+        partial(contradicting, "new_key: not understood", kind="bert", folder_says={"new_key": 1}),
+    )
     yield "llama-pad-in-config", pad_in_config
     yield "gpt2-positions", with_position_ids
     yield "cross-encoder-identity", partial(cross_encoder, "torch.nn.Identity", 1)

@@ -62,27 +62,6 @@ MODULE_KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
 }
 """Keys of the config.json of each module's folder, by module. Other modules are refused."""
 
-TRANSFORMER_KEYS: Final[Mapping[str, Key]] = {
-    "max_seq_length": followed("the longest text, tokens"),
-    "do_lower_case": followed("whether letters are made small first"),
-    "transformer_task": limited("the model's head", "feature-extraction", "sequence-classification"),
-    "modality_config": irrelevant("the model's file names its outputs"),
-    "module_output_name": limited("what the modules behind it read", "token_embeddings", "scores"),
-    "query_expansion": limited("padding that a model reads", advice="models of many vectors are not served"),
-    "query_length": limited("the longest query", advice="models of many vectors are not served"),
-    "document_length": limited("the longest document", advice="models of many vectors are not served"),
-    "processing_kwargs": limited("other ways to cut and pad", {}),
-    **dict.fromkeys(
-        ("unpad_inputs", "model_args", "config_args", "model_kwargs", "config_kwargs", "cache_dir", "backend"),
-        irrelevant("how the model itself is run"),
-    ),
-    **dict.fromkeys(
-        ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs", "tokenizer_name_or_path"),
-        limited("another tokenizer than the folder's", {}, ""),
-    ),
-}
-"""Keys of sentence_bert_config.json."""
-
 SENTENCE_KEYS: Final[Mapping[str, Key]] = {
     "__version__": irrelevant("versions"),
     "prompts": followed("texts to put before a text, by name"),

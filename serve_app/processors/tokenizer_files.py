@@ -51,8 +51,8 @@ KEYS: Final[Mapping[str, Key]] = {
     "additional_special_tokens": followed("special tokens"),
     "extra_special_tokens": followed("special tokens"),
     "added_tokens_decoder": followed("tokens beside the vocabulary"),
-    "add_bos_token": followed("a token before each text"),
-    "add_eos_token": followed("a token behind each text"),
+    "add_bos_token": followed("a token before each text: it must agree with tokenizer.json"),
+    "add_eos_token": followed("a token behind each text: it must agree with tokenizer.json"),
     "do_lower_case": followed("BERT's normalizer; of other tokenizers it must agree with tokenizer.json"),
     "strip_accents": followed("BERT's normalizer"),
     "tokenize_chinese_chars": followed("BERT's normalizer"),
@@ -69,6 +69,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "clean_up_tokenization_spaces": _DECODING,
     "spaces_between_special_tokens": _DECODING,
     "decode_with_prefix_space": _DECODING,
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": _DECODING,
     "errors": _DECODING,
     "model_input_names": irrelevant("the model's file names its inputs"),
     "auto_map": limited("a tokenizer that is code of the folder", advice="save a tokenizer.json and remove the key"),
@@ -104,6 +105,28 @@ KEYS: Final[Mapping[str, Key]] = {
 """Keys of tokenizer_config.json."""
 
 
+TRANSFORMER_KEYS: Final[Mapping[str, Key]] = {
+    "max_seq_length": followed("the longest text, tokens"),
+    "do_lower_case": followed("whether letters are made small first"),
+    "transformer_task": limited("the model's head", "feature-extraction", "sequence-classification"),
+    "modality_config": irrelevant("the model's file names its outputs"),
+    "module_output_name": limited("what the modules behind it read", "token_embeddings", "scores"),
+    "query_expansion": limited("padding that a model reads", advice="models of many vectors are not served"),
+    "query_length": limited("the longest query", advice="models of many vectors are not served"),
+    "document_length": limited("the longest document", advice="models of many vectors are not served"),
+    "processing_kwargs": limited("other ways to cut and pad", {}),
+    **dict.fromkeys(
+        ("unpad_inputs", "model_args", "config_args", "model_kwargs", "config_kwargs", "cache_dir", "backend"),
+        irrelevant("how the model itself is run"),
+    ),
+    **dict.fromkeys(
+        ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs", "tokenizer_name_or_path"),
+        limited("another tokenizer than the folder's", {}, ""),
+    ),
+}
+"""Keys of sentence_bert_config.json."""
+
+
 def load_tokenizer(folder: ModelFolder, ignored: Collection[str]) -> Tokenizer:
     """Load it with its special tokens, normalizer and added tokens as the keys have them. It neither pads nor cuts.
 
@@ -126,9 +149,10 @@ def load_tokenizer(folder: ModelFolder, ignored: Collection[str]) -> Tokenizer:
     _add_tokens(tokenizer, config, special)
     _set_normalizer(tokenizer, config, kind)
     _set_prefix(tokenizer, config)
-    _set_ends(tokenizer, config, special)
+    _check_ends(tokenizer, {key: value for key, value in config.items() if key not in ignored}, special)
     if config.get("split_special_tokens"):
         tokenizer.encode_special_tokens = True
+    _lower(tokenizer, folder, ignored)
     return tokenizer
 
 
@@ -305,6 +329,17 @@ def _set_normalizer(tokenizer: Tokenizer, config: Mapping[str, Any], kind: str) 
         raise ConfigError((f"{fault}; save the tokenizer again, or list do_lower_case in processor.ignore_keys",))
 
 
+def _lower(tokenizer: Tokenizer, folder: ModelFolder, ignored: Collection[str]) -> None:
+    """Make letters small before all else, where sentence-transformers is to."""
+    file = "sentence_bert_config.json"
+    config = folder.json(file)
+    check_keys(file, config, TRANSFORMER_KEYS, ignored)
+    if config.get("do_lower_case") and not has_lowercase(tokenizer.normalizer):
+        before = tokenizer.normalizer
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([] if before is None else [before])])
+        folder.note("letters", "made small", f"{file}: do_lower_case")
+
+
 def _set_prefix(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
     wanted, before = config.get("add_prefix_space"), tokenizer.pre_tokenizer
     if isinstance(wanted, bool) and isinstance(before, pre_tokenizers.ByteLevel):
@@ -312,30 +347,22 @@ def _set_prefix(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
         tokenizer.pre_tokenizer = before
 
 
-def _set_ends(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Put the tokens for a text's beginning and end around it, where keys say so.
+def _check_ends(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Refuse keys for tokens around a text that tokenizer.json does not agree with.
 
-    A template with other tokens, as BERT's or RoBERTa's, stays: their classes do not look at these keys.
+    Release 4 of transformers follows the keys of some classes, and release 5 follows tokenizer.json.
     """
-    if not {"add_bos_token", "add_eos_token"} & config.keys():
-        return
-    own = {special[name] for name in ("bos_token", "eos_token") if name in special}
-    ends = [tokenizer.id_to_token(token) for token in tokenizer.encode("").ids]
-    if set(ends) - own:
-        return
-    first, last = (
-        special.get(f"{end}_token") if config.get(f"add_{end}_token") else None for end in ("bos", "eos")
-    )  # fmt: skip
-    for key, token in (("add_bos_token", first), ("add_eos_token", last)):
-        if config.get(key) and token is None:
-            raise ConfigError((f"tokenizer_config.json: {key}: true, but no {key[4:]} is named",))
-    before, after = (f"{first}:0 " if first else ""), (f" {last}:0" if last else "")
-    used = [token for token in (first, last) if token]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{before}$A:0{after}",
-        pair=f"{before}$A:0{after}{f' {first}:1' if first else ''} $B:1{f' {last}:1' if last else ''}",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in used],
-    )
+    around = {tokenizer.id_to_token(token) for token in tokenizer.encode("").ids}
+    if around - {special.get("bos_token"), special.get("eos_token")}:
+        return  # BERT's, RoBERTa's and their kin: no release looks at these keys
+    for key in ("add_bos_token", "add_eos_token"):
+        wanted, token = config.get(key), special.get(key[4:])
+        if isinstance(wanted, bool) and wanted != (token in around):
+            does = "adds it" if token in around else "adds none"
+            fault = (
+                f"tokenizer_config.json: {key}: {wanted}, but tokenizer.json {does}; save the tokenizer again, or list"
+            )
+            raise ConfigError((f"{fault} {key} in processor.ignore_keys to follow tokenizer.json",))
 
 
 def _content(token: Any) -> str | None:

@@ -126,7 +126,9 @@ def create_zero_shot(
     Raises:
         ConfigError: The model, the files beside it and the configuration do not fit together.
     """
-    architectures = folder.json("config.json").get("architectures") or ()
-    if any(str(name).endswith("ForSequenceClassification") for name in architectures):
+    config = folder.json("config.json")
+    named = [str(name).lower() for name in config.get("label2id") or ()]
+    classifies = any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ())
+    if classifies or any(name.startswith("entail") for name in named):
         return EntailmentProcessor.create(signature, folder, options)
     return EmbeddingProcessor.create("zero-shot-classification", signature, folder, options)
