@@ -20,21 +20,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
-import onnxruntime
 import typer
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.machine import describe
+from benchmarks.machine import Machine, describe
 from benchmarks.parity.cases import FAILED, FILE
 from benchmarks.publishing import machine_table, now, publish_report, table
 from benchmarks.server import PROXY, SERVE_APP_RUN, Server, demo_document, is_ready
-from serve_app.backends.onnx.signature import read_signature
 from serve_app.composition import describe_models
 from serve_app.config import AppArgs
 from serve_app.errors import ConfigError
-from serve_app.payloads import Texts
-from serve_app.processors import create_processor
 
 _CLIENTS = 8
 _TIMEOUT_S = 120.0
@@ -125,40 +121,27 @@ def served(url: str, cases: Mapping[str, Any]) -> dict[str, tuple[int, float, st
             answer = answer.get("predictions", answer.get("outputs", answer))
         deviation = 0.0 if fault else difference(unwrapped(answer, request), request["answer"])
         if not fault and deviation > cases[name]["tolerance"]:
-            fault = f"differs by {deviation:.3g}: {short(request['body'])} gives {short(answer)} for {short(request['answer'])}"
+            shown = map(short, (request["body"], answer, request["answer"]))
+            fault = f"differs by {deviation:.3g}: {' gives '.join(shown)} is right"
         return name, number, deviation, fault
 
-    with httpx.Client(base_url=url, timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=_CLIENTS)) as client:
-        with ThreadPoolExecutor(_CLIENTS) as pool:
-            for when, answers in (
-                ("alone", lambda: map(ask, jobs)),
-                (f"{_CLIENTS} clients", lambda: pool.map(ask, shuffled)),
-            ):
-                for name, _, deviation, fault in track(answers(), when, len(jobs), console=Console(stderr=True)):
-                    kept = found[name]
-                    kept[0] += 1
-                    if not fault:
-                        kept[1] = max(kept[1], deviation)
-                    elif not kept[2]:
-                        kept[2] = f"{when}: {fault}"
+    limits = httpx.Limits(max_connections=_CLIENTS)
+    with (
+        httpx.Client(base_url=url, timeout=_TIMEOUT_S, limits=limits) as client,
+        ThreadPoolExecutor(_CLIENTS) as pool,
+    ):
+        for when, answers in (
+            ("alone", lambda: map(ask, jobs)),
+            (f"{_CLIENTS} clients", lambda: pool.map(ask, shuffled)),
+        ):
+            for name, _, deviation, fault in track(answers(), when, len(jobs), console=Console(stderr=True)):
+                kept = found[name]
+                kept[0] += 1
+                if not fault:
+                    kept[1] = max(kept[1], deviation)
+                elif not kept[2]:
+                    kept[2] = f"{when}: {fault}"
     return {name: (kept[0], kept[1], kept[2]) for name, kept in found.items()}
-
-
-def graph_fault(folder: Path, cases: Mapping[str, Any]) -> str:
-    """Why ONNX Runtime alone fails on a request, as the exporter made the graph for one length; empty: it does not."""
-    signature = read_signature(folder / "model.onnx", model=folder.name)
-    processor = create_processor(cases["task"], signature, folder, cases["processor"])
-    session = onnxruntime.InferenceSession(folder / "model.onnx")
-    for request in cases["requests"]:
-        texts = request["body"]["inputs"]
-        for text in texts if isinstance(texts, list) else [texts]:
-            both = [text["text"], text["text_pair"]] if isinstance(text, dict) else text
-            try:
-                inputs = processor.preprocess(Texts([both], request["body"].get("parameters", {})))
-                session.run(None, inputs)
-            except Exception as error:  # of ONNX Runtime, without a common base
-                return f"the graph fails by itself: {str(error)[:160]}"
-    return ""
 
 
 def unwrapped(answer: Any, request: Mapping[str, Any]) -> Any:
@@ -216,8 +199,6 @@ def judge(root: Path) -> list[Judged]:
     for name, (compared, deviation, fault) in found.items():
         each = cases[name]
         outcome = "different" if fault or each["refused"] else "same"
-        if " 500: " in fault and (reason := graph_fault(root / name, each)):
-            outcome, fault = "not exported", reason
         judged.append(
             Judged(name, each["kind"], each["library"], outcome, fault, outcome != "different", compared, deviation)
         )
@@ -244,21 +225,33 @@ def summary(judged: Sequence[Judged]) -> str:
     return table(["requests", *_OUTCOMES, "answers compared"], rows)
 
 
+def report(judged: Sequence[Judged], machine: Machine) -> str:
+    """The page: how many, and what could not be exported or is refused, by name."""
+    parts = ["# Answers beside the library's", machine_table(now(), machine), summary(judged)]
+    for outcome in ("different", "refused", "not exported"):
+        rows = [[each.name, each.reason.replace("|", "/")[:200]] for each in judged if each.outcome == outcome]
+        if rows:
+            parts += [f"## {outcome.capitalize()}", table(["folder", "reason"], rows)]
+    same = sorted(each.name.partition("-architecture-")[2] for each in judged if each.outcome == "same")
+    parts += ["## Architectures of text classifiers that answer the same", ", ".join(filter(None, same)) + "."]
+    return "\n\n".join(parts) + "\n"
+
+
 def main(
     root: Annotated[Path, typer.Argument(help="The folder that the *_cases modules wrote.")],
     *,
     publish: Annotated[bool, typer.Option(help="Write docs/benchmarks/parity.*")] = False,
 ) -> None:
     """Compare every folder's answers with its library's."""
+    console = Console()
+    machine = describe({})
     judged = judge(root)
     for each in judged:
-        if not each.expected or each.outcome == "different":
+        if not each.expected:
             print(f"{each.outcome}: {each.name}: {each.reason}")
-    print(summary(judged))
-    if publish:
-        publish_report("parity", {"machine": asdict(describe()), "at": now(), "models": [asdict(each) for each in judged]},
-                       f"{machine_table(describe())}\n\n{summary(judged)}")  # fmt: skip
-    if any(each.outcome == "different" or not each.expected for each in judged):
+    figures = {"at": now(), "machine": asdict(machine), "models": [asdict(each) for each in judged]}
+    publish_report(console, "parity", figures, report(judged, machine), publish=publish)
+    if not all(each.expected for each in judged):
         sys.exit(1)
 
 

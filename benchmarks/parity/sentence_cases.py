@@ -20,6 +20,7 @@ from torch import nn
 
 from benchmarks.architectures.torch_exporters import Chosen, export
 from benchmarks.parity.cases import Cases, write_all
+from benchmarks.parity.faithful import check_export
 from benchmarks.parity.text_cases import configured, sample, spread
 from benchmarks.parity.tokenizers_made import TEXTS, class_of, tokenizer_of
 
@@ -78,10 +79,13 @@ def written(
     axes = {name: {0: "batch", 1: "sequence"} for name in inputs}
     outputs = {"last_hidden_state": {0: "batch", 1: "sequence"}}
     chosen = Chosen(inner, list(inputs), {"return_dict": True})
+    examples = [sample(model.tokenizer, tuple(inputs), text) for text in (TEXTS[0], TEXTS[1], TEXTS[8])]
     try:
         export(chosen, inputs, axes, "torchscript", folder, outputs)
+        check_export(chosen, examples, folder)
     except Exception:
         export(chosen, inputs, axes, "dynamo", folder, outputs)
+        check_export(chosen, examples, folder)
     cases = Cases("feature-extraction", "sentence-transformers", KIND)
     for text in _TEXTS:
         cases.ask({"inputs": text}, model.encode([text]).tolist())

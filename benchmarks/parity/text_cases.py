@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import sentence_transformers
 import torch
 import transformers
 from torch import nn
@@ -162,10 +164,6 @@ def with_softmax(folder: Path) -> Cases:
 
 def cross_encoder(activation: str, labels: int, folder: Path) -> Cases:
     """A cross-encoder of sentence-transformers; it answers scores without labels."""
-    import importlib
-
-    import sentence_transformers
-
     tokenizer = tokenizer_of(transformers.BertTokenizer)
     model = classifier(configured("bert", tokenizer, num_labels=labels))
     model.save_pretrained(folder)
@@ -317,25 +315,12 @@ def variants() -> Iterator[tuple[str, Callable[[Path], Cases]]]:
     for name, (kind, cls, change) in edits.items():
         own = {"pad_token_id": 0} if kind in {"gpt2", "llama"} else {}
         yield name, partial(reloaded, kind, cls, change, **own)
-    yield (
-        "llama-eos-refused",
-        partial(
-            contradicting, "add_eos_token: True, but tokenizer.json adds none", folder_says={"add_eos_token": True}
-        ),
-    )
-    yield (
-        "albert-case-refused",
-        partial(
-            contradicting,
-            "do_lower_case: False, but tokenizer.json makes letters small",
-            kind="albert",
-            folder_says={"do_lower_case": False},
-        ),
-    )
-    yield (
-        "bert-unknown-key-refused",
-        partial(contradicting, "new_key: not understood", kind="bert", folder_says={"new_key": 1}),
-    )
+    for name, kind, cls, keys, reason in (
+        ("llama-eos", "llama", transformers.LlamaTokenizer, {"add_eos_token": True}, "add_eos_token: True, but"),
+        ("albert-case", "albert", transformers.AlbertTokenizer, {"do_lower_case": False}, "do_lower_case: False, but"),
+        ("bert-unknown-key", "bert", transformers.BertTokenizer, {"new_key": 1}, "new_key: not understood"),
+    ):
+        yield f"{name}-refused", partial(contradicting, reason, cls, kind=kind, folder_says=keys)
     yield "llama-pad-in-config", pad_in_config
     yield "gpt2-positions", with_position_ids
     yield "cross-encoder-identity", partial(cross_encoder, "torch.nn.Identity", 1)

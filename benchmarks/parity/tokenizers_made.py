@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import transformers
@@ -88,7 +89,5 @@ def tokenizer_of(cls: Any, **keys: Any) -> Any:
 
 
 def _model(tokenizer: Tokenizer) -> dict[str, Any]:
-    import json
-
     found: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     return found

@@ -44,6 +44,7 @@ KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
         "chunk_length": followed("seconds: longer sounds are cut off"),
         "n_fft": followed("samples of a frame"),
         "dither": limited("noise", 0.0, 0),
+        "do_normalize": irrelevant("the class does not look at it"),
         **keys("n_samples nb_max_frames mel_filters", irrelevant("follows from the other keys")),
     },
 }
@@ -127,7 +128,6 @@ def _whisper(found: Mapping[str, Any]) -> Spectrogram:
         seconds=_size(found, "chunk_length", 600),
         window=_size(found, "n_fft", 16_384),
         hop=_size(found, "hop_length", 16_384),
-        normalize=bool(found["do_normalize"]),
     )
 
 

@@ -72,7 +72,6 @@ class WhisperSpectrogram:
         seconds: Of the result.
         window: Samples of a frame.
         hop: Samples from one frame to the next.
-        normalize: Bring the sound to mean 0 and variance 1 first.
     """
 
     rate: int
@@ -80,7 +79,6 @@ class WhisperSpectrogram:
     seconds: int
     window: int
     hop: int
-    normalize: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -91,8 +89,6 @@ class WhisperSpectrogram:
         """Features of a sound, `shape`."""
         sound = np.zeros(self.seconds * self.rate, np.float64)
         present = samples[: len(sound)]
-        if self.normalize:
-            present = (present - present.mean()) / np.sqrt(present.var() + 1e-7)
         sound[: len(present)] = present
         around = np.pad(sound, self.window // 2, mode="reflect")
         periodic = np.hanning(self.window + 1)[:-1]

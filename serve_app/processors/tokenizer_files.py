@@ -93,7 +93,7 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     **keys(
         "cls_token_box sep_token_box pad_token_box pad_token_label only_label_first_subword entity_token_1 "
-        "entity_token_2 entity_unk_token entity_pad_token entity_mask_token entity_mask2_token entity_1_token "
+        "entity_token_2 entity_unk_token entity_vocab entity_pad_token entity_mask_token entity_mask2_token entity_1_token "
         "entity_2_token max_entity_length max_mention_length question_token x_sep_token line_token "
         "space_token chain_break_token image_token boi_token eoi_token image_token_id audio_token video_token "
         "vision_bos_token src_lang tgt_lang language language_codes task lang2id id2lang source_lang "
