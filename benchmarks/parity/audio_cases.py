@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import base64
-import io
 import sys
-import wave
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
 from benchmarks.architectures.export_audio import _WAVES, SPECTRA, WAVES
 from benchmarks.architectures.torch_exporters import Chosen, export
 from benchmarks.parity.cases import Cases, write_all
+from benchmarks.parity.sounds import RATE, sounds
 from benchmarks.parity.text_cases import edited, spread
 
 KIND = "sounds"
-_RATE = 16_000
-_SECONDS = (0.31, 1.0, 0.6, 2.37)
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-
-
-def sounds() -> Iterator[tuple[bytes, Any]]:
-    """WAV files, and their samples."""
-    random = np.random.default_rng(0)
-    for number, seconds in enumerate(_SECONDS):
-        times = np.arange(int(seconds * _RATE)) / _RATE
-        tone = 0.3 * np.sin(2 * np.pi * (220 * (number + 1)) * times) + 0.05 * random.standard_normal(len(times))
-        samples = np.clip(np.rint(tone * 32_767), -32_768, 32_767).astype("<i2")
-        file = io.BytesIO()
-        with wave.open(file, "wb") as writer:
-            writer.setnchannels(1)
-            writer.setsampwidth(2)
-            writer.setframerate(_RATE)
-            writer.writeframes(samples.tobytes())
-        yield file.getvalue(), (samples.astype(np.float32) / 32_768.0)
 
 
 def model_of(kind: str, own: dict[str, Any]) -> Any:
@@ -57,14 +37,19 @@ def ask(cases: Cases, model: Any, extractor: Any) -> None:
     """Ask the pipeline."""
     pipe = transformers.pipeline("audio-classification", model=model, feature_extractor=extractor, device="cpu")
     for content, samples in sounds():
-        answer = pipe({"raw": samples.copy(), "sampling_rate": _RATE}, top_k=None)
+        answer = pipe({"raw": samples.copy(), "sampling_rate": RATE}, top_k=None)
         cases.ask({"inputs": base64.b64encode(content).decode()}, answer)
 
 
 def waves(
-    name: str, masked: bool, folder: Path, *, keys: dict[str, Any] | None = None, change: Callable[[Path], None] | None = None,
+    name: str,
+    masked: bool,
+    folder: Path,
+    *,
+    keys: dict[str, Any] | None = None,
+    change: Callable[[Path], None] | None = None,
     **more: Any,
-) -> Cases:  # fmt: skip
+) -> Cases:
     """A model that reads samples."""
     kind, own = WAVES[name]
     model = model_of(kind, {**_WAVES, **own, **more})

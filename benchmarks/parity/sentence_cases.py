@@ -22,7 +22,8 @@ from benchmarks.architectures.torch_exporters import Chosen, export
 from benchmarks.parity.cases import Cases, write_all
 from benchmarks.parity.faithful import check_export
 from benchmarks.parity.text_cases import configured, sample, spread
-from benchmarks.parity.tokenizers_made import TEXTS, class_of, tokenizer_of
+from benchmarks.parity.texts import TEXTS
+from benchmarks.parity.tokenizers_made import class_of, tokenizer_of
 
 KIND = "sentence embeddings"
 _NAMES = ("input_ids", "attention_mask", "token_type_ids")

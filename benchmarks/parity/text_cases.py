@@ -20,7 +20,8 @@ from benchmarks.architectures.export_transformers import _SMALL, TEXT
 from benchmarks.architectures.torch_exporters import Chosen, export
 from benchmarks.parity.cases import Cases, write_all
 from benchmarks.parity.faithful import check_export
-from benchmarks.parity.tokenizers_made import PAIRS, TEXTS, class_of, tokenizer_of
+from benchmarks.parity.texts import PAIRS, TEXTS
+from benchmarks.parity.tokenizers_made import class_of, tokenizer_of
 
 KIND = "text classification"
 _NAMES = ("input_ids", "attention_mask", "token_type_ids")
