@@ -78,7 +78,7 @@ def check(folder: Path, pictures: dict[str, bytes]) -> Outcome:
     with np.load(folder / "expected.npz") as archive:
         expected = dict(archive)
     outcome = Outcome(case["group"], case["name"], "same", message=case["problem"])
-    shape = next(iter(expected.values())).shape if expected else (3, 64, 64)
+    shape = next(iter(expected.values())).shape if expected else (3, -1, -1)
     for axes in ((-1, *shape), (-1, -1, -1, -1)):
         try:
             processor = _processor(folder, axes, case["options"])

@@ -15,13 +15,10 @@ from typing import Any
 import numpy as np
 
 PICTURES = ("rgb-portrait.png", "rgb-tiny.png", "rgb-1-high.png", "l.png", "cmyk.jpg", "turned.jpg")
-_SETTINGS = frozenset(
-    {
-        "saved", "class-only", "fast-of-4", "feature-extractor", "by-model-type", "nested", "square", "number-cut",
-        "shorter-cut", "padded", "kept", "not-rescaled", "not-normalized", "normalized", "offset", "no-top", "rgb", "part",
-        "part-oblong", "filter-nearest", "filter-lanczos", "longer", "no-cut",
-    }
-)  # fmt: skip
+_FILES = {"saved", "class-only", "fast-of-4", "feature-extractor", "by-model-type", "nested"}
+_SIZES = {"square", "number-cut", "shorter-cut", "padded", "kept", "part", "part-oblong", "longer", "no-cut"}
+_LEVELS = {"not-rescaled", "not-normalized", "normalized", "offset", "no-top", "rgb"}
+_SETTINGS = _FILES | _SIZES | _LEVELS | {"filter-nearest", "filter-lanczos"}
 _VALUES = 12
 
 

@@ -21,7 +21,7 @@ from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.processor import Cost, Processor
 from serve_app.processors.ranking import FLOATS, Ranking, describe
 
-_MOST_RESIZED = 16_000_000
+_MOST_RESIZED = 4_000_000
 """Pixels of a resized picture, of which a part is cut out. Larger ones, which are long and thin, are never made."""
 
 
@@ -152,9 +152,8 @@ class ImageProcessor(Processor):
         settings = self.settings
         if settings.resize == "part":
             edge = min(decoded.width, decoded.height)
-            height, width = (
-                int(size / whole * edge) for size, whole in zip(settings.size, settings.resized, strict=True)
-            )
+            shares = (size / whole for size, whole in zip(settings.size, settings.resized, strict=True))
+            height, width = (max(int(share * edge), 1) for share in shares)
             left, top = (decoded.width - width) // 2, (decoded.height - height) // 2
             square = decoded.image.crop((left, top, left + width, top + height))
             return square.resize(settings.size[::-1], settings.resample)
@@ -362,7 +361,7 @@ def _size(spec: TensorSpec, fixed: Size, rules: ImageRules, options: ImageOption
     if options.size is not None:
         given = (options.size, options.size) if isinstance(options.size, int) else options.size
         source = "processor.size"
-    elif rules.fault and (options.resize is None or min(fixed) < 1):
+    elif rules.fault and (min(fixed) < 1 or not (options.resize or options.edge)):
         raise ConfigError((rules.fault,))
     if given is None:
         if min(fixed) < 1:
@@ -375,7 +374,7 @@ def _size(spec: TensorSpec, fixed: Size, rules: ImageRules, options: ImageOption
 
 def _resizing(size: Size, rules: ImageRules, options: ImageOptions) -> tuple[Resize, Size]:
     resize: Resize = options.resize or ("crop" if options.edge else rules.resize)
-    if options.resize is None and options.edge is None and rules.fault:
+    if rules.fault and not (options.resize or options.edge):
         raise ConfigError((rules.fault,))
     resized = rules.resized if rules.resize == resize else None
     if resize == "squash":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from PIL import Image
-
 from serve_app.processors.folder_keys import Key, followed, irrelevant, limited
 
 IMAGENET: Final = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
@@ -136,14 +134,12 @@ KEYS: Final[dict[str, Key]] = {
     ),
 }
 """Every key that an image processor of transformers writes or takes."""
+_INSTEAD: Final = "list it in processor.ignore_keys, and say processor.resample"
+_FILTERS: Final = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 TIMM_KEYS: Final[dict[str, Key]] = {
     "input_size": followed("channels, height and width"),
     "test_input_size": followed("the same, if the model's input has this size"),
-    "interpolation": limited(
-        "the filter; bicubic by default",
-        *(each.name.lower() for each in Image.Resampling),
-        advice="say processor.resample",
-    ),
+    "interpolation": limited("the filter; bicubic by default", *_FILTERS, advice=_INSTEAD),
     "crop_pct": followed("size / edge before the cut; 0.875 by default"),
     "test_crop_pct": followed("the same with test_input_size"),
     "crop_mode": limited("how the picture is fitted", "center", "squash", "border"),
@@ -155,16 +151,13 @@ TIMM_KEYS: Final[dict[str, Key]] = {
         irrelevant("about the layers, which the model's file has"),
     ),
     **dict.fromkeys(
-        ["classifier", "pool_size", "test_pool_size", "num_features", "global_pool", "architecture", "tag"],
+        ["classifier", "pool_size", "test_pool_size", "num_features", "global_pool", "architecture", "tag", "license"],
         irrelevant("about the layers, which the model's file has"),
     ),
     **dict.fromkeys(
-        ["url", "file", "state_dict", "hf_hub_id", "hf_hub_filename", "source", "custom_load"],
+        ["url", "file", "state_dict", "hf_hub_id", "hf_hub_filename", "source", "custom_load", "description"],
         irrelevant("where the weights are from"),
     ),
-    **dict.fromkeys(
-        ["license", "description", "origin_url", "paper_name", "paper_ids", "notes"],
-        irrelevant("where the weights are from"),
-    ),
+    **dict.fromkeys(["origin_url", "paper_name", "paper_ids", "notes"], irrelevant("where the weights are from")),
 }
 """Every key of timm's ``pretrained_cfg``."""

@@ -218,16 +218,14 @@ class _Reader:
         """How pictures are resized, to what, and what is cut out of them."""
         cut = self._cut()
         if not self._flag("do_resize"):
-            if cut is None:
+            if cut is None or self._name == "PerceiverImageProcessor":
                 raise _Varies("do_resize: false without do_center_crop leaves pictures as large as they come")
             return "keep", cut, cut
         if "resize_short" in self._config:
-            if self._config["size_divisor"] != 1:
-                raise _Varies(f"size_divisor: {self._config['size_divisor']!r} is not supported, only 1")
-            edge = self._pixels("resize_short")
-            if cut is not None and edge < max(cut):
-                raise _Varies(f"resize_short: {edge} is less than crop_size")
-            return "cover", (edge, edge), self._needed(cut, {"resize_short": edge})
+            edge = _edges(self._config["resize_short"], square=False)
+            if not isinstance(edge, int) or self._config["size_divisor"] != 1 or (cut is not None and edge < max(cut)):
+                raise _Varies("resize_short: must be a number, not less than crop_size, with a size_divisor of 1")
+            return "cover", (edge, edge), self._needed(cut, edge)
         if self._config["size"] is None:
             return "squash", None, cut
         size = self._size()
@@ -309,23 +307,13 @@ class _Reader:
             _fail(self._file, key, value, "must be a number, or one per channel")
         return tuple(map(float, values))
 
-    def _pixels(self, key: str) -> int:
-        value = self._config[key]
-        if not _is_pixels(value):
-            _fail(self._file, key, value, "must be a positive whole number")
-        return int(value)
-
     def _filter(self) -> Image.Resampling:
         value = self._config["resample"]
         try:
             return Image.Resampling(value)
         except ValueError:
-            _fail(
-                self._file,
-                "resample",
-                value,
-                f"is no filter: {', '.join(f'{each.value} is {each.name.lower()}' for each in Image.Resampling)}",
-            )
+            known = ", ".join(f"{each.value} is {each.name.lower()}" for each in Image.Resampling)
+            _fail(self._file, "resample", value, f"is no filter: {known}")
 
 
 def _edges(value: Any, *, square: bool) -> Size | int | None:
@@ -352,12 +340,14 @@ def _timm_rules(config: dict[str, Any], fixed: Size, ignored: list[str]) -> Imag
     """As ``timm.data.create_transform``, without training, does it; at the size for tests if the model has that."""
     file = "config.json: pretrained_cfg"
     check_keys(file, config, TIMM_KEYS, ignored)
-    size, part = config.get("input_size") or [3, 224, 224], config.get("crop_pct") or 0.875
-    test = config.get("test_input_size")
-    if test and tuple(test[1:]) == fixed != tuple(size[1:]):
+    config = {key: value for key, value in config.items() if key not in ignored}
+    part = config.get("crop_pct") or 0.875
+    size = config.get("input_size") or [3, 224, 224]
+    test = config.get("test_input_size") or size
+    if not all(isinstance(each, list) and len(each) == 3 and all(map(_is_pixels, each)) for each in (size, test)):
+        _fail(file, "input_size, test_input_size", [size, test], "must be channels, height and width")
+    if tuple(test[1:]) == fixed != tuple(size[1:]):
         size, part = test, config.get("test_crop_pct") or part
-    if not (isinstance(size, list) and len(size) == 3 and all(map(_is_pixels, size))):
-        _fail(file, "input_size", size, "must be channels, height and width")
     if isinstance(part, bool) or not isinstance(part, int | float) or part <= 0:
         _fail(file, "crop_pct", part, "must be a positive number")
     channels, height, width = size
