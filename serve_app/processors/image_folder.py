@@ -93,7 +93,7 @@ def image_rules(
               f" as processor.image_processor: {TIMM}, or the class of {file}")  # fmt: skip
     kind, channels = model.get("model_type"), model.get("num_channels")
     channels = channels if _is_pixels(channels) else None
-    if config is None and chosen is None and kind in CLASS_OF_TYPE and needed:
+    if config is None and chosen is None and str(kind) in CLASS_OF_TYPE and needed:
         _fail(file, "", "", f"is missing, and the mean and std of {kind} are not known without it; save it with"
               " AutoImageProcessor's save_pretrained, or say processor.mean and processor.std")  # fmt: skip
     if config is None and chosen is None:
@@ -218,10 +218,13 @@ class _Reader:
         """How pictures are resized, to what, and what is cut out of them."""
         cut = self._cut()
         if not self._flag("do_resize"):
-            if cut is None or self._name == "PerceiverImageProcessor":
+            if self._name in {"PerceiverImageProcessor", "PPLCNetImageProcessor"}:
+                raise _Varies(f"do_resize: false is not supported with {self._name}")
+            if cut is None:
                 raise _Varies("do_resize: false without do_center_crop leaves pictures as large as they come")
             return "keep", cut, cut
         if "resize_short" in self._config:
+            self._size()  # is read by the class, and not followed
             edge = _edges(self._config["resize_short"], square=False)
             if not isinstance(edge, int) or self._config["size_divisor"] != 1 or (cut is not None and edge < max(cut)):
                 raise _Varies("resize_short: must be a number, not less than crop_size, with a size_divisor of 1")
@@ -309,6 +312,9 @@ class _Reader:
 
     def _filter(self) -> Image.Resampling:
         value = self._config["resample"]
+        if self._name == "PPLCNetImageProcessor" and str(value) not in {"1", "2", "3"}:
+            # The class has no backend that uses Pillow, and torchvision has no such filters, or others by that name.
+            _fail(self._file, "resample", value, f"is not supported with {self._name}, only 1, 2 and 3")
         try:
             return Image.Resampling(value)
         except ValueError:

@@ -251,6 +251,12 @@ def test_red_becomes_what_the_class_makes_of_it(tmp_path: Path, config: dict[str
         ({"do_normalize": "yes"}, {}, "do_normalize: 'yes' must be true or false"),
         ({"rescale_factor": 0}, {}, "rescale_factor: 0 must be a positive number"),
         ({"resample": 99}, {}, "resample: 99 is no filter: 0 is nearest"),
+        ({"image_processor_type": "PPLCNetImageProcessor", "resample": 0}, {}, "resample: 0 is not supported"),
+        ({"image_processor_type": "PPLCNetImageProcessor", "do_resize": False}, {}, "do_resize: false is not"),
+        ({"image_processor_type": "PerceiverImageProcessor", "size": 300}, {}, "at most those of crop_size"),
+        ({"image_processor_type": "ConvNextImageProcessor", "size": [9, 9]}, {}, "takes shortest_edge only"),
+        ({"image_processor_type": "ConvNextImageProcessor", "size": 64, "do_center_crop": True, "crop_size": 48}, {},
+         "crop_size: 48 would cut a second time"),
     ],
 )  # fmt: skip
 def test_files_that_are_not_understood_are_refused_at_the_start(
