@@ -224,7 +224,6 @@ class _Reader:
                 raise _Varies("do_resize: false without do_center_crop leaves pictures as large as they come")
             return "keep", cut, cut
         if "resize_short" in self._config:
-            self._size()  # is read by the class, and not followed
             edge = _edges(self._config["resize_short"], square=False)
             if not isinstance(edge, int) or self._config["size_divisor"] != 1 or (cut is not None and edge < max(cut)):
                 raise _Varies("resize_short: must be a number, not less than crop_size, with a size_divisor of 1")
