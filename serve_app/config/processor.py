@@ -15,8 +15,8 @@ from serve_app.config.problems import short_repr
 
 MOST_PIXELS = 178_956_970
 """Above this Pillow itself refuses to decode, whatever the configuration says."""
-DEFAULT_REDUCING_GAP = 2.0
-"""Measured: see docs/benchmarks/preprocessing.md."""
+DEFAULT_REDUCING_GAP = 0.0
+"""Every pixel, as the libraries that train models decode them. Measured: see docs/benchmarks/preprocessing.md."""
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
@@ -54,10 +54,10 @@ class ImageOptions(ClassificationOptions):
         None, description="Height and width that the model takes, pixels; one number for a square."
     )
     mean: FiniteFloat | list[FiniteFloat] | None = Field(
-        None, description="Subtracted from pixels of 0 to 1; one number, or one per channel."
+        None, description="Subtracted from pixels of 0 to 1; one number, or one per channel, red first."
     )
     std: PositiveFloat | list[PositiveFloat] | None = Field(
-        None, description="Divides pixels after the mean is subtracted; one number, or one per channel."
+        None, description="Divides pixels after the mean is subtracted; one number, or one per channel, red first."
     )
     scale: PositiveFloat | None = Field(
         None, description="Multiplies pixels of 0 to 255 first; 1/255 unless the model takes UINT8."
@@ -69,14 +69,27 @@ class ImageOptions(ClassificationOptions):
         None, description="squash: to exactly the size. crop: the shorter edge first, then the centre."
     )
     edge: Positive | None = Field(None, description="Length of the shorter edge before the centre is cut out, pixels.")
+    crop_margin: Literal["floor", "round"] | None = Field(
+        None,
+        description="Where the centre is if the margin is odd: floor as in transformers, round as in torchvision and"
+        " timm; floor by default.",
+    )
+    channel_order: Literal["RGB", "BGR"] | None = Field(
+        None, description="BGR for models that take blue first; RGB by default."
+    )
+    image_processor: str | None = Field(
+        None,
+        description="The image processor of transformers whose rules and defaults apply, instead of the one that the"
+        " files beside the model name, e.g. ViTImageProcessor.",
+    )
     layout: Literal["NCHW", "NHWC"] | None = Field(None, description="Order of the axes, if the model does not tell.")
     max_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = Field(
         64_000_000, description="Pictures with more pixels are refused before they are decoded."
     )
     reducing_gap: Annotated[float, Field(ge=1, le=64)] | Literal[0] = Field(
         DEFAULT_REDUCING_GAP,
-        description="JPEG pictures are decoded smaller where so many times the pixels wanted are left per edge;"
-        " 0 decodes all of them, exactly.",
+        description="JPEG pictures are decoded smaller, which is faster and not exact, where so many times the pixels"
+        " wanted are left per edge; 0, the default, decodes all of them.",
     )
 
 

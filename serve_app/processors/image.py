@@ -12,13 +12,18 @@ import numpy.typing as npt
 from PIL import Image
 
 from serve_app.config.processor import DEFAULT_REDUCING_GAP, ImageOptions
+from serve_app.domain.facts import Fact
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
-from serve_app.processors.image_decoder import EXAMPLES, Decoded, decode_image
+from serve_app.processors.image_decoder import EXAMPLES, Box, Decoded, decode_image
+from serve_app.processors.image_folder import CropMargin, ImageRules, Resize, Size, image_rules
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.processor import Cost, Processor
 from serve_app.processors.ranking import FLOATS, Ranking, describe
+
+_MOST_RESIZED = 4_000_000
+"""Pixels of a resized picture, of which a part is cut out. Larger ones, which are long and thin, are never made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +35,41 @@ class ImageSettings:
         dtype: Numpy dtype of the input.
         layout: Order of its axes.
         channels: 1 for grey, 3 for colour.
-        size: Height and width that the model takes, pixels.
-        resize: ``squash`` resizes to ``resized`` whatever the picture's proportions; ``crop`` keeps them and resizes
-            the shorter edge to the shorter of ``resized``. Then the centre of ``size`` is cut out.
-        resized: Height and width after resizing, at least ``size``.
+        size: Height and width that the model takes, pixels. The centre of the resized picture is cut to it, or padded.
+        resize: ``squash`` resizes to ``resized`` whatever the picture's proportions. The others keep them: ``crop``
+            resizes the shorter edge to the shorter of ``resized``, ``cover`` to at least and ``pad`` to at most
+            ``resized``, rounding the other edge; ``part`` first cuts a rectangle out of the centre, ``size`` /
+            ``resized`` of the shorter edge; ``keep`` does not resize.
+        resized: Height and width after resizing.
         resample: Filter for resizing.
         scale: Multiplies pixels of 0 to 255.
-        mean: Subtracted after scaling, one per channel.
-        std: Divides after that, one per channel.
+        mean: Subtracted after scaling, one per channel, red first.
+        std: Divides after that, one per channel, red first.
         max_pixels: Larger pictures are refused before they are decoded.
         reducing_gap: JPEG pictures are decoded smaller where so many times the pixels wanted are left per edge;
             0.0 decodes all of them.
+        bgr: Whether the model takes blue first.
+        margin: Whether the cut leaves the smaller half of odd margins above and to the left (``floor``, as
+            transformers), or the even half (``round``, as torchvision and timm).
+        fill: What pads a picture that is smaller than ``size``, levels, one per channel or one.
     """
 
     input: str
     dtype: np.dtype[Any]
     layout: Literal["NCHW", "NHWC"]
     channels: int
-    size: tuple[int, int]
-    resize: Literal["squash", "crop"]
-    resized: tuple[int, int]
+    size: Size
+    resize: Resize
+    resized: Size
     resample: Image.Resampling
     scale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
     max_pixels: int
     reducing_gap: float = DEFAULT_REDUCING_GAP
+    bgr: bool = False
+    margin: CropMargin = "floor"
+    fill: tuple[int, ...] = (0,)
 
 
 class ImageProcessor(Processor):
@@ -69,17 +83,26 @@ class ImageProcessor(Processor):
     buckets: tuple[int, ...] = (0,)
     bucket_invariant = True
 
-    def __init__(self, settings: ImageSettings, ranking: Ranking) -> None:
+    def __init__(self, settings: ImageSettings, ranking: Ranking, facts: tuple[Fact, ...] = ()) -> None:
         self.settings = settings
+        self._facts = facts
         self.ranking = ranking
         edge = min(settings.resized) if settings.resize == "crop" else max(settings.resized)
-        self._enough = math.ceil(settings.reducing_gap * edge) or None
+        resizes_first = settings.resize not in {"part", "keep"}
+        self._enough = (math.ceil(settings.reducing_gap * edge) or None) if resizes_first else None
         self._levels = _Levels(settings)
 
     @classmethod
     def create(cls, signature: ModelSignature, folder: ModelFolder, options: ImageOptions) -> ImageProcessor:
         """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
-        return cls(_image_settings(signature, folder, options), Ranking.create(signature, folder, options))
+        settings = _image_settings(signature, folder, options)
+        ranking = Ranking.create(signature, folder, options)
+        return cls(settings, ranking, tuple(folder.facts))
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """What was understood of the folder and the options."""
+        return self._facts
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -134,28 +157,57 @@ class ImageProcessor(Processor):
         return expect_media(payload, "image", (), EXAMPLES)
 
     def _resize(self, decoded: Decoded) -> Image.Image:
-        """Resize and cut in one step: the picture between the two never exists, however long and thin it would be."""
+        """Resize, and cut the centre out or pad it."""
         settings = self.settings
-        width, height = decoded.width, decoded.height
+        if settings.resize == "part":
+            edge = min(decoded.width, decoded.height)
+            shares = (size / whole for size, whole in zip(settings.size, settings.resized, strict=True))
+            height, width = (max(int(share * edge), 1) for share in shares)
+            left, top = (decoded.width - width) // 2, (decoded.height - height) // 2
+            square = decoded.image.crop((left, top, left + width, top + height))
+            return square.resize(settings.size[::-1], settings.resample)
+        resized = self._resized(decoded.width, decoded.height)
+        if resized == settings.size:
+            return self._part(decoded, resized, (0, 0, *resized[::-1]))
+        top, left = (_margin(now - size, settings.margin) for now, size in zip(resized, settings.size, strict=True))
+        height, width = settings.size
+        part = (max(left, 0), max(top, 0), min(left + width, resized[1]), min(top + height, resized[0]))
+        image = self._part(decoded, resized, part)
+        if image.size == (width, height):
+            return image
+        fill = settings.fill if len(settings.fill) == settings.channels else settings.fill * settings.channels
+        canvas = Image.new(image.mode, (width, height), fill)
+        canvas.paste(image, (max(-left, 0), max(-top, 0)))
+        return canvas
+
+    def _part(self, decoded: Decoded, resized: Size, part: tuple[int, int, int, int]) -> Image.Image:
+        """Resize, and cut a part out."""
+        image, (height, width) = decoded.image, resized
+        if image.size == (width, height) and decoded.box == (0.0, 0.0, width, height):
+            return image if part == (0, 0, width, height) else image.crop(part)  # `resize` would copy
+        if part == (0, 0, width, height):
+            return image.resize((width, height), self.settings.resample, decoded.box)
+        if self.settings.reducing_gap or height * width > _MOST_RESIZED:
+            # In one step, which is faster: the picture between the two never exists. Some pixels are a level off,
+            # because Pillow holds corners of the box in single precision and may begin with the other axis.
+            left, top, right, bottom = part
+            box = _box(decoded, resized, part)
+            return image.resize((right - left, bottom - top), self.settings.resample, box)
+        return image.resize((width, height), self.settings.resample, decoded.box).crop(part)
+
+    def _resized(self, width: int, height: int) -> Size:
+        """Height and width of a picture after resizing."""
+        settings = self.settings
+        if settings.resize == "squash":
+            return settings.resized
+        if settings.resize == "keep":
+            return height, width
         if settings.resize == "crop":
-            edge = min(settings.resized)
-            shorter = min(width, height)
-            resized_height, resized_width = (edge * height // shorter, edge * width // shorter)
-        else:
-            resized_height, resized_width = settings.resized
-        wanted_height, wanted_width = settings.size
-        before, above = (resized_width - wanted_width) // 2, (resized_height - wanted_height) // 2
-        left, top, right, bottom = decoded.box
-        across, down = (right - left) / resized_width, (bottom - top) / resized_height
-        box = (
-            left + before * across,
-            top + above * down,
-            min(left + (before + wanted_width) * across, right),
-            min(top + (above + wanted_height) * down, bottom),
-        )
-        if decoded.image.size == (wanted_width, wanted_height) and box == (0.0, 0.0, wanted_width, wanted_height):
-            return decoded.image  # `resize` would copy
-        return decoded.image.resize((wanted_width, wanted_height), settings.resample, box)
+            edge, shorter = min(settings.resized), min(width, height)
+            return edge * height // shorter, edge * width // shorter
+        ratios = height / settings.resized[0], width / settings.resized[1]
+        ratio = min(ratios) if settings.resize == "cover" else max(ratios)
+        return max(round(height / ratio), 1), max(round(width / ratio), 1)
 
     def _normalize(self, image: Image.Image) -> npt.NDArray[Any]:
         """From a picture of the model's size to one row of its input."""
@@ -164,8 +216,28 @@ class ImageProcessor(Processor):
         for channel, band in enumerate(image.getbands()):
             # One band at a time: its bytes are contiguous, and they are copied once.
             pixels = np.frombuffer(image.tobytes("raw", band), np.uint8).reshape(settings.size)
-            self._levels.write(channel, pixels, row[0, channel])
+            self._levels.write(channel, pixels, row[0, 2 - channel if settings.bgr else channel])
         return row if settings.layout == "NCHW" else np.ascontiguousarray(row.transpose(0, 2, 3, 1))
+
+
+def _margin(room: int, margin: CropMargin) -> int:
+    """What the cut leaves out before the centre; below 0, what padding adds."""
+    if margin == "floor":
+        return room // 2
+    return round(room / 2) if room > 0 else -(-room // 2)
+
+
+def _box(decoded: Decoded, resized: Size, part: tuple[int, int, int, int]) -> Box:
+    """Where a part of the resized picture is in the decoded one."""
+    (height, width), (left, top, right, bottom) = resized, part
+    start, above, end, below = decoded.box
+    across, down = (end - start) / width, (below - above) / height
+    return (
+        start + left * across,
+        above + top * down,
+        min(start + right * across, end),
+        min(above + bottom * down, below),
+    )
 
 
 class _Levels:
@@ -198,13 +270,16 @@ class _Levels:
 
 def _image_settings(signature: ModelSignature, folder: ModelFolder, options: ImageOptions) -> ImageSettings:
     spec = _input_of(signature)
-    layout, channels, fixed = _axes(spec, options)
-    files = _FileSettings(folder.json("preprocessor_config.json"))
-    size = _size(spec, fixed, files, options)
-    resize, resized = _resizing(size, files, options)
     # A model that takes UINT8 scales and normalizes by itself; what the files say is then done inside it.
     raw = spec.datatype == "UINT8"
-    return ImageSettings(
+    needed = not raw and options.mean is None
+    rules = image_rules(
+        folder, options.image_processor, _edges(spec, options.layout), options.ignore_keys, needed=needed
+    )
+    layout, channels, fixed = _axes(spec, rules, options)
+    size = _size(spec, fixed, rules, options)
+    resize, resized = _resizing(size, rules, options)
+    settings = ImageSettings(
         input=spec.name,
         dtype=DTYPES[spec.datatype],
         layout=layout,
@@ -212,13 +287,46 @@ def _image_settings(signature: ModelSignature, folder: ModelFolder, options: Ima
         size=size,
         resize=resize,
         resized=resized,
-        resample=Image.Resampling[options.resample.upper()] if options.resample else files.resample,
-        scale=options.scale or (1.0 if raw else files.scale),
-        mean=_per_channel("mean", options.mean, None if raw else files.mean, 0.0, channels),
-        std=_per_channel("std", options.std, None if raw else files.std, 1.0, channels),
+        resample=Image.Resampling[options.resample.upper()] if options.resample else rules.resample,
+        scale=options.scale or (1.0 if raw else rules.scale),
+        mean=_per_channel("mean", options.mean, None if raw else rules.mean, 0.0, channels, rules),
+        std=_per_channel("std", options.std, None if raw else rules.std, 1.0, channels, rules),
         max_pixels=options.max_pixels,
         reducing_gap=options.reducing_gap,
+        bgr=channels == 3 and (options.channel_order == "BGR" if options.channel_order else rules.bgr),
+        margin=options.crop_margin or rules.margin,
+        fill=rules.fill,
     )
+    _note(settings, rules, folder, options, raw=raw)
+    return settings
+
+
+def _note(settings: ImageSettings, rules: ImageRules, folder: ModelFolder, options: ImageOptions, *, raw: bool) -> None:
+    """Tell `ModelFolder` what was understood, and from where."""
+    rescaling, normalizing = ("do_rescale", "rescale_factor"), ("do_normalize", "rescale_offset", "include_top")
+    facts = (
+        ("image class", rules.name or "none", "image_processor", ("image_processor_type", "feature_extractor_type")),
+        ("size", _by(settings.size), "size", ("crop_size", "size", "input_size")),
+        ("resize", f"{settings.resize} {_by(settings.resized)}", "resize", ("do_resize", "size", "crop_pct")),
+        ("crop margin", settings.margin, "crop_margin", ()),
+        ("resample", settings.resample.name.lower(), "resample", ("resample", "interpolation")),
+        ("scale", f"{settings.scale:.6g}", "scale", rescaling),
+        ("mean", _listed(settings.mean), "mean", (*normalizing, "image_mean", "mean")),
+        ("std", _listed(settings.std), "std", (*normalizing, "image_std", "std")),
+        ("channel order", "BGR" if settings.bgr else "RGB", "channel_order", ("do_flip_channel_order",)),
+    )
+    for name, value, option, keys in facts:
+        source = "model: UINT8" if raw and option in {"scale", "mean", "std"} else rules.source(*keys)
+        folder.note(name, value, f"processor.{option}" if option in options.model_fields_set else source)
+    folder.note("layout", settings.layout, "processor.layout" if options.layout else "model")
+
+
+def _by(size: Size) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.6g}" for value in values)
 
 
 def _input_of(signature: ModelSignature) -> TensorSpec:
@@ -231,57 +339,77 @@ def _input_of(signature: ModelSignature) -> TensorSpec:
     return usable[0]
 
 
-def _axes(spec: TensorSpec, options: ImageOptions) -> tuple[Literal["NCHW", "NHWC"], int, tuple[int, int]]:
+def _edges(spec: TensorSpec, layout: str | None) -> Size:
+    """Height and width as the model's file declares them; -1 where they are free."""
     _, first, middle, last = spec.shape
+    last_channels = layout == "NHWC" or (layout is None and last in {1, 3} and first not in {1, 3})
+    return (first, middle) if last_channels else (middle, last)
+
+
+def _axes(spec: TensorSpec, rules: ImageRules, options: ImageOptions) -> tuple[Literal["NCHW", "NHWC"], int, Size]:
+    """Order of the axes, channels, and height and width. Exporters may leave all of them free."""
+    first, last = spec.shape[1], spec.shape[3]
     layout = options.layout
     if layout is None:
-        if (first in {1, 3}) == (last in {1, 3}):
+        if (first in {1, 3}) != (last in {1, 3}):
+            layout = "NCHW" if first in {1, 3} else "NHWC"
+        elif rules.name:
+            layout = "NCHW"  # transformers, timm and torchvision know no other
+        else:
             raise ConfigError((f"processor.layout: say NCHW or NHWC; {spec.name} {describe(spec)} does not tell",))
-        layout = "NCHW" if first in {1, 3} else "NHWC"
     channels = first if layout == "NCHW" else last
+    if channels < 1:
+        channels = len(options.mean) if isinstance(options.mean, list) else rules.channels or (3 if rules.name else -1)
     if channels not in {1, 3}:
         raise ConfigError((f"processor.layout: as {layout}, {spec.name} {describe(spec)} has not 1 or 3 channels",))
-    return layout, channels, ((middle, last) if layout == "NCHW" else (first, middle))
+    return layout, channels, _edges(spec, layout)
 
 
-def _size(spec: TensorSpec, fixed: tuple[int, int], files: _FileSettings, options: ImageOptions) -> tuple[int, int]:
-    given, source = files.size, "preprocessor_config.json"
+def _size(spec: TensorSpec, fixed: Size, rules: ImageRules, options: ImageOptions) -> Size:
+    given, source = rules.size, rules.source("crop_size", "size", "input_size")
     if options.size is not None:
         given = (options.size, options.size) if isinstance(options.size, int) else options.size
         source = "processor.size"
+    elif rules.fault and (min(fixed) < 1 or not (options.resize or options.edge)):
+        raise ConfigError((rules.fault,))
     if given is None:
         if min(fixed) < 1:
             raise ConfigError((f"processor.size: {spec.name} {describe(spec)} takes pictures of any size; say which",))
         return fixed
     if any(wanted != size > 0 for wanted, size in zip(given, fixed, strict=True)):
-        raise ConfigError(
-            (f"{source}: size {given[0]} x {given[1]}, but the model takes {spec.name} {describe(spec)}",)
-        )
+        raise ConfigError((f"{source}: size {_by(given)}, but the model takes {spec.name} {describe(spec)}",))
     return given
 
 
-def _resizing(
-    size: tuple[int, int], files: _FileSettings, options: ImageOptions
-) -> tuple[Literal["squash", "crop"], tuple[int, int]]:
-    resize = options.resize or ("crop" if options.edge else files.resize)
+def _resizing(size: Size, rules: ImageRules, options: ImageOptions) -> tuple[Resize, Size]:
+    resize: Resize = options.resize or ("crop" if options.edge else rules.resize)
+    if rules.fault and not (options.resize or options.edge):
+        raise ConfigError((rules.fault,))
+    resized = rules.resized if rules.resize == resize else None
     if resize == "squash":
         if options.edge is not None:
             raise ConfigError(("processor.edge: only resize: crop has an edge",))
-        resized = files.resized if files.resize == "squash" and options.size is None else None
-        resized = resized or size
-    else:
-        edge = options.edge or (min(files.resized) if files.resized and files.resize == "crop" else max(size))
-        resized = (edge, edge)
-    if resized[0] < size[0] or resized[1] < size[1]:
-        raise ConfigError((f"processor.edge: {min(resized)} is too short to cut {size[0]} x {size[1]} pixels out of",))
-    return resize, resized
+        return resize, size if resized is None or options.size is not None else resized
+    if options.edge is None and resized is not None:
+        if options.size is not None and (resized[0] < size[0] or resized[1] < size[1]):
+            raise ConfigError((f"processor.size: {_by(size)} cannot be cut out of {_by(resized)}; say processor.edge",))
+        return resize, resized
+    edge = options.edge or max(size)
+    if edge < max(size):
+        raise ConfigError((f"processor.edge: {edge} is too short to cut {_by(size)} pixels out of",))
+    return resize, (edge, edge)
 
 
 def _per_channel(
-    name: str, option: float | list[float] | None, file: list[float] | None, default: float, channels: int
+    name: str,
+    option: float | list[float] | None,
+    file: tuple[float, ...] | None,
+    default: float,
+    channels: int,
+    rules: ImageRules,
 ) -> tuple[float, ...]:
     if option is None and file is not None:
-        source, values = f"preprocessor_config.json: image_{name}", tuple(file) * (channels if len(file) == 1 else 1)
+        source, values = rules.source(f"image_{name}", name), file * (channels if len(file) == 1 else 1)
     else:
         source = f"processor.{name}"
         value = default if option is None else option
@@ -291,62 +419,3 @@ def _per_channel(
             (f"{source}: {len(values)} values, but the model takes {channels} channel{'s' if channels > 1 else ''}",)
         )
     return values
-
-
-class _FileSettings:
-    """What a Hugging Face ``preprocessor_config.json`` says, in our words."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        try:
-            self._read(config)
-        except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError((f"preprocessor_config.json: cannot be understood: {error!r}",)) from error
-
-    def _read(self, config: dict[str, Any]) -> None:
-        self.scale = float(config.get("rescale_factor", 1.0 / 255.0)) if config.get("do_rescale", True) else 1.0
-        normalizes = config.get("do_normalize", "image_mean" in config or "image_std" in config)
-        self.mean = _numbers(config.get("image_mean")) if normalizes else None
-        self.std = _numbers(config.get("image_std")) if normalizes else None
-        if self.scale <= 0 or not all(std > 0 for std in self.std or ()):
-            raise ValueError("rescale_factor and image_std must be positive")
-        self.resample = Image.Resampling(config.get("resample", Image.Resampling.BILINEAR))
-        self.resize: Literal["squash", "crop"] = "squash"
-        self.size: tuple[int, int] | None = None
-        self.resized: tuple[int, int] | None = None
-        size = config.get("size")
-        if not config.get("do_resize", True) or size is None:
-            return
-        shortest = size.get("shortest_edge") if isinstance(size, dict) else None
-        if isinstance(size, int):
-            shortest = size if config.get("do_center_crop") or "crop_pct" in config else None
-        if shortest is None:
-            self.resized = self.size = _height_width(size)
-        elif "crop_pct" in config:
-            # ConvNeXT: below 384 pixels the picture is resized a little larger and cut, from there on squashed.
-            self.size = (shortest, shortest)
-            if shortest < 384:
-                self.resize = "crop"
-                self.resized = (int(shortest / (config["crop_pct"] or 224 / 256)),) * 2
-        else:
-            self.resize = "crop"
-            self.resized = (shortest, shortest)
-            self.size = (shortest, shortest)
-        if config.get("do_center_crop") and config.get("crop_size") is not None:
-            self.size = _height_width(config["crop_size"])
-
-
-def _numbers(value: Any) -> list[float] | None:
-    if value is None:
-        return None
-    return list(map(float, value)) if isinstance(value, list) else [float(value)]
-
-
-def _height_width(size: Any) -> tuple[int, int]:
-    if isinstance(size, dict):
-        if "shortest_edge" in size:
-            return int(size["shortest_edge"]), int(size["shortest_edge"])
-        return int(size["height"]), int(size["width"])
-    if isinstance(size, list | tuple):
-        height, width = size
-        return int(height), int(width)
-    return int(size), int(size)

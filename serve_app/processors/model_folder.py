@@ -12,6 +12,7 @@ from serve_app.errors import ConfigError
 SIDECARS: Final = (
     "config.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "labels.txt",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -30,7 +30,8 @@ def quick_of(processor: Processor | None) -> IsQuick | None:
 
 def _of_image(processor: ImageProcessor) -> IsQuick | None:
     height, width = processor.settings.size
-    if height * width > _PIXELS:
+    # A long picture whose shorter edge is resized has many pixels before its centre is cut out.
+    if height * width > _PIXELS or processor.settings.resize in {"crop", "cover"}:
         return None
     return lambda payload: isinstance(payload, Media) and png_pixels(payload.content) <= _PIXELS
 

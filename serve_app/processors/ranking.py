@@ -13,6 +13,7 @@ import numpy.typing as npt
 from serve_app.config.processor import Activation, ClassificationOptions
 from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.payloads import ModelSignature, Tensors, TensorSpec
+from serve_app.processors.image_folder import timm_labels
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.parameters import parse_parameters
 
@@ -235,4 +236,6 @@ def _find_labels(
         if sorted(numbered) != list(range(len(numbered))):
             raise ConfigError((f"config.json: id2label must number the labels from 0 to {len(numbered) - 1}",))
         return tuple(numbered[index] for index in range(len(numbered))), "config.json: id2label"
+    if named := timm_labels(model):
+        return named, "config.json: label_names"
     return tuple(folder.lines("labels.txt") or ()), "labels.txt"

@@ -77,7 +77,9 @@ KEYS: Final[Mapping[str, Key]] = {
     **keys(
         "keep_accents remove_space do_basic_tokenize never_split split_by_punct sp_model_kwargs legacy "
         "legacy_behaviour clean_text unk_id vocab_type do_lowercase normalize _spm_precompiled_charsmap "
-        "extra_ids offset mask_token_sent fix_mistral_regex fuse_unk",
+        "extra_ids offset mask_token_sent fix_mistral_regex fuse_unk "
+        "vocab merges special_tokens_pattern do_clean_text do_lowercase_and_remove_accent emoji_file normalizer_file "
+        "src_vocab_file tgt_vocab_file word_pronunciation_file word_shape_file",
         irrelevant("written into tokenizer.json when the tokenizer was made"),
     ),
     **keys(
@@ -93,8 +95,11 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     **keys(
         "cls_token_box sep_token_box pad_token_box pad_token_label only_label_first_subword entity_token_1 "
-        "entity_token_2 entity_unk_token entity_vocab entity_pad_token entity_mask_token entity_mask2_token entity_1_token "
-        "entity_2_token max_entity_length max_mention_length question_token x_sep_token line_token "
+        "entity_token_2 entity_unk_token entity_vocab entity_pad_token entity_mask_token entity_mask2_token "
+        "entity_1_token entity_2_token max_entity_length max_mention_length question_token x_sep_token line_token "
+        "max_column_id max_row_id max_depth max_width pad_width max_question_length min_question_length "
+        "cell_trim_length strip_column_names update_answer_coordinates empty_token tags_dict bod_token eod_token "
+        "is_uroman phonemize add_blank word_delimiter_token replace_word_delimiter_char langs "
         "space_token chain_break_token image_token boi_token eoi_token image_token_id audio_token video_token "
         "vision_bos_token src_lang tgt_lang language language_codes task lang2id id2lang source_lang "
         "target_lang predict_timestamps dropout bos_token_id eos_token_id pad_token_id unk_token_id "

@@ -168,7 +168,8 @@ def test_a_model_of_one_length_takes_sounds_up_to_it(tmp_path: Path) -> None:
             (
                 "processor: an audio model takes one float tensor (rows, samples), and may take integers (rows,) for"
                 " lengths and (rows, samples) for a mask; this one takes input_features FP32 (?, 80, 3000)."
-                " Spectrograms are made where preprocessor_config.json names ASTFeatureExtractor or WhisperFeatureExtractor"
+                " Spectrograms are made where preprocessor_config.json names ASTFeatureExtractor or"
+                " WhisperFeatureExtractor"
             ),
         ),
     ],

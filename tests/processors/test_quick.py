@@ -102,6 +102,7 @@ def test_a_model_of_large_pictures_has_no_quick_ones(tmp_path: Path) -> None:
     """A small picture becomes a large one."""
     large = ModelSignature((TensorSpec("pixels", "FP32", (-1, 3, 224, 224)),), LOGITS)
     assert quick_of(create_processor("image-classification", large, tmp_path, {})) is None
+    assert quick_of(create_processor("image-classification", PICTURES, tmp_path, {"resize": "crop"})) is None
 
 
 def test_what_derives_from_a_processor_of_the_server_is_other_code(tmp_path: Path) -> None:

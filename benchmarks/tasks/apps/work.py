@@ -168,7 +168,7 @@ class Labelled(Work):
 
 
 class Images(Labelled):
-    """Images: resized and cut in one step, scaled and normalized."""
+    """Images: resized, cut, scaled and normalized."""
 
     def __init__(self, folder: Path, threads: int, rows: int) -> None:
         super().__init__(folder, threads, rows)
@@ -183,15 +183,15 @@ class Images(Labelled):
         image: Image.Image = Image.open(io.BytesIO(body))
         image = image if image.mode == self._mode else image.convert(self._mode)
         config, (width, height) = self._config, image.size
-        size: tuple[int, int] = (config["size"].get("width", 0), config["size"].get("height", 0))
-        box = (0.0, 0.0, float(width), float(height))
-        if edge := config["size"].get("shortest_edge"):
+        edge, kind = config["size"].get("shortest_edge"), Image.Resampling(config["resample"])
+        if edge is None:
+            image = image.resize((config["size"]["width"], config["size"]["height"]), kind)
+        else:
             size = (config["crop_size"]["width"], config["crop_size"]["height"])
             wide, high = edge * width // min(width, height), edge * height // min(width, height)
-            across, down = width / wide, height / high
             left, above = (wide - size[0]) // 2, (high - size[1]) // 2
-            box = (left * across, above * down, (left + size[0]) * across, (above + size[1]) * down)
-        pixels = np.asarray(image.resize(size, Image.Resampling(config["resample"]), box))
+            image = image.resize((wide, high), kind).crop((left, above, left + size[0], above + size[1]))
+        pixels = np.asarray(image)
         planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         return [planes * self._factors - self._offsets]
 
