@@ -306,8 +306,10 @@ def test_vectors_that_are_not_finite_are_the_model_s_failure(text_folder: Path) 
         (
             {"pooling": "none"},
             (TOKENS,),
-            "processor.pooling: none does not fit output last_hidden_state FP32 (?, ?, 2):"
-            " say cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken",
+            (
+                "processor.pooling: none does not fit output last_hidden_state FP32 (?, ?, 2):"
+                " say cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken"
+            ),
         ),
         (
             {"hypothesis_template": "x"},
