@@ -50,6 +50,8 @@ RELOAD ?=
 AGAINST ?=
 # The folder of `make architectures`
 EXPORTED ?= benchmarks/out/architectures
+# The folder of `make test-parity`
+LIBRARIES ?= benchmarks/out/parity
 # How long each of the fuzz targets runs
 FUZZ_SECONDS ?= 600
 # How many requests `make fuzz-hostile` sends
@@ -168,6 +170,10 @@ proto: env ## Compile the definitions of the gRPC interface again
 .PHONY: goldens
 goldens: env ## Write again what clients see: the answers that tests/wire compares with
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m wire
+
+.PHONY: folder-keys
+folder-keys: env ## Write again which keys of models' folders are followed, in docs/model-folders.md
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python tests/folder_keys_page.py
 
 .PHONY: architecture
 architecture: env ## Draw again what imports what, in docs/architecture.md
@@ -350,6 +356,15 @@ architectures: .venv-exporters/.made .venv-optimum/.made .venv-tensorflow/.made 
 .PHONY: bench-architectures
 bench-architectures: env ## Judge the models of `make architectures`: which share runs, and are they right (EXPORTED=folder ARCHITECTURES="--publish")
 	@$(BIN)/python -m benchmarks.architectures.judge $(ARCHITECTURES) "$(EXPORTED)"
+
+.PHONY: test-parity
+test-parity: env .venv-exporters/.made .venv-optimum/.made ## Compare answers with those of the libraries that wrote the folders (PARITY="--publish")
+	@export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1; \
+	for own in exporters:{text,sentence,audio} optimum:optimum; do \
+		".venv-$${own%:*}/bin/python" -m "benchmarks.parity.$${own#*:}_cases" "$(LIBRARIES)"; done; \
+	.venv-exporters/bin/python -m benchmarks.parity.image_cases "$(LIBRARIES)-images"
+	@$(BIN)/python -m benchmarks.parity.image_check "$(LIBRARIES)-images"
+	@$(BIN)/python -m benchmarks.parity.check $(PARITY) "$(LIBRARIES)"
 
 .PHONY: bench-exported-text
 bench-exported-text: env .venv-exporters/.made ## Measure a classifier of BERT's base size beside another tree (AGAINST=tree TEXT="--publish")

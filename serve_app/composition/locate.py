@@ -45,7 +45,7 @@ from serve_app.config.files import cache_folder, home, is_remote
 from serve_app.config.model import ModelConfig
 from serve_app.config.problems import short_repr
 from serve_app.errors import ConfigError
-from serve_app.processors.model_folder import SIDECARS, ModelFolder
+from serve_app.processors.model_folder import MODULES, SIDECARS, ModelFolder, module_files
 
 _ONLY = "1"
 """The version of a model without versions."""
@@ -268,6 +268,8 @@ def _missing(model: ModelConfig, environ: Mapping[str, str] | None) -> Iterator[
 
 
 def _flat(folder: Path, file: str, kind: AnyKind, beside: tuple[str, ...]) -> ModelLocation:
+    with suppress(OSError):
+        beside = tuple(dict.fromkeys((*beside, *module_files((folder / MODULES).read_bytes()))))
     return ModelLocation(folder, _ONLY, (_ONLY,), file, kind, numbered=False, beside=beside)
 
 
@@ -360,6 +362,8 @@ def _copy_flat(
     def at(name: str) -> str:
         return f"{folder}/{name}" if folder else name
 
+    with suppress(FileNotFoundError):
+        beside = tuple(dict.fromkeys((*beside, *module_files(filesystem.cat_file(at(MODULES))))))
     found = [file, *(name for name in beside if filesystem.isfile(at(name)))]
     key = _digest(path, *_states(filesystem, {name: at(name) for name in found}))
     whole, record = _cache(environ) / key, _cache(environ) / f"{key}.json"

@@ -91,7 +91,7 @@ class AudioFolder:
 
 def read_audio_folder(folder: ModelFolder, ignored: Collection[str]) -> AudioFolder:
     """Read it. Raises `ConfigError` where a class, a key or a value is not understood."""
-    config = folder.json(FILE)
+    config = folder.json(FILE) or folder.json("processor_config.json").get("feature_extractor") or {}
     named = config.get("feature_extractor_type")
     kind = folder.json("config.json").get("model_type")
     name = named.removesuffix("FeatureExtractor") if isinstance(named, str) else _CLASS_OF_MODEL.get(str(kind), "")

@@ -9,6 +9,7 @@ from typing import Any, Final
 from serve_app.domain.facts import WARNING, Fact
 from serve_app.errors import ConfigError
 
+MODULES: Final = "modules.json"
 SIDECARS: Final = (
     "config.json",
     "preprocessor_config.json",
@@ -16,12 +17,29 @@ SIDECARS: Final = (
     "labels.txt",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
-    "modules.json",
+    MODULES,
     "1_Pooling/config.json",
 )
 """Every file that processors look for beside a model without being told its name."""
+
+_TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+_INSIDE: Final = ("config.json", "model.safetensors", "pytorch_model.bin", "sentence_bert_config.json", *_TOKENIZER)
+
+
+def module_files(modules_json: str | bytes) -> tuple[str, ...]:
+    """The files that sentence-transformers' ``modules.json`` leads to, relative to its folder; none of a wrong one."""
+    try:
+        modules = json.loads(modules_json)
+    except ValueError:
+        return ()
+    listed = modules if isinstance(modules, list) else []
+    paths = [str(module.get("path") or "") for module in listed if isinstance(module, dict)]
+    within = [path for path in paths if path and not path.startswith("/") and ".." not in path.split("/")]
+    return tuple(f"{path}/{name}" for path in within for name in _INSIDE)
 
 
 class ModelFolder:
