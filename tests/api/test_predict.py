@@ -337,3 +337,34 @@ async def test_hugging_face_client(hugging_face: huggingface_hub.AsyncInferenceC
     assert picture[0].label == ranked[0].label == sound[0].label == DIGEST
     assert np.array_equal(vectors, [[2.0, 195.0, 3.0, 4.0]])
     assert mood[0].label == "long"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "texts"),
+    [
+        ({"text": "a", "text_pair": "b"}, [["a", "b"]]),
+        ({"text": "a"}, ["a"]),
+        ([{"text": "a", "text_pair": "b"}, {"text": "c"}, "d"], [["a", "b"], "c", "d"]),
+        ([["a", "b"], ["c", "d"]], [["a", "b"], ["c", "d"]]),
+        ([["a"], "b"], ["a", "b"]),
+        ([[["a", "b"]]], [["a", "b"]]),
+    ],
+)
+async def test_pairs_of_texts_come_in_every_form_of_the_pipelines(
+    client: httpx.AsyncClient, service: NumpyService, inputs: Any, texts: list[Any]
+) -> None:
+    """Each is a row."""
+    await client.post(SENTENCES, json={"inputs": inputs})
+
+    ((_, payload, _),) = service.calls
+    assert isinstance(payload, Texts)
+    assert payload.texts == texts
+
+
+@pytest.mark.parametrize("inputs", [[["a", "b", "c"]], [[]], [["a", 1]], [{"text": "a", "other": "b"}], {"text": 1}])
+async def test_what_is_no_pair_is_refused(client: httpx.AsyncClient, service: NumpyService, inputs: Any) -> None:
+    """With its place."""
+    reply = await client.post(SENTENCES, json={"inputs": inputs})
+
+    assert (reply.status_code, service.calls) == (400, [])
+    assert reply.json()["error"].startswith("inputs")

@@ -214,3 +214,16 @@ def test_simple_commands_do_not_import_ray() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, "version"], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [__version__, "[]"]
+
+
+def test_what_was_understood_of_folders_is_told(tmp_path: Path) -> None:
+    """With its source; assumptions also without being asked."""
+    text = VALID.replace(
+        "{name: digits, path: models/digits}", "{name: digits, path: models/digits, task: image-classification}"
+    )
+
+    code, lines = validate(tmp_path / "a.yaml", text, "--explain")
+
+    assert code == 0
+    assert "digits: image-classification" in lines
+    assert any(line.startswith("  scores: softmax of the output (") for line in lines)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from serve_app.config.processor import ClassificationOptions
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
-from serve_app.payloads import ModelSignature, TensorSpec
+from serve_app.payloads import GraphEnds, ModelSignature, TensorSpec
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.ranking import Ranking, RankingParameters, activate
 
@@ -120,3 +120,45 @@ def test_scores_are_probabilities_whatever_the_logits(logits: list[float], activ
     assert ((scores >= 0) & (scores <= 1)).all()
     if activation == "softmax":
         assert scores.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "classes", "applied", "one_label", "activation"),
+    [
+        ({}, 3, "", "sigmoid", "softmax"),
+        ({}, 1, "", "sigmoid", "sigmoid"),
+        ({}, 1, "", "softmax", "softmax"),
+        ({}, -1, "", "sigmoid", None),
+        ({"id2label": {"0": "a"}}, -1, "", "sigmoid", "sigmoid"),
+        ({"problem_type": "regression"}, 1, "", "sigmoid", "none"),
+        ({"problem_type": "regression"}, 3, "", "sigmoid", "none"),
+        ({"problem_type": "multi_label_classification"}, 3, "", "softmax", "sigmoid"),
+        ({"problem_type": "single_label_classification"}, 1, "", "sigmoid", "sigmoid"),
+        ({}, 3, "softmax", "sigmoid", "none"),
+        ({"problem_type": "multi_label_classification"}, 3, "sigmoid", "sigmoid", "none"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, 1, "", "sigmoid", "none"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, 3, "", "sigmoid", "none"),
+        ({"sentence_transformers": {"version": "4.1"}}, 1, "", "sigmoid", "sigmoid"),
+    ],
+)
+def test_scores_are_made_by_the_function_of_the_library(
+    tmp_path: Path, config: dict[str, Any], classes: int, applied: str, one_label: Any, activation: str | None
+) -> None:
+    """And never by a second one behind one of the model's file. What the configuration names wins."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = TensorSpec("logits", "FP32", (-1, classes))
+    signature = ModelSignature((), (spec,), ends=GraphEnds({"logits": applied} if applied else {}))
+
+    made = Ranking.create(signature, ModelFolder(tmp_path), ClassificationOptions(), one_label)
+    chosen = Ranking.create(signature, ModelFolder(tmp_path), ClassificationOptions(activation="softmax"), one_label)
+
+    assert made.activation == activation
+    assert chosen.activation == "softmax"
+
+
+def test_the_number_of_scores_decides_where_no_file_does(tmp_path: Path) -> None:
+    """Of one its sigmoid, of several their softmax."""
+    made = ranking(tmp_path, -1)
+
+    assert made.rank({"probs": np.zeros((1, 1), np.float32)}, RankingParameters())[0][0]["score"] == 0.5
+    assert made.rank({"probs": np.zeros((1, 4), np.float32)}, RankingParameters())[0][0]["score"] == 0.25
