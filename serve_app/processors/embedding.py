@@ -183,8 +183,9 @@ class EmbeddingProcessor(TextRows):
         prompt = self.settings.default_prompt if parameters.prompt_name is None else parameters.prompt_name
         if labels and source is not None:
             raise InvalidRequest("parameters.source_sentence: cannot go with candidate_labels; send one of them")
-        if not all(isinstance(text, str) for text in texts):
-            if not all(map(is_ids, texts)):
+        others = [text for text in texts if not isinstance(text, str)]
+        if others:
+            if any(isinstance(text, list) and not is_ids(text) for text in others):
                 raise InvalidRequest("inputs: expected texts, or lists of token ids, and no pairs: each has a vector")
             if labels or source is not None or parameters.prompt_name is not None:
                 raise InvalidRequest("inputs: expected text, not token ids, with these parameters")

@@ -255,7 +255,7 @@ def test_what_belongs_to_a_file_is_not_what_lies_around_it(tmp_path: Path) -> No
 def test_every_file_that_processors_look_for_belongs_to_a_model() -> None:
     """By the names that they write down."""
     sources = (Path(processors.__file__).parent).glob("*.py")
-    looked_for = re.compile(r'folder\.(?:find|json|json_list|lines)\(\s*"([^"]+)"')
+    looked_for = re.compile(r'"((?:\w+/)?\w+\.(?:json|txt))"')
     assert {name for source in sources for name in looked_for.findall(source.read_text())} == set(SIDECARS)
 
 

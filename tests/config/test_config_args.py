@@ -99,8 +99,8 @@ def with_model(**keys: Any) -> dict[str, Any]:
         ),
         pytest.param(
             with_model(task="audio-classification", processor={"size": 28}),
-            "args.models[0].processor.size: unknown key; known here: activation, buckets, class, labels, max_seconds,"
-            " normalize, output, sampling_rate, top_k, truncate",
+            "args.models[0].processor.size: unknown key; known here: activation, buckets, class, ignore_keys, labels,"
+            " max_seconds, normalize, output, sampling_rate, top_k, truncate",
             id="processor key of another task",
         ),
         pytest.param(

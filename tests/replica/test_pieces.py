@@ -18,6 +18,7 @@ from serve_app.errors import InferenceFailed
 from serve_app.payloads import Execution, Tensors
 from serve_app.processors.buckets import bucket_for, size_classes
 from serve_app.processors.embedding import EmbeddingProcessor, EmbeddingSettings
+from serve_app.processors.sentence_modules import Chain
 from serve_app.processors.tokenization import TextSettings, TextTokenizer
 from serve_app.replica.pieces import Piece, cut, padded_lengths, put_together
 from serve_app.scheduling.batching.latency import LatencyModel
@@ -28,7 +29,7 @@ LONGEST = 64
 def processor(grid: Sequence[int], inputs: Sequence[str] = ("input_ids", "attention_mask")) -> EmbeddingProcessor:
     """One that pads with 0 to these lengths."""
     text = TextSettings({name: np.dtype(np.int64) for name in inputs}, LONGEST, tuple(grid), 10_000, 0)
-    embedding = EmbeddingSettings("y", 8, "none", False, {}, "{}", 20.0, 0.5)
+    embedding = EmbeddingSettings("y", 8, (), Chain(), False, {}, "", "{}", 20.0, 0.5)
     return EmbeddingProcessor("feature-extraction", TextTokenizer(Tokenizer(WordLevel()), text), embedding)
 
 

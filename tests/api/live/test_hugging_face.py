@@ -124,7 +124,11 @@ def test_parameters_tell_the_task_at_a_bare_url(server: LocalServer) -> None:
     [
         ("", lambda client: client.feature_extraction("the cat"), "POST /models/moods (text-classification)"),
         ("", lambda client: client.image_classification(b"no picture"), "POST /models/digits (image-classification)"),
-        ("/models/words", lambda client: client.feature_extraction("a", prompt_name="query"), "known here: none"),
+        (
+            "/models/words",
+            lambda client: client.feature_extraction("a", prompt_name="other"),
+            "known here: document, query",
+        ),
         ("/models/words", lambda client: client.feature_extraction("a", encoding_format="base64"), "/v1/embeddings"),
         ("/models/words", lambda client: client.feature_extraction("a", dimensions=9), "expected 1 to 8"),
         ("/models/words", lambda client: client.feature_extraction("a " * 99, truncate=False), "longer than 16 tokens"),
