@@ -130,11 +130,9 @@ def served(url: str, cases: Mapping[str, Any]) -> dict[str, tuple[int, float, st
         httpx.Client(base_url=url, timeout=_TIMEOUT_S, limits=limits) as client,
         ThreadPoolExecutor(_CLIENTS) as pool,
     ):
-        for when, answers in (
-            ("alone", lambda: map(ask, jobs)),
-            (f"{_CLIENTS} clients", lambda: pool.map(ask, shuffled)),
-        ):
-            for name, _, deviation, fault in track(answers(), when, len(jobs), console=Console(stderr=True)):
+        for when in ("alone", f"{_CLIENTS} clients"):
+            answers = map(ask, jobs) if when == "alone" else pool.map(ask, shuffled)
+            for name, _, deviation, fault in track(answers, when, len(jobs), console=Console(stderr=True)):
                 kept = found[name]
                 kept[0] += 1
                 if not fault:

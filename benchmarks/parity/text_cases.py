@@ -248,10 +248,10 @@ def edited(file: str, keys: dict[str, Any], drop: tuple[str, ...] = ()) -> Calla
     return change
 
 
-def reloaded(kind: str, cls: Any, change: Callable[[Path], None], folder: Path, **own: Any) -> Cases:
+def reloaded(kind: str, cls: Any, change: Callable[[Path], None], folder: Path) -> Cases:
     """A folder that was edited by hand, asked as the library reads it again."""
     tokenizer = tokenizer_of(cls)
-    model = classifier(configured(kind, tokenizer, **own))
+    model = classifier(configured(kind, tokenizer))
     model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     export_text(model, tokenizer, folder)
@@ -314,8 +314,7 @@ def variants() -> Iterator[tuple[str, Callable[[Path], Cases]]]:
         "bert-split-special": ("bert", transformers.BertTokenizer, edited(config, {"split_special_tokens": True})),
     }
     for name, (kind, cls, change) in edits.items():
-        own = {"pad_token_id": 0} if kind in {"gpt2", "llama"} else {}
-        yield name, partial(reloaded, kind, cls, change, **own)
+        yield name, partial(reloaded, kind, cls, change)
     for name, kind, cls, keys, reason in (
         ("llama-eos", "llama", transformers.LlamaTokenizer, {"add_eos_token": True}, "add_eos_token: True, but"),
         ("albert-case", "albert", transformers.AlbertTokenizer, {"do_lower_case": False}, "do_lower_case: False, but"),

@@ -1,6 +1,8 @@
 """Records a sample of what transformers and sentence-transformers make of texts, for the tests.
 
-Run in the environment of the exporters: ``python -m benchmarks.parity.text_sample tests/processors/data/text_parity.json``
+Run in the environment of the exporters:
+
+    python -m benchmarks.parity.text_sample tests/processors/data/text_parity.json
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from benchmarks.parity.sounds import RATE, sounds
 from benchmarks.parity.texts import PAIRS, TEXTS
 from benchmarks.parity.tokenizers_made import tokenizer_of
 
-_CLASSES = ("BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer", "T5Tokenizer", "AlbertTokenizer", "LlamaTokenizer",
-            "GPT2Tokenizer", "DebertaV2Tokenizer", "XLNetTokenizer")  # fmt: skip
+_CLASSES = tuple(
+    f"{name}Tokenizer"
+    for name in ("Bert", "Roberta", "XLMRoberta", "T5", "Albert", "Llama", "GPT2", "DebertaV2", "XLNet")
+)
 _MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _BOTH = {"BertTokenizer", "RobertaTokenizer"}
@@ -58,9 +62,8 @@ def pooled() -> dict[str, Any]:
             answers[f"{mode} {prompt}"] = made.tolist()
     modules = {}
     vectors = torch.randn(3, _WIDTH)
-    activations = {"Tanh": nn.Tanh(), "Identity": nn.Identity(), "ReLU": nn.ReLU(), "GELU": nn.GELU(), "SiLU": nn.SiLU(),
-                   "Sigmoid": nn.Sigmoid()}  # fmt: skip
-    made = {f"Dense {name}": linear(Dense(_WIDTH, 3, activation_function=each)) for name, each in activations.items()}
+    names = ("Tanh", "Identity", "ReLU", "GELU", "SiLU", "Sigmoid")
+    made = {f"Dense {name}": linear(Dense(_WIDTH, 3, activation_function=getattr(nn, name)())) for name in names}
     made["Dense residual"] = linear(Dense(_WIDTH, 3, use_residual=True))
     made["Dense square"] = linear(Dense(_WIDTH, _WIDTH, use_residual=True))
     made["LayerNorm"] = linear(LayerNorm(_WIDTH))

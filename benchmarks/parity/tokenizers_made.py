@@ -35,6 +35,7 @@ def tokenizer_of(cls: Any, **keys: Any) -> Any:
     ]
     special = list(dict.fromkeys(special)) or ["<unk>", "<s>", "</s>"]
     kind = cls.model.__name__
+    trainer: Any
     if kind == "WordPiece":
         tokenizer = Tokenizer(models.WordPiece(unk_token=str(defaults.get("unk_token", "[UNK]"))))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)

@@ -106,7 +106,7 @@ def model_info(
         max_request_rows=config.router.limits.max_request_rows * (_ROWS_OF_A_VALUE if _are_values(signature) else 1),
         default_timeout_s={priority: limits.timeout_s for priority, limits in config.class_settings().items()},
         labels=() if processor is None else processor.labels,
-        facts=() if processor is None else processor.facts,
+        facts=getattr(processor, "facts", ()),  # of the server's own processors
         variants=tuple(variant for variant in locations if variant),
         serving=_serving(model, config),
         own_processor=isinstance(processor, ModelProcessor) or isinstance(model.processor, CustomOptions),

@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from serve_app.config.problems import nearest, problems_of
 from serve_app.config.processor import ENTRY_POINTS, PROCESSOR_OPTIONS, installed_tasks
-from serve_app.domain.facts import Fact
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
 from serve_app.payloads import DTYPES, Embeddings, Media, ModelSignature, Tensors, Texts
 from serve_app.processors.model_folder import ModelFolder
@@ -322,8 +321,6 @@ class CustomProcessor:
     Raises:
         ConfigError: The instance is no processor for this model.
     """
-
-    facts: tuple[Fact, ...] = ()
 
     def __init__(self, cls: type[Any], made: Processor, signature: ModelSignature) -> None:
         self._name = cls.__name__

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from serve_app.domain.facts import Fact
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Media, ModelSignature, Tensors, Texts
 from serve_app.processors.model_folder import ModelFolder
@@ -52,11 +51,6 @@ class Processor(Protocol):
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the model's classes, in the order of its output; empty where it has none."""
-        return ()
-
-    @property
-    def facts(self) -> tuple[Fact, ...]:
-        """What was understood of the folder and the options, for ``serve-app validate --explain`` and ``/status``."""
         return ()
 
     @property

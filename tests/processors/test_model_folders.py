@@ -133,7 +133,7 @@ def test_the_longest_text_is_the_least_that_a_file_names(
     """Who names more than the model has positions for is told."""
     write(text_folder, files)
     folder = ModelFolder(text_folder)
-    made = TextTokenizer.create(ModelSignature(INPUTS, (LOGITS,)), folder, TextOptions())
+    made = TextTokenizer.create(ModelSignature(INPUTS, (LOGITS,)), folder, TextOptions.model_validate({}))
 
     assert made.settings.max_length == longest
     assert made.tokenize(["hello " * 1000])["input_ids"].shape == (1, longest)
@@ -144,7 +144,9 @@ def test_a_mask_that_the_graph_ignores_is_said(text_folder: Path) -> None:
     """Padding would be text to it."""
     folder = ModelFolder(text_folder)
     TextTokenizer.create(
-        ModelSignature(INPUTS, (LOGITS,), ends=GraphEnds({}, ("attention_mask",))), folder, TextOptions()
+        ModelSignature(INPUTS, (LOGITS,), ends=GraphEnds({}, ("attention_mask",))),
+        folder,
+        TextOptions.model_validate({}),
     )
 
     assert [fact.source for fact in folder.facts if fact.name == WARNING] == ["the model's file"]
@@ -153,7 +155,9 @@ def test_a_mask_that_the_graph_ignores_is_said(text_folder: Path) -> None:
 def test_long_texts_are_cut_at_the_end_that_the_folder_names(text_folder: Path) -> None:
     """And a request may say otherwise."""
     write(text_folder, {CONFIG: {"truncation_side": "left", "model_max_length": 4}})
-    made = TextTokenizer.create(ModelSignature(INPUTS, (LOGITS,)), ModelFolder(text_folder), TextOptions())
+    made = TextTokenizer.create(
+        ModelSignature(INPUTS, (LOGITS,)), ModelFolder(text_folder), TextOptions.model_validate({})
+    )
 
     assert made.tokenize(["hello hello hello world"])["input_ids"].tolist() == [[CLS, HELLO, WORLD, SEP]]
     assert made.tokenize(["world hello hello hello"], side="right")["input_ids"].tolist() == [[CLS, WORLD, HELLO, SEP]]
@@ -169,7 +173,9 @@ def test_texts_of_words_longer_than_any_token_are_read_to_their_end(text_folder:
 def test_pairs_have_types_and_can_be_too_long(text_folder: Path) -> None:
     """The longer one is cut; token ids are no pairs."""
     inputs = (*INPUTS, TensorSpec("token_type_ids", "INT64", (-1, -1)))
-    made = TextTokenizer.create(ModelSignature(inputs, (LOGITS,)), ModelFolder(text_folder), TextOptions(max_length=7))
+    made = TextTokenizer.create(
+        ModelSignature(inputs, (LOGITS,)), ModelFolder(text_folder), TextOptions.model_validate({"max_length": 7})
+    )
 
     tensors = made.tokenize(["hello", ["hello", "world"], ["hello " * 9, "world"]])
 
@@ -187,10 +193,10 @@ def test_positions_are_counted(text_folder: Path) -> None:
     """For graphs that take them; behind padding's in RoBERTa and its kin."""
     inputs = (*INPUTS, TensorSpec("position_ids", "INT64", (-1, -1)))
     signature = ModelSignature(inputs, (LOGITS,))
-    made = TextTokenizer.create(signature, ModelFolder(text_folder), TextOptions())
+    made = TextTokenizer.create(signature, ModelFolder(text_folder), TextOptions.model_validate({}))
     assert made.tokenize(["hello"])["position_ids"].tolist() == [[0, 1, 2]]
     write(text_folder, {"config.json": {"model_type": "roberta", "pad_token_id": 1}})
-    made = TextTokenizer.create(signature, ModelFolder(text_folder), TextOptions())
+    made = TextTokenizer.create(signature, ModelFolder(text_folder), TextOptions.model_validate({}))
 
     assert made.tokenize(["hello"])["position_ids"].tolist() == [[2, 3, 4]]
 
@@ -275,4 +281,4 @@ def test_files_of_modules_belong_to_the_model() -> None:
 def test_options_of_pooling_are_those_of_the_library() -> None:
     """And none."""
     for mode in ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "none"):
-        assert EmbeddingOptions(pooling=mode).pooling == mode
+        assert EmbeddingOptions.model_validate({"pooling": mode}).pooling == mode

@@ -149,8 +149,10 @@ def test_scores_are_made_by_the_function_of_the_library(
     spec = TensorSpec("logits", "FP32", (-1, classes))
     signature = ModelSignature((), (spec,), ends=GraphEnds({"logits": applied} if applied else {}))
 
-    made = Ranking.create(signature, ModelFolder(tmp_path), ClassificationOptions(), one_label)
-    chosen = Ranking.create(signature, ModelFolder(tmp_path), ClassificationOptions(activation="softmax"), one_label)
+    made = Ranking.create(signature, ModelFolder(tmp_path), ClassificationOptions.model_validate({}), one_label)
+    chosen = Ranking.create(
+        signature, ModelFolder(tmp_path), ClassificationOptions.model_validate({"activation": "softmax"}), one_label
+    )
 
     assert made.activation == activation
     assert chosen.activation == "softmax"

@@ -36,7 +36,7 @@ def written(folder: Path, files: dict[str, Any]) -> ModelFolder:
 @pytest.mark.parametrize("tokenizer", SAMPLE["tokenizers"], ids=lambda each: each["name"])
 def test_texts_become_the_tokens_of_transformers(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
     """Ids and types, of texts and pairs, cut at either end, alone and together."""
-    made = TextTokenizer.create(SIGNATURE, written(tmp_path, tokenizer["files"]), TextOptions())
+    made = TextTokenizer.create(SIGNATURE, written(tmp_path, tokenizer["files"]), TextOptions.model_validate({}))
 
     cases = [case for case in tokenizer["cases"] if case["ids"]]
     for case in cases:
