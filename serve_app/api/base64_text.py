@@ -8,7 +8,8 @@ from typing import Final
 
 from serve_app.errors import InvalidRequest
 
-_FOREIGN: Final = re.compile(r"[^A-Za-z0-9+/_\s-]")
+_FOREIGN: Final = re.compile(r"[^A-Za-z0-9+/_ \t\r\n-]")
+_USUAL: Final = bytes.maketrans(b"-_", b"+/")
 
 
 def from_base64(text: str, wanted: str) -> bytes:
@@ -21,10 +22,10 @@ def from_base64(text: str, wanted: str) -> bytes:
     Raises:
         InvalidRequest: It is something else.
     """
-    characters = "".join(text.split()).replace("-", "+").replace("_", "/")
+    characters = text.encode("ascii", "replace").translate(_USUAL, b" \t\r\n")
     given = len(characters)
-    characters = characters.rstrip("=")
-    padding = "=" * (-len(characters) % 4)
+    characters = characters.rstrip(b"=")
+    padding = b"=" * (-len(characters) % 4)
     try:
         if len(padding) < 3 and given - len(characters) in {0, len(padding)}:
             return binascii.a2b_base64(characters + padding, strict_mode=True)

@@ -46,7 +46,7 @@ class _TextPair(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def both(self) -> str | list[str]:
         """The text, or the two."""
-        return self.text if self.text_pair is None else [self.text, self.text_pair]
+        return [self.text, self.text_pair] if self.text_pair else self.text
 
 
 class _Document(msgspec.Struct):

@@ -32,7 +32,11 @@ def applied_function(
         if node.operator in functions:
             return functions[node.operator]
         if node.operator == joining:
-            found = {applied_function(made, part, functions, keeping, "") for part in node.inputs}
+            # Two classes may be made of one score: 1 - p beside p.
+            parts = [
+                made[part].inputs[-1] if part in made and made[part].operator == "Sub" else part for part in node.inputs
+            ]
+            found = {applied_function(made, part, functions, keeping, "") for part in parts}
             return found.pop() if len(found) == 1 else ""
         if node.operator not in keeping or not node.inputs:
             return ""

@@ -31,6 +31,8 @@ _PIECE = 16 * 1024
 BYTE_ORDER_MARK = "\ufeff".encode()
 """Of UTF-8, which editors write and JSON's readers may ignore (RFC 8259, 8.1)."""
 
+_MARKED_JSON = (BYTE_ORDER_MARK + b"{", BYTE_ORDER_MARK + b"[")
+
 SLOWEST = 64 * 1024
 """Bytes per second that are expected of a client in the long run."""
 
@@ -187,7 +189,7 @@ class BodyReader:
                 self.release(len(body))
             self._grow(0, len(expanded))  # expansion can make a large body of a small one
             body = expanded
-        if body.startswith(BYTE_ORDER_MARK) and _may_be_json(headers):
+        if body.startswith(_MARKED_JSON) and _may_be_json(headers):
             self.release(len(body))
             body = body[len(BYTE_ORDER_MARK) :]
             self._grow(0, len(body))

@@ -14,7 +14,7 @@ from serve_app.domain.facts import Fact
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, decode_audio, expected_seconds
-from serve_app.processors.audio_folder import FILE, Spectrogram, read_audio_folder
+from serve_app.processors.audio_folder import AudioFolder, Spectrogram, read_audio_folder
 from serve_app.processors.buckets import bucket_for, bucket_of, size_classes, widen
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
@@ -173,13 +173,15 @@ class AudioProcessor(Processor):
 def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: AudioOptions) -> AudioSettings:
     found = read_audio_folder(folder, options.ignore_keys)
     spectrogram = found.spectrogram
-    waveform, length, mask = _inputs_of(signature, spectrogram)
+    waveform, length, mask = _inputs_of(signature, found)
     rate = options.sampling_rate or found.rate
     if rate is None:
         raise ConfigError(("processor.sampling_rate: say how many samples per second the model takes",))
     if spectrogram is not None and rate != spectrogram.rate:
-        raise ConfigError((f"processor.sampling_rate: {rate}, but {FILE} makes spectrograms of {spectrogram.rate}",))
-    folder.note("sampling rate", rate, "processor.sampling_rate" if options.sampling_rate else FILE)
+        raise ConfigError(
+            (f"processor.sampling_rate: {rate}, but {found.file} makes spectrograms of {spectrogram.rate}",)
+        )
+    folder.note("sampling rate", rate, "processor.sampling_rate" if options.sampling_rate else found.file)
     fixed = waveform.shape[1] if spectrogram is None else 0
     max_seconds = options.max_seconds or (fixed / rate if fixed > 0 else _DEFAULT_MAX_SECONDS)
     if fixed > 0 and round(max_seconds * rate) > fixed:
@@ -193,10 +195,10 @@ def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: Aud
     integer = next((spec.datatype for spec in (length, mask) if spec is not None), "INT64")
     normalize = found.normalize if options.normalize is None else options.normalize
     if spectrogram is not None:
-        folder.note("spectrogram", f"{type(spectrogram).__name__} of {spectrogram.shape}", FILE)
+        folder.note("spectrogram", f"{type(spectrogram).__name__} of {spectrogram.shape}", found.file)
         buckets: tuple[int, ...] = (0,)
     else:
-        source = FILE if options.normalize is None else "processor.normalize"
+        source = found.file if options.normalize is None else "processor.normalize"
         folder.note("normalization", "mean 0, variance 1" if normalize else "none", source)
         buckets = (fixed,) if fixed > 0 else _grid(rate, max_seconds, options.buckets)
     cut = "cut" if options.truncate else "refused"
@@ -227,14 +229,14 @@ def _grid(rate: int, max_seconds: float, chosen: list[float] | None) -> tuple[in
 
 
 def _inputs_of(
-    signature: ModelSignature, spectrogram: Spectrogram | None
+    signature: ModelSignature, found: AudioFolder
 ) -> tuple[TensorSpec, TensorSpec | None, TensorSpec | None]:
     known = ", ".join(f"{spec.name} {describe(spec)}" for spec in signature.inputs)
-    if spectrogram is not None:
+    if (spectrogram := found.spectrogram) is not None:
         first, *others = signature.inputs
         sizes = zip(first.shape[1:], spectrogram.shape, strict=False)
         if others or len(first.shape) != 3 or any(size not in {-1, wanted} for size, wanted in sizes):
-            fault = f"{FILE}: makes a spectrogram of (rows, {', '.join(map(str, spectrogram.shape))})"
+            fault = f"{found.file}: makes a spectrogram of (rows, {', '.join(map(str, spectrogram.shape))})"
             raise ConfigError((f"{fault}, and the model takes {known}",))
         return first, None, None
     waveform = length = mask = None
@@ -253,7 +255,7 @@ def _inputs_of(
         fault = (
             "processor: an audio model takes one float tensor (rows, samples), and may take integers (rows,) for"
             f" lengths and (rows, samples) for a mask; this one takes {known}. Spectrograms are made where"
-            f" {FILE} names ASTFeatureExtractor or WhisperFeatureExtractor"
+            " preprocessor_config.json names ASTFeatureExtractor or WhisperFeatureExtractor"
         )
         raise ConfigError((fault,))
     return waveform, length, mask

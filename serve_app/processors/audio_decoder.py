@@ -14,7 +14,7 @@ import soxr
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Media
 from serve_app.processors.media_type import unreadable
-from serve_app.processors.sound_container import PLAIN_WAV, holds_several, read_sound
+from serve_app.processors.sound_container import PLAIN_WAV, Sound, holds_several, read_sound
 
 EXAMPLES = "a WAV, FLAC, Ogg (Vorbis or Opus), MP3, AIFF, AU or CAF sound"
 MEDIA_TYPES = frozenset(
@@ -26,6 +26,8 @@ MEDIA_TYPES = frozenset(
 
 _BLOCK_SAMPLES = 1 << 19
 """Decoded at once, 2 MiB. Sounds of one block are resampled in one call, too, which is cheaper than a stream."""
+_UNCERTAIN_S = 0.02
+"""A packet of Opus. Where a stream ends in its last page, Ogg's formats count differently."""
 _LOWEST_RATE, _HIGHEST_RATE = 1_000, 384_000
 _MOST_CHANNELS = 64
 
@@ -109,7 +111,7 @@ def decode_audio(payload: Media, rate: int, max_seconds: float, truncate: bool) 
         raise InvalidRequest("the audio/ogg holds several sounds, one behind the other: send one")
     try:
         with _SoundFile(_Content(sound.decodable())) as file:
-            samples = _read(file, name, sound.counted, rate, max_seconds, truncate)
+            samples = _read(file, sound, rate, max_seconds, truncate)
     except InvalidRequest:
         raise
     except (soundfile.SoundFileError, ValueError, OverflowError):
@@ -125,8 +127,9 @@ def decode_audio(payload: Media, rate: int, max_seconds: float, truncate: bool) 
 
 
 def _read(
-    sound: soundfile.SoundFile, name: str, counted: bool, rate: int, max_seconds: float, truncate: bool
+    sound: soundfile.SoundFile, said: Sound, rate: int, max_seconds: float, truncate: bool
 ) -> npt.NDArray[np.float32]:
+    name, counted = said.name, said.counted
     if not 1 <= sound.channels <= _MOST_CHANNELS:
         raise InvalidRequest(f"the {name} has {sound.channels} channels, at most {_MOST_CHANNELS}")
     if not _LOWEST_RATE <= sound.samplerate <= _HIGHEST_RATE:
@@ -141,7 +144,10 @@ def _read(
     decoded_frames = 0
     parts: list[npt.NDArray[np.float32]] = []
     while True:
-        frames = sound.read(min(block, most - decoded_frames + 1), dtype="float32", always_2d=True)
+        wanted = min(block, most - decoded_frames + 1)
+        if counted:  # the decoder takes what is behind the last one, as a tag, for a damaged one
+            wanted = min(wanted, sound.frames - decoded_frames)
+        frames = sound.read(wanted, dtype="float32", always_2d=True)
         decoded_frames += len(frames)
         if decoded_frames > most:
             if not truncate:
@@ -156,9 +162,10 @@ def _read(
             break
     if decoded_frames == 0:
         raise InvalidRequest(f"the {name} holds no samples")
-    if counted and decoded_frames < min(sound.frames, most):
+    needed = max(sound.frames if counted else 0, int((said.needed - _UNCERTAIN_S) * sound.samplerate))
+    if decoded_frames + said.tolerance < min(needed, most):
         raise InvalidRequest(
-            f"the {name} is cut off: its header declares {sound.frames} samples, and {decoded_frames} came"
+            f"the {name} is cut off or damaged: it declares {needed} samples, and {decoded_frames} came"
         )
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

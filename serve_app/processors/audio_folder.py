@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Final
 
 from serve_app.errors import ConfigError
@@ -15,11 +16,10 @@ from serve_app.processors.folder_keys import Key, check_keys, followed, irreleva
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.spectrogram import KaldiFilterBank, WhisperSpectrogram
 
-FILE: Final = "preprocessor_config.json"
 _COMMON: Final[Mapping[str, Key]] = {
     "feature_extractor_type": followed("the class, whose defaults hold"),
-    "sampling_rate": followed("samples per second"),
-    "do_normalize": followed("whether sounds are brought to mean 0 and variance 1"),
+    "sampling_rate": followed("samples per second", float),
+    "do_normalize": followed("whether sounds are brought to mean 0 and variance 1", bool),
     "auto_map": limited("an extractor that is code of the folder"),
     **keys("padding_value padding_side", irrelevant("silence is added only where that changes no answer: it is tried")),
     **keys("return_attention_mask model_input_names", irrelevant("the model's file names its inputs")),
@@ -32,17 +32,17 @@ KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
     "AST": {
         **_COMMON,
         "feature_size": irrelevant("not used"),
-        "num_mel_bins": followed("mel bins"),
-        "max_length": followed("frames: longer sounds are cut off"),
-        "mean": followed("subtracted from the spectrogram"),
-        "std": followed("divides it, twice"),
+        "num_mel_bins": followed("mel bins", int),
+        "max_length": followed("frames: longer sounds are cut off", int),
+        "mean": followed("subtracted from the spectrogram", float),
+        "std": followed("divides it, twice", float),
     },
     "Whisper": {
         **_COMMON,
-        "feature_size": followed("mel bins"),
-        "hop_length": followed("samples from one frame to the next"),
-        "chunk_length": followed("seconds: longer sounds are cut off"),
-        "n_fft": followed("samples of a frame"),
+        "feature_size": followed("mel bins", int),
+        "hop_length": followed("samples from one frame to the next", int),
+        "chunk_length": followed("seconds: longer sounds are cut off", int),
+        "n_fft": followed("samples of a frame", int),
         "dither": limited("noise", 0.0, 0),
         "do_normalize": irrelevant("the class does not look at it"),
         **keys("n_samples nb_max_frames mel_filters", irrelevant("follows from the other keys")),
@@ -79,11 +79,13 @@ class AudioFolder:
     """How a folder wants sounds.
 
     Attributes:
+        file: The one that says so.
         rate: Samples per second; ``None`` where nothing says.
         normalize: Bring a sound to mean 0 and variance 1; a spectrogram does it by itself.
         spectrogram: What makes features of a sound; ``None`` where the model takes the sound itself.
     """
 
+    file: str
     rate: int | None
     normalize: bool
     spectrogram: Spectrogram | None = None
@@ -91,31 +93,34 @@ class AudioFolder:
 
 def read_audio_folder(folder: ModelFolder, ignored: Collection[str]) -> AudioFolder:
     """Read it. Raises `ConfigError` where a class, a key or a value is not understood."""
-    config = folder.json(FILE) or folder.json("processor_config.json").get("feature_extractor") or {}
+    file, found = folder.preprocessor("feature_extractor")
+    config = found or {}
     named = config.get("feature_extractor_type")
     kind = folder.json("config.json").get("model_type")
     name = named.removesuffix("FeatureExtractor") if isinstance(named, str) else _CLASS_OF_MODEL.get(str(kind), "")
     if name not in KEYS:
         known = ", ".join(f"{each}FeatureExtractor" for each in KEYS if each)
-        raise ConfigError((f"{FILE}: feature_extractor_type: {str(named)[:60]} is not supported, only {known}",))
-    check_keys(FILE, config, KEYS[name], ignored)
-    found = {**_DEFAULTS[name], **{key: value for key, value in config.items() if value is not None}}
-    source = f"{FILE}: feature_extractor_type" if named else f"config.json: model_type {kind}" if name else "default"
+        raise ConfigError((f"{file}: feature_extractor_type: {str(named)[:60]} is not supported, only {known}",))
+    check_keys(file, config, KEYS[name], ignored)
+    settings = {**_DEFAULTS[name], **{key: value for key, value in config.items() if value is not None}}
+    source = f"{file}: feature_extractor_type" if named else f"config.json: model_type {kind}" if name else "default"
     folder.note("feature extractor", name or "none", source)
-    rate, normalize = found.get("sampling_rate"), bool(found["do_normalize"])
+    if isinstance(settings.get("sampling_rate"), float) and settings["sampling_rate"].is_integer():
+        settings["sampling_rate"] = int(settings["sampling_rate"])
+    rate, normalize = settings.get("sampling_rate"), bool(settings["do_normalize"])
     if rate is not None and (not isinstance(rate, int) or not 1_000 <= rate <= 384_000):
-        raise ConfigError((f"{FILE}: sampling_rate {rate!r} is not between 1000 and 384000",))
+        raise ConfigError((f"{file}: sampling_rate {rate!r} is not between 1000 and 384000",))
     try:
-        spectrogram = _MAKERS[name](found) if name in _MAKERS else None
+        spectrogram = _MAKERS[name](settings) if name in _MAKERS else None
     except (TypeError, ValueError) as error:
-        raise ConfigError((f"{FILE}: cannot be understood: {error}",)) from error
-    return AudioFolder(rate, normalize and spectrogram is None, spectrogram)
+        raise ConfigError((f"{file}: cannot be understood: {error}",)) from error
+    return AudioFolder(file, rate, normalize and spectrogram is None, spectrogram)
 
 
 def _kaldi(found: Mapping[str, Any]) -> Spectrogram:
     mean, std = (float(found["mean"]), float(found["std"])) if found["do_normalize"] else (0.0, 0.5)
-    if std <= 0:
-        raise ValueError(f"std {std} is not above 0")
+    if not (isfinite(mean) and isfinite(std) and std > 0):
+        raise ValueError(f"mean {mean} and std {std} must be finite, and std above 0")
     return KaldiFilterBank(
         found["sampling_rate"], _size(found, "num_mel_bins", 512), _size(found, "max_length", 100_000), mean, std
     )
@@ -126,15 +131,15 @@ def _whisper(found: Mapping[str, Any]) -> Spectrogram:
         rate=found["sampling_rate"],
         bins=_size(found, "feature_size", 512),
         seconds=_size(found, "chunk_length", 600),
-        window=_size(found, "n_fft", 16_384),
-        hop=_size(found, "hop_length", 16_384),
+        window=_size(found, "n_fft", 8_000, 2),
+        hop=_size(found, "hop_length", _size(found, "n_fft", 8_000, 2)),
     )
 
 
-def _size(found: Mapping[str, Any], key: str, most: int) -> int:
+def _size(found: Mapping[str, Any], key: str, most: int, least: int = 1) -> int:
     value = found[key]
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ValueError(f"{key} must be a whole number from 1 to {most}, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{key} must be a whole number from {least} to {most}, not {value!r}")
     return value
 
 

@@ -305,7 +305,11 @@ def _embedding_settings(
         source if options.normalize is None else "processor.normalize",
     )
     if pooling:
-        width = chain.width or (width * len(pooling) if width > 0 else width)
+        made = width * len(pooling) if width > 0 else width
+        if chain.taken is not None and 0 < made != chain.taken:
+            fault = f"modules.json: the module behind Pooling takes {chain.taken} numbers, and pooling makes {made}"
+            raise ConfigError((fault,))
+        width = chain.width or made
     return EmbeddingSettings(
         output=spec.name,
         dimensions=width,
@@ -343,7 +347,7 @@ def _prompts(folder: ModelFolder, options: EmbeddingOptions) -> tuple[dict[str, 
     config = folder.json(file)
     check_keys(file, config, SENTENCE_KEYS, options.ignore_keys)
     given = config.get("prompts") or {}
-    if not isinstance(given, dict) or not all(isinstance(prompt, str | None) for prompt in given.values()):
+    if not all(isinstance(prompt, str | None) for prompt in given.values()):
         raise ConfigError((f"{file}: prompts must map names to texts",))
     # The library has these two also where the folder names none.
     prompts = {"query": "", "document": "", **{name: prompt or "" for name, prompt in given.items()}}

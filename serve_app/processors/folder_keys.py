@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from serve_app.errors import ConfigError
 
@@ -21,17 +21,19 @@ class Key:
         meaning: What it sets, or why it does not matter. For the documentation.
         values: The values that are understood, of a ``limited`` key.
         advice: What to do about another value.
+        types: What its value may be; empty: whoever follows it looks.
     """
 
     use: Use
     meaning: str
     values: tuple[Any, ...] = ()
     advice: str = ""
+    types: tuple[type, ...] = ()
 
 
-def followed(meaning: str) -> Key:
-    """A key that is followed."""
-    return Key("followed", meaning)
+def followed(meaning: str, *types: type) -> Key:
+    """A key that is followed, with a value of one of these types; ``None`` counts as left out."""
+    return Key("followed", meaning, types=types)
 
 
 def irrelevant(meaning: str) -> Key:
@@ -64,21 +66,34 @@ def check_keys(file: str, config: Mapping[str, Any], known: Mapping[str, Key], i
     faults = []
     for name, value in config.items():
         key = known.get(name)
-        if name in ignored or (
-            key is not None and (key.use != "limited" or value is None or _among(value, key.values))
-        ):
+        if name in ignored or (value is None and key is not None):
             continue
         if key is None:
             faults.append(
                 f"{file}: {name}: not understood (its value is {_short(value)}); remove the key, or list it in"
                 " processor.ignore_keys if it changes nothing that the model gets"
             )
-        else:
-            expected = " or ".join(map(_short, key.values))
+        elif key.types and not _is_one_of(value, key.types):
+            wanted = " or ".join(_TYPES[each] for each in key.types)
+            faults.append(f"{file}: {name}: must be {wanted}, not {_short(value)}")
+        elif key.use == "limited" and not _among(value, key.values):
+            expected = " or ".join(map(_short, key.values)) or "null"
             advice = f"; {key.advice}" if key.advice else ""
             faults.append(f"{file}: {name}: {_short(value)} is not supported, only {expected}{advice}")
     if faults:
         raise ConfigError(tuple(faults))
+
+
+_TYPES: Final = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "an object"
+}  # fmt: skip
+
+
+def _is_one_of(value: Any, types: tuple[type, ...]) -> bool:
+    # True is an int to Python, and a whole number is a float to JSON.
+    if isinstance(value, bool):
+        return bool in types
+    return isinstance(value, types) or (isinstance(value, int) and float in types)
 
 
 def _among(value: Any, values: tuple[Any, ...]) -> bool:

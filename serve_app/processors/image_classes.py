@@ -107,6 +107,7 @@ KEYS: Final[dict[str, Key]] = {
     "crop_pct": followed("of ConvNext and PoolFormer: the part that is left by the cut"),
     "resize_short": followed("of PPLCNet: the shorter edge"),
     "resample": followed("Pillow's number of the filter"),
+    "do_resize_and_center_crop": limited("what older files of PoolFormer say", True),
     "do_center_crop": followed("whether the centre is cut out"),
     "crop_size": followed("what is cut out"),
     "do_rescale": followed("whether levels are scaled"),

@@ -84,7 +84,7 @@ def image_rules(
         ConfigError: A file is not understood, or another one is needed. It names the key, and says what to do.
     """
     model = folder.json("config.json")
-    file, config = _preprocessor(folder)
+    file, config = folder.preprocessor("image_processor")
     timm = _timm_config(model)
     if chosen == TIMM or (timm is not None and chosen is None and config is None):
         return _timm_rules(timm or {}, fixed, ignored)
@@ -93,7 +93,7 @@ def image_rules(
               f" as processor.image_processor: {TIMM}, or the class of {file}")  # fmt: skip
     kind, channels = model.get("model_type"), model.get("num_channels")
     channels = channels if _is_pixels(channels) else None
-    if config is None and chosen is None and str(kind) in CLASS_OF_TYPE and needed:
+    if config is None and chosen is None and kind is not None and needed:
         _fail(file, "", "", f"is missing, and the mean and std of {kind} are not known without it; save it with"
               " AutoImageProcessor's save_pretrained, or say processor.mean and processor.std")  # fmt: skip
     if config is None and chosen is None:
@@ -122,15 +122,6 @@ def timm_labels(model: Mapping[str, Any]) -> tuple[str, ...]:
             ("config.json: label_names: must be a list, or number the names from 0; use processor.labels",)
         )
     return tuple(map(str, names or ()))
-
-
-def _preprocessor(folder: ModelFolder) -> tuple[str, dict[str, Any] | None]:
-    """The file and what is in it, ``None`` where there is none. A newer one holds the processors of all media."""
-    nested = folder.json("processor_config.json").get("image_processor")
-    if isinstance(nested, dict):
-        return "processor_config.json: image_processor", nested
-    name = "preprocessor_config.json"
-    return name, folder.json(name) if folder.find(name) else None
 
 
 def _timm_config(model: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +12,11 @@ from serve_app.domain.facts import WARNING, Fact
 from serve_app.errors import ConfigError
 
 MODULES: Final = "modules.json"
+SENTENCE_FILES: Final = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names of one file of sentence-transformers, in the order in which it looks for them."""
 SIDECARS: Final = (
     "config.json",
     "preprocessor_config.json",
@@ -18,16 +25,19 @@ SIDECARS: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "vocab.txt",
-    "sentence_bert_config.json",
+    *SENTENCE_FILES,
     "config_sentence_transformers.json",
     MODULES,
     "1_Pooling/config.json",
 )
 """Every file that processors look for beside a model without being told its name."""
 
-_TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
-_INSIDE: Final = ("config.json", "model.safetensors", "pytorch_model.bin", "sentence_bert_config.json", *_TOKENIZER)
+_TOKENIZER: Final = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+)  # fmt: skip
+_INSIDE: Final = ("config.json", "model.safetensors", "pytorch_model.bin", *SENTENCE_FILES, *_TOKENIZER)
 
 
 def module_files(modules_json: str | bytes) -> tuple[str, ...]:
@@ -68,7 +78,9 @@ class ModelFolder:
 
     def find(self, name: str) -> Path | None:
         """Where the file is, or ``None``."""
-        return next((place / name for place in self._places if (place / name).is_file()), None)
+        with suppress(OSError, ValueError):  # a name that no file can have
+            return next((place / name for place in self._places if (place / name).is_file()), None)
+        return None
 
     def json(self, name: str) -> dict[str, Any]:
         """The JSON object in a file, empty where there is no such file. Raises `ConfigError` when it is not one."""
@@ -79,6 +91,11 @@ class ModelFolder:
             raise ConfigError((f"{name}: must hold a JSON object, not {type(value).__name__}",))
         return value
 
+    def first(self, names: Iterable[str]) -> tuple[str, dict[str, Any]]:
+        """Name and content of the first of these files that says anything; of none the first name."""
+        names = tuple(names)
+        return next(((name, config) for name in names if (config := self.json(name))), (names[0], {}))
+
     def json_list(self, name: str) -> list[Any]:
         """The JSON array in a file, empty where there is no such file. Raises `ConfigError` when it is not one."""
         value = self._parse(name)
@@ -87,6 +104,17 @@ class ModelFolder:
         if not isinstance(value, list):
             raise ConfigError((f"{name}: must hold a JSON array, not {type(value).__name__}",))
         return value
+
+    def preprocessor(self, member: str) -> tuple[str, dict[str, Any] | None]:
+        """The name and content of what prepares media, ``None`` where there is nothing.
+
+        The newer ``processor_config.json`` holds those of all media by name and wins, as in transformers 5.
+        """
+        nested = self.json("processor_config.json").get(member)
+        if isinstance(nested, dict):
+            return f"processor_config.json: {member}", nested
+        name = "preprocessor_config.json"
+        return name, self.json(name) if self.find(name) else None
 
     def lines(self, name: str) -> list[str] | None:
         """The lines of a text file without empty ones, or ``None`` where there is no such file."""
@@ -113,7 +141,7 @@ class ModelFolder:
             return None
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError((f"{name}: is not valid JSON: {error}",)) from error
 
     def _text(self, name: str) -> str | None:

@@ -23,7 +23,7 @@ _SEARCHED: Final = 64 * 1024
 _CANDIDATES: Final = 512
 """Junk before the first frame: bytes, and places in it that look like a header."""
 
-_MARKS: Final = 20
+_MOST_TAGS: Final = 20
 """Tags that are looked past, one behind the other."""
 
 _WALKED: Final = 200_000
@@ -57,13 +57,14 @@ class Stream(NamedTuple):
     Attributes:
         seconds: How long they sound, about.
         frames: How many there should be; ``None`` where they do not say.
-        came: Whether as many bytes came as they say. Then the number may be one too many: some count the first, too.
+        tolerance: Samples that may be missing. Some encoders count the first frame, which holds none: that is
+            allowed where as many bytes came as they say.
         notes: Whether the first is Fraunhofer's or is wrong, so that the decoder must not see it.
     """
 
     seconds: float
     frames: int | None = None
-    came: bool = False
+    tolerance: int = 0
     notes: bool = False
 
 
@@ -83,13 +84,14 @@ def measure(content: bytes, start: int, end: int) -> Stream:
             return Stream(seconds)
         at, count, nbytes = 0, *(int.from_bytes(content[start + n : start + n + 4]) for n in (50, 46))
     # More frames may follow those that were counted, where files were joined.
-    if not count or (nbytes and _search(content, behind_marks(content, start + nbytes)) is not None):
+    if not count or (nbytes and _search(content, behind_tags(content, start + nbytes)) is not None):
         return Stream(seconds, notes=True)
-    return Stream(count * frame.samples / frame.rate, count, 0 < nbytes <= end - start, not at)
+    tolerance = frame.samples if 0 < nbytes <= end - start else 0
+    return Stream(count * frame.samples / frame.rate, count, tolerance, not at)
 
 
-def opened(content: bytes, start: int, end: int) -> bytes:
-    """A stream as the decoder reads it right: with a count of frames in front.
+def with_info_frame(content: bytes, start: int, end: int) -> bytes:
+    """A stream with a frame in front that counts the others, which the decoder needs.
 
     Without one, it stops where it guesses the end from the first frame: most of a sound of variable bit rate is lost.
     """
@@ -109,12 +111,12 @@ def opened(content: bytes, start: int, end: int) -> bytes:
     # No frame is as short as a byte: a decoder that counts bytes stops at the end of the stream.
     count = stream.frames or min(end - start, 0x7FFF_FFFF)
     notes = header + bytes(frame.side) + b"Info" + (1).to_bytes(4) + count.to_bytes(4)
-    return bytes(notes.ljust(frame.length, b"\0")) + _without_marks(content, start, end)
+    return bytes(notes.ljust(frame.length, b"\0")) + _without_tags(content, start, end)
 
 
-def behind_marks(content: bytes, at: int) -> int:
-    """Where marks end that are no sound: zeros, and tags of ID3 and APE. Behind the content where one is cut off."""
-    for _ in range(_MARKS):
+def behind_tags(content: bytes, at: int) -> int:
+    """Where zeros and tags of ID3 and APE end. Behind the content where one is cut off."""
+    for _ in range(_MOST_TAGS):
         begin = at
         if content.startswith(b"ID3", at) and at + 10 <= len(content):
             size = 0
@@ -132,8 +134,8 @@ def behind_marks(content: bytes, at: int) -> int:
     return at
 
 
-def _without_marks(content: bytes, start: int, end: int) -> bytes:
-    """The frames without the marks between and behind them, which may be more than the decoder looks past."""
+def _without_tags(content: bytes, start: int, end: int) -> bytes:
+    """The frames without the tags between and behind them, which may be more than the decoder looks past."""
     parts: list[bytes] = []
     lengths: dict[bytes, int] = {}
     at = start
@@ -147,7 +149,7 @@ def _without_marks(content: bytes, start: int, end: int) -> bytes:
         if lengths[header]:
             at += lengths[header]
             continue
-        behind = behind_marks(content, at)
+        behind = behind_tags(content, at)
         if behind == at:
             break
         parts.append(content[start:at])

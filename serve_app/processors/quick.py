@@ -20,6 +20,8 @@ IsQuick: TypeAlias = Callable[[Media | Texts], bool]
 _PIXELS: Final = 128 * 128
 _SAMPLES: Final = 64 * 1024
 _CHARACTERS: Final = 512
+_CHARACTERS_OF_A_TEXT: Final = 32
+"""So many cost as much as a text does by itself."""
 
 
 def quick_of(processor: Processor | None) -> IsQuick | None:
@@ -47,8 +49,7 @@ def _of_text(_: EmbeddingProcessor | TextClassificationProcessor) -> IsQuick:
     return lambda payload: (
         isinstance(payload, Texts)
         and all(isinstance(text, str | list) for text in payload.texts)
-        and all(isinstance(text, str | list) for text in payload.texts)
-        and text_length(payload) <= _CHARACTERS
+        and text_length(payload) + len(payload.texts) * _CHARACTERS_OF_A_TEXT <= _CHARACTERS
         and not any(isinstance(value, str | list) for value in payload.parameters.values())
     )
 

@@ -186,10 +186,11 @@ def _activation(
         return "none", f"the model's file applies {applied} last"
     named, source = _last_module(model, folder)
     if named is not None:
-        if named not in _MODULES:
+        if str(named) not in _MODULES:
             raise ConfigError((f"{source}: {str(named)[:60]!r} is not supported; say processor.activation",))
-        return _MODULES[named], source
+        return _MODULES[str(named)], source
     problem = model.get("problem_type")
+    problem = problem if problem is None else str(problem)
     if problem not in _PROBLEMS:
         known = ", ".join(filter(None, _PROBLEMS))
         problems = (f"config.json: problem_type: {str(problem)[:60]!r} is not known, only {known}",)
@@ -228,7 +229,9 @@ def _find_labels(
             raise ConfigError((f"processor.labels: there is no file {options.labels} in the model's folder",))
         return tuple(lines), options.labels
     by_id = model.get("id2label")
-    if isinstance(by_id, dict) and by_id:
+    if by_id is not None and not isinstance(by_id, dict):
+        raise ConfigError(("config.json: id2label must map numbers to labels",))
+    if by_id:
         try:
             numbered = {int(index): str(label) for index, label in by_id.items()}
         except ValueError:

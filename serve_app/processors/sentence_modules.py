@@ -40,20 +40,20 @@ MODULE_KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
     "Pooling": {
         "embedding_dimension": irrelevant("the model's file has its width"),
         "word_embedding_dimension": irrelevant("the model's file has its width"),
-        "pooling_mode": followed("how vectors of tokens become one; several are put side by side"),
-        **dict.fromkeys(_SWITCHES, followed("as pooling_mode")),
-        "include_prompt": followed("whether tokens of a prompt count"),
+        "pooling_mode": followed("how vectors of tokens become one; several are put side by side", str, list),
+        **dict.fromkeys(_SWITCHES, followed("as pooling_mode", bool)),
+        "include_prompt": followed("whether tokens of a prompt count", bool),
     },
     "Dense": {
-        "in_features": followed("width, which the weights must have"),
-        "out_features": followed("width, which the weights must have"),
-        "bias": followed("whether there is one"),
-        "activation_function": followed("what comes behind it"),
+        "in_features": followed("width, which the weights must have", int),
+        "out_features": followed("width, which the weights must have", int),
+        "bias": followed("whether there is one", bool),
+        "activation_function": followed("what comes behind it", str),
         "module_input_name": limited("what it reads", "sentence_embedding"),
         "module_output_name": limited("what it makes", "sentence_embedding"),
-        "use_residual": followed("whether its input is added to its output"),
+        "use_residual": followed("whether its input is added to its output", bool),
     },
-    "LayerNorm": {"dimension": followed("width, which the weights must have")},
+    "LayerNorm": {"dimension": followed("width, which the weights must have", int)},
     "Normalize": {
         "module_input_name": limited("what it reads", "sentence_embedding"),
         "module_output_name": limited("what it makes", "sentence_embedding"),
@@ -64,11 +64,11 @@ MODULE_KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
 
 SENTENCE_KEYS: Final[Mapping[str, Key]] = {
     "__version__": irrelevant("versions"),
-    "prompts": followed("texts to put before a text, by name"),
-    "default_prompt_name": followed("the prompt of requests that name none"),
+    "prompts": followed("texts to put before a text, by name", dict),
+    "default_prompt_name": followed("the prompt of requests that name none", str),
     "similarity_fn_name": irrelevant("similarities are cosines here, as in Hugging Face's task"),
     "model_type": limited("the kind of the whole", "SentenceTransformer", "CrossEncoder"),
-    "activation_fn": followed("what makes scores of a cross-encoder's output"),
+    "activation_fn": followed("what makes scores of a cross-encoder's output", str),
     "truncate_dim": limited("how many numbers are kept", advice="send dimensions with each request"),
     "keep_in_fp32_modules": irrelevant("how the model itself is run"),
 }
@@ -94,7 +94,8 @@ class Chain:
         modes: How tokens are pooled; several are put side by side. Empty: the folder does not say.
         include_prompt: Whether tokens of a prompt count.
         steps: What is done with the vectors then, in turn.
-        width: How many numbers they have then, if steps say so.
+        taken: How many numbers steps take, if they say so.
+        width: How many numbers they have then, likewise.
         normalize: Whether they have length 1 at the end.
         transformer: The folder of the transformer and its tokenizer, inside the model's; empty: that itself.
     """
@@ -102,6 +103,7 @@ class Chain:
     modes: tuple[Mode, ...] = ()
     include_prompt: bool = True
     steps: tuple[Step, ...] = ()
+    taken: int | None = None
     width: int | None = None
     normalize: bool = False
     transformer: str = ""
@@ -121,7 +123,9 @@ def read_chain(folder: ModelFolder, ignored: Collection[str]) -> Chain:
     steps: list[tuple[str, Step]] = []
     names: list[str] = []
     modes = ()
-    include, width, transformer = True, None, ""
+    include, transformer = True, ""
+    taken: int | None = None
+    width: int | None = None
     for number, module in enumerate(listed):
         kind, path = _module(number, module)
         names.append(kind)
@@ -139,18 +143,19 @@ def read_chain(folder: ModelFolder, ignored: Collection[str]) -> Chain:
             modes, include = _modes(file, config, ignored), config.get("include_prompt") is not False
             continue
         check_keys(file, config, MODULE_KEYS[kind], ignored)
-        if kind == "Dense":
-            step, width = _dense(folder, path, config)
+        if kind in {"Dense", "LayerNorm"}:
+            step, first, last = (_dense if kind == "Dense" else _layer_norm)(folder, path, config)
+            if width is not None and first != width:
+                raise ConfigError((f"{file}: takes {first} numbers, and the module before it makes {width}",))
+            taken, width = taken or first, last
             steps.append((kind, step))
-        elif kind == "LayerNorm":
-            steps.append((kind, _layer_norm(folder, path)))
         elif kind == "Normalize":
             steps.append((kind, unit))
     normalize = bool(steps) and steps[-1][0] == "Normalize"
     if normalize:
         steps.pop()
     folder.note("modules", ", ".join(names), "modules.json")
-    return Chain(modes, include, tuple(step for _, step in steps), width, normalize, transformer)
+    return Chain(modes, include, tuple(step for _, step in steps), taken, width, normalize, transformer)
 
 
 def pool(tokens: Vectors, mask: npt.NDArray[np.bool_], modes: Sequence[Mode], prompt: int) -> Vectors:
@@ -211,13 +216,13 @@ def _modes(file: str, config: Mapping[str, Any], ignored: Collection[str]) -> tu
     if named is None:
         return tuple(mode for switch, mode in _SWITCHES.items() if config.get(switch)) or ("mean",)
     names = tuple(named) if isinstance(named, list) else (named,)
-    for name in names:
+    for name in names or ("",):
         if name not in MODES:
             raise ConfigError((f"{file}: pooling_mode: {str(name)[:60]!r} is not known, only {', '.join(MODES)}",))
     return cast("tuple[Mode, ...]", names)
 
 
-def _dense(folder: ModelFolder, path: str, config: Mapping[str, Any]) -> tuple[Step, int]:
+def _dense(folder: ModelFolder, path: str, config: Mapping[str, Any]) -> tuple[Step, int, int]:
     weights = _weights(folder, path)
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
@@ -238,12 +243,12 @@ def _dense(folder: ModelFolder, path: str, config: Mapping[str, Any]) -> tuple[S
             out = out + (vectors if across is None else vectors @ across.T)
         return np.asarray(out, np.float32)
 
-    return step, len(weight)
+    return step, weight.shape[1], len(weight)
 
 
-def _layer_norm(folder: ModelFolder, path: str) -> Step:
+def _layer_norm(folder: ModelFolder, path: str, config: Mapping[str, Any]) -> tuple[Step, int, int]:
     weights = _weights(folder, path)
-    weight = _weight(weights, path, "norm.weight", (None,))
+    weight = _weight(weights, path, "norm.weight", (config.get("dimension"),))
     bias = _weight(weights, path, "norm.bias", weight.shape)
 
     def step(vectors: Vectors) -> Vectors:
@@ -251,7 +256,7 @@ def _layer_norm(folder: ModelFolder, path: str) -> Step:
         spread = np.sqrt((centred * centred).mean(axis=1, keepdims=True) + np.float32(_EPSILON))
         return np.asarray(centred / spread * weight + bias, np.float32)
 
-    return step
+    return step, len(weight), len(weight)
 
 
 def _weights(folder: ModelFolder, path: str) -> dict[str, npt.NDArray[Any]]:

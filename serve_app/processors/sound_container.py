@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from serve_app.errors import InvalidRequest, UnsupportedMedia
-from serve_app.processors.mpeg_frames import behind_marks, first_frame, measure, opened
+from serve_app.processors.mpeg_frames import behind_tags, first_frame, measure, with_info_frame
 
 _Order: TypeAlias = Literal["big", "little"]
 
@@ -55,6 +55,8 @@ class Sound(NamedTuple):
         seconds: How long it is, about.
         exact: Whether that is what the header declares, to the sample.
         counted: Whether the decoder learns the length from the file, so that fewer samples are too few.
+        needed: Seconds that must come besides, where the decoder may stop at a damaged part without a word; 0: none.
+        tolerance: Samples that may be missing: some encoders of MP3 count their first frame, which holds none.
         content: The file as it came.
         start: Where the sound begins in it.
         patches: What the decoder must read in place of what the header says: (position, bytes).
@@ -66,6 +68,8 @@ class Sound(NamedTuple):
     exact: bool
     counted: bool
     content: bytes
+    needed: float = 0.0
+    tolerance: int = 0
     start: int = 0
     patches: tuple[tuple[int, bytes], ...] = ()
     frames: tuple[int, int] | None = None
@@ -73,7 +77,7 @@ class Sound(NamedTuple):
     def decodable(self) -> bytes | bytearray:
         """The file as the decoder reads it right."""
         if self.frames is not None:
-            return opened(self.content, *self.frames)
+            return with_info_frame(self.content, *self.frames)
         if not self.start and not self.patches:
             return self.content
         copy = bytearray(memoryview(self.content)[self.start :])
@@ -105,7 +109,7 @@ def read_sound(content: bytes) -> Sound | None:
         InvalidRequest: It is cut off, or made of too many chunks.
         UnsupportedMedia: Its samples are of a kind that is not decoded here.
     """
-    at = behind_marks(content, 0)
+    at = behind_tags(content, 0)
     if at > len(content):
         raise InvalidRequest(f"the audio is cut off inside its ID3 tag, which ends at {at} bytes; {len(content)} came")
     magic, form = content[at : at + 4], content[at + 8 : at + 12]
@@ -236,7 +240,7 @@ def _flac(content: bytes, at: int) -> Sound:
     rate, samples = packed >> 44, packed & ((1 << 36) - 1)
     known = bool(rate and samples)
     seconds = samples / rate if known else _seconds(len(content) - at, 0)
-    return Sound("audio/flac", seconds, known, bool(samples), content, at)
+    return Sound("audio/flac", seconds, known, bool(samples), content, start=at)
 
 
 def _ogg(content: bytes, at: int) -> Sound:
@@ -253,18 +257,19 @@ def _ogg(content: bytes, at: int) -> Sound:
     if end > len(content):
         raise InvalidRequest(f"the audio/ogg is cut off at {len(content)} bytes: its last page ends at {end}")
     samples = int.from_bytes(content[last + 6 : last + 14], "little")
-    seconds = _seconds(len(content), 0)
+    seconds = guess = _seconds(len(content), 0)
     if packet.startswith(b"OpusHead"):
         seconds = max(0, samples - int.from_bytes(packet[10:12], "little")) / 48_000
     elif packet.startswith(b"\x01vorbis") and (rate := int.from_bytes(packet[12:16], "little")):
         seconds = samples / rate
-    return Sound("audio/ogg", seconds, False, True, content, at)
+    needed = 0.0 if seconds == guess else seconds
+    return Sound("audio/ogg", seconds, False, True, content, needed, start=at)
 
 
 def _mpeg(name: str, content: bytes, start: int, end: int) -> Sound:
     stream = measure(content, start, end)
-    counted = stream.frames is not None and not stream.came
-    return Sound(name, stream.seconds, False, counted, content, frames=(start, end))
+    counted = stream.frames is not None
+    return Sound(name, stream.seconds, False, counted, content, tolerance=stream.tolerance, frames=(start, end))
 
 
 def _ogg_packet(content: bytes, at: int) -> bytes:
@@ -299,13 +304,13 @@ def _sized(name: str, content: bytes, at: int, data: _Data, bits_per_second: flo
     came = len(content) - data.start
     # Of no samples with other chunks behind them, the size of the whole file is right.
     if 0 < data.size <= came or (data.size == 0 and len(content) - 1 <= form_end <= len(content) + 1):
-        return Sound(name, _seconds(data.size, bits_per_second), bits_per_second > 0, True, content, at)
+        return Sound(name, _seconds(data.size, bits_per_second), bits_per_second > 0, True, content, start=at)
     if data.size and not _is_placeholder(data.size + data.extra):
         raise _cut_off(name, content, data.size, came)
     if form_end > len(content) + 1:
         raise _cut_off(name, content, form_end - data.start, came)
     patch = data.place, min(came + data.extra, 0xFFFF_FFFE).to_bytes(data.width, data.order)
-    return Sound(name, _seconds(came, bits_per_second), False, True, content, at, (patch,))
+    return Sound(name, _seconds(came, bits_per_second), False, True, content, start=at, patches=(patch,))
 
 
 def _is_placeholder(size: int) -> bool:

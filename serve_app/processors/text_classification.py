@@ -6,11 +6,13 @@ from typing import Any
 
 from serve_app.config.processor import TextClassificationOptions
 from serve_app.domain.facts import Fact
-from serve_app.errors import InvalidRequest
+from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Media, ModelSignature, Tensors, Texts
-from serve_app.processors.model_folder import ModelFolder
+from serve_app.processors.folder_keys import check_keys
+from serve_app.processors.model_folder import MODULES, ModelFolder
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import Ranking
+from serve_app.processors.sentence_modules import SENTENCE_KEYS
 from serve_app.processors.tokenization import TextRows, TextTokenizer, expect_texts, is_ids
 
 
@@ -32,6 +34,7 @@ class TextClassificationProcessor(TextRows):
         cls, signature: ModelSignature, folder: ModelFolder, options: TextClassificationOptions
     ) -> TextClassificationProcessor:
         """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
+        _check_cross_encoder(folder, options)
         tokenizer = TextTokenizer.create(signature, folder, options)
         ranking = Ranking.create(signature, folder, options)
         return cls(tokenizer, ranking, tuple(folder.facts))
@@ -72,3 +75,16 @@ class TextClassificationProcessor(TextRows):
         if any(is_ids(text) for text in texts.texts) and not all(map(is_ids, texts.texts)):
             raise InvalidRequest("inputs: expected texts, or lists of token ids, not both")
         return texts
+
+
+def _check_cross_encoder(folder: ModelFolder, options: TextClassificationOptions) -> None:
+    """Refuse what a cross-encoder of sentence-transformers does besides. Raises `ConfigError`."""
+    file = "config_sentence_transformers.json"
+    config = folder.json(file)
+    check_keys(file, config, SENTENCE_KEYS, options.ignore_keys)
+    if (config.get("prompts") or {}).get(config.get("default_prompt_name")):
+        raise ConfigError((f"{file}: default_prompt_name: prompts are not put before pairs of texts",))
+    for module in folder.json_list(MODULES):
+        kind = str(module.get("type") if isinstance(module, dict) else module).rpartition(".")[2]
+        if kind != "Transformer":
+            raise ConfigError((f"{MODULES}: {kind} is not supported behind a classifier, only Transformer",))

@@ -203,12 +203,17 @@ class TextTokenizer:
         given = [_check_text(number, text) for number, text in enumerate(texts)]
         most = self.settings.max_length * _READ_CHARACTERS_PER_TOKEN
         part = slice(most) if side == "right" else slice(-most, None)
-        long = [number for number, text in enumerate(given) if isinstance(text, str) and len(text) > most]
-        read = [text[part] if isinstance(text, str) and len(text) > most else text for text in given]
-        encodings = self._tokenizer.encode_batch_fast(read)
-        for number in long:
-            if not encodings[number].overflowing:  # tokens of very many characters: the rest counts as well
-                encodings[number] = self._tokenizer.encode(given[number])
+        read = [text[part] if isinstance(text, str) else tuple(each[part] for each in text) for text in given]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(read)
+        except Exception as error:  # the library raises plain Exception
+            if "Truncation" not in str(error):
+                raise
+            problem = f"inputs: the second text of a pair leaves no room in {self.settings.max_length} tokens"
+            raise InvalidRequest(problem) from None
+        for number, (text, cut) in enumerate(zip(given, read, strict=True)):
+            if cut != text and not encodings[number].overflowing:  # tokens of very many characters: the rest counts too
+                encodings[number] = self._tokenizer.encode(*((text,) if isinstance(text, str) else text))
         typed = self._typed or (_TYPES in self.settings.inputs and not all(isinstance(text, str) for text in given))
         rows, types = [], []
         for number, encoding in enumerate(encodings):

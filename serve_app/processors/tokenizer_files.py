@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from serve_app.errors import ConfigError
 from serve_app.processors.folder_keys import Key, check_keys, followed, irrelevant, keys, limited
-from serve_app.processors.model_folder import ModelFolder
+from serve_app.processors.model_folder import SENTENCE_FILES, ModelFolder
 
 Side: TypeAlias = Literal["left", "right"]
 
@@ -31,7 +31,12 @@ _CLASS_OF_MODEL: Final = {
     "megatron-bert": "Bert", "nezha": "Bert", "ernie": "Bert",
 }  # fmt: skip
 """The tokenizer class of a model type, where the folder names none."""
+_WORD_PIECES: Final = _BERT - {"Funnel", "MPNet"}
+"""Of which those that put [CLS] and [SEP] around texts, and so can be made of their vocabulary."""
+_LOWERING: Final = frozenset({"Albert", "FNet", "DebertaV2", "RemBert", "XLNet"})
+"""Other classes that look at keys of the normalizer."""
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_DEFAULTS: Final = {name: f"[{name[:3].upper()}]" for name in ("unk_token", "sep_token", "pad_token", "cls_token")}
 _FROM_PADDING: Final = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "mpnet"}
     | {"longformer", "ibert", "xmod", "luke", "mluke", "markuplm", "esm", "layoutlmv3", "lilt", "mra"}
@@ -44,20 +49,23 @@ _WITHOUT_POSITIONS: Final = frozenset({"t5", "mt5", "umt5", "longt5", "switch_tr
 _DECODING = irrelevant("decoding only")
 _SAVED = irrelevant("the state of the library when it was saved, not used when it is loaded")
 KEYS: Final[Mapping[str, Key]] = {
-    "tokenizer_class": followed("which defaults the normalizer's keys have"),
-    "model_max_length": followed("the longest text, tokens; above a million: none"),
-    "truncation_side": followed("the end of a long text that is cut"),
-    **keys(" ".join(_NAMED), followed("a special token")),
-    "additional_special_tokens": followed("special tokens"),
-    "extra_special_tokens": followed("special tokens"),
-    "added_tokens_decoder": followed("tokens beside the vocabulary"),
-    "add_bos_token": followed("a token before each text: it must agree with tokenizer.json"),
-    "add_eos_token": followed("a token behind each text: it must agree with tokenizer.json"),
-    "do_lower_case": followed("BERT's normalizer; of other tokenizers it must agree with tokenizer.json"),
-    "strip_accents": followed("BERT's normalizer"),
-    "tokenize_chinese_chars": followed("BERT's normalizer"),
-    "add_prefix_space": followed("the space before the first word"),
-    "split_special_tokens": followed("whether special tokens that stand in a text are text"),
+    "tokenizer_class": followed("which defaults the normalizer's keys have", str),
+    "model_max_length": followed("the longest text, tokens; above a million: none", float),
+    "truncation_side": followed("the end of a long text that is cut", str),
+    **keys(" ".join(_NAMED), followed("a special token", str, dict)),
+    "additional_special_tokens": followed("special tokens", list),
+    "extra_special_tokens": followed("special tokens", list, dict),
+    "added_tokens_decoder": followed("tokens beside the vocabulary", dict),
+    "add_bos_token": followed("a token before each text: it must agree with tokenizer.json", bool),
+    "add_eos_token": followed("a token behind each text: it must agree with tokenizer.json", bool),
+    **keys(
+        "do_lower_case keep_accents",
+        followed("the normalizer of BERT and its kin; of ALBERT's and its kin it must agree with tokenizer.json", bool),
+    ),
+    "strip_accents": followed("BERT's normalizer", bool),
+    "tokenize_chinese_chars": followed("BERT's normalizer", bool),
+    "add_prefix_space": followed("the space before the first word; mostly it must agree with tokenizer.json", bool),
+    "split_special_tokens": followed("whether special tokens that stand in a text are text", bool),
     "padding_side": irrelevant("padding is on the right, and only where it changes no answer: that is tried"),
     "pad_token_type_id": irrelevant("as padding_side"),
     "pad_to_multiple_of": irrelevant("as padding_side"),
@@ -75,7 +83,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "auto_map": limited("a tokenizer that is code of the folder", advice="save a tokenizer.json and remove the key"),
     **dict.fromkeys(("trim_offsets", "wordpieces_prefix"), irrelevant("offsets and the vocabulary only")),
     **keys(
-        "keep_accents remove_space do_basic_tokenize never_split split_by_punct sp_model_kwargs legacy "
+        "remove_space do_basic_tokenize never_split split_by_punct sp_model_kwargs legacy "
         "legacy_behaviour clean_text unk_id vocab_type do_lowercase normalize _spm_precompiled_charsmap "
         "extra_ids offset mask_token_sent fix_mistral_regex fuse_unk "
         "vocab merges special_tokens_pattern do_clean_text do_lowercase_and_remove_accent emoji_file normalizer_file "
@@ -111,8 +119,8 @@ KEYS: Final[Mapping[str, Key]] = {
 
 
 TRANSFORMER_KEYS: Final[Mapping[str, Key]] = {
-    "max_seq_length": followed("the longest text, tokens"),
-    "do_lower_case": followed("whether letters are made small first"),
+    "max_seq_length": followed("the longest text, tokens", int),
+    "do_lower_case": followed("whether letters are made small first", bool),
     "transformer_task": limited("the model's head", "feature-extraction", "sequence-classification"),
     "modality_config": irrelevant("the model's file names its outputs"),
     "module_output_name": limited("what the modules behind it read", "token_embeddings", "scores"),
@@ -126,7 +134,9 @@ TRANSFORMER_KEYS: Final[Mapping[str, Key]] = {
     ),
     **dict.fromkeys(
         ("tokenizer_args", "tokenizer_kwargs", "processor_kwargs", "tokenizer_name_or_path"),
-        limited("another tokenizer than the folder's", {}, ""),
+        limited(
+            "another tokenizer than the folder's", {}, "", {"trust_remote_code": True}, {"trust_remote_code": False}
+        ),
     ),
 }
 """Keys of sentence_bert_config.json."""
@@ -139,22 +149,26 @@ def load_tokenizer(folder: ModelFolder, ignored: Collection[str]) -> Tokenizer:
         ConfigError: There is none, it cannot be read, or a key is not understood.
     """
     config = folder.json("tokenizer_config.json")
-    check_keys("tokenizer_config.json", config, KEYS, ignored)
+    special = _special_tokens(folder, config)
+    known = {**KEYS, **dict.fromkeys(special, KEYS["unk_token"])}
+    check_keys("tokenizer_config.json", config, known, ignored)
+    config = {key: value for key, value in config.items() if key not in ignored}
     kind, source = _class_of(folder, config)
     if folder.find("tokenizer.json") is not None:
         tokenizer = _parsed(folder)
         folder.note("tokenizer", f"tokenizer.json{f', {kind}Tokenizer' if kind else ''}", source)
-    elif folder.find("vocab.txt") is not None and kind in _BERT:
-        tokenizer = _word_pieces(folder, config)
+        _check_class(tokenizer, kind)
+    elif folder.find("vocab.txt") is not None and kind in _WORD_PIECES:
+        special = {**_DEFAULTS, "mask_token": "[MASK]", **special}
+        tokenizer = _word_pieces(folder, special)
         folder.note("tokenizer", f"vocab.txt, {kind}Tokenizer", source)
     else:
         advice = "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it"
         raise ConfigError((f"processor: there is no tokenizer.json in the model's folder; {advice}",))
-    special = _special_tokens(folder, config)
-    _add_tokens(tokenizer, config, special)
+    _add_tokens(tokenizer, folder, config, special)
     _set_normalizer(tokenizer, config, kind)
-    _set_prefix(tokenizer, config)
-    _check_ends(tokenizer, {key: value for key, value in config.items() if key not in ignored}, special)
+    _set_prefix(tokenizer, config, kind)
+    _check_ends(tokenizer, config, special)
     if config.get("split_special_tokens"):
         tokenizer.encode_special_tokens = True
     _lower(tokenizer, folder, ignored)
@@ -194,8 +208,7 @@ def padding_id(folder: ModelFolder, tokenizer: Tokenizer) -> int:
 def positions(folder: ModelFolder) -> tuple[int, str] | None:
     """The most tokens that the model has positions for, and the key that says so; ``None``: no limit is known."""
     config = folder.json("config.json")
-    kind = config.get("model_type")
-    if kind in _WITHOUT_POSITIONS:
+    if str(config.get("model_type")) in _WITHOUT_POSITIONS:
         return None
     for key in _POSITIONS:
         size = config.get(key)
@@ -207,7 +220,7 @@ def positions(folder: ModelFolder) -> tuple[int, str] | None:
 def first_position(folder: ModelFolder) -> int:
     """The number of a text's first position: behind that of padding in RoBERTa and its kin."""
     config = folder.json("config.json")
-    if config.get("model_type") not in _FROM_PADDING:
+    if str(config.get("model_type")) not in _FROM_PADDING:
         return 0
     padding = config.get("pad_token_id", 1)
     return (padding if isinstance(padding, int) else 1) + 1
@@ -216,8 +229,9 @@ def first_position(folder: ModelFolder) -> int:
 def longest_text(folder: ModelFolder, tokenizer: Tokenizer) -> list[tuple[int, str]]:
     """What the files say about the longest text, tokens, each with its source. The least of them counts."""
     config = folder.json("tokenizer_config.json")
+    file, sentence = folder.first(SENTENCE_FILES)
     found: list[tuple[Any, str]] = [
-        (folder.json("sentence_bert_config.json").get("max_seq_length"), "sentence_bert_config.json: max_seq_length"),
+        (sentence.get("max_seq_length"), f"{file}: max_seq_length"),
     ]
     if found[0][0] is None:
         found = [(config.get("model_max_length"), "tokenizer_config.json: model_max_length")]
@@ -258,16 +272,25 @@ def _parsed(folder: ModelFolder) -> Tokenizer:
         raise ConfigError((f"tokenizer.json: cannot be read: {error}",)) from error
 
 
-def _word_pieces(folder: ModelFolder, config: Mapping[str, Any]) -> Tokenizer:
+def _check_class(tokenizer: Tokenizer, kind: str) -> None:
+    """Refuse what tokenizers of BERT's kin put in place of other parts: release 5 of transformers makes them anew."""
+    parts = (
+        (tokenizer.normalizer, normalizers.BertNormalizer),
+        (tokenizer.pre_tokenizer, pre_tokenizers.BertPreTokenizer),
+    )
+    for part, usual in parts if kind in _BERT else ():
+        if not isinstance(part, usual) and usual.__name__ not in repr(part):
+            fault = f"tokenizer.json: {kind}Tokenizer would have {usual.__name__} in place of {type(part).__name__}"
+            raise ConfigError((f"{fault}; if that is right, say tokenizer_class: PreTrainedTokenizerFast",))
+
+
+def _word_pieces(folder: ModelFolder, special: Mapping[str, str]) -> Tokenizer:
     """BERT's tokenizer of its vocabulary, a token a line."""
-    lines = (folder.text("vocab.txt") or "").split("\n")
-    if lines and not lines[-1]:
+    lines = folder.text("vocab.txt").split("\n")
+    if not lines[-1]:
         lines.pop()
     vocabulary = {token.removesuffix("\r"): number for number, token in enumerate(lines)}
-    names = {name: _content(config.get(name)) for name in ("unk_token", "cls_token", "sep_token")}
-    unknown, first, last = (
-        names["unk_token"] or "[UNK]", names["cls_token"] or "[CLS]", names["sep_token"] or "[SEP]",
-    )  # fmt: skip
+    unknown, first, last = (special[name] for name in ("unk_token", "cls_token", "sep_token"))
     missing = [token for token in (unknown, first, last) if token not in vocabulary]
     if missing:
         raise ConfigError((f"vocab.txt: holds no {' and no '.join(missing)}, which its tokenizer needs",))
@@ -283,31 +306,41 @@ def _word_pieces(folder: ModelFolder, config: Mapping[str, Any]) -> Tokenizer:
 
 
 def _special_tokens(folder: ModelFolder, config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by the name of their role."""
-    others = folder.json("special_tokens_map.json")
-    found = {name: _content(config.get(name, others.get(name))) for name in _NAMED}
+    """Special tokens by the name of their role: release 5 takes all keys of this form for such."""
+    given = {**folder.json("special_tokens_map.json"), **config}
+    found = {key: _content(value) for key, value in given.items() if key.endswith("_token")}
     return {name: token for name, token in found.items() if token is not None}
 
 
-def _add_tokens(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Add what the keys name and tokenizer.json lacks, as the library does: behind the vocabulary, in order of ids."""
+def _add_tokens(
+    tokenizer: Tokenizer, folder: ModelFolder, config: Mapping[str, Any], special: Mapping[str, str]
+) -> None:
+    """Add what the files name and tokenizer.json lacks, as the library does: behind the vocabulary, in order of ids."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     described = config.get("added_tokens_decoder") or {}
+    numbered: dict[str, int] = {}
     try:
-        for _, entry in sorted(described.items(), key=lambda item: int(item[0])):
+        for number, entry in sorted(described.items(), key=lambda item: int(item[0])):
+            numbered[entry["content"]] = int(number)
             if entry["content"] not in known:
                 token = AddedToken(**{key: value for key, value in entry.items() if key != "special"})
                 (tokenizer.add_special_tokens if entry.get("special") else tokenizer.add_tokens)([token])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError((f"tokenizer_config.json: added_tokens_decoder: cannot be understood: {error}",)) from error
-    more = [token for token in (*special.values(), *_more(config)) if token not in known]
+    others = folder.json("special_tokens_map.json")
+    more = [token for token in (*special.values(), *_more(config), *_more(others)) if token not in known]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in more])
+    file = "tokenizer_config.json: added_tokens_decoder" if numbered else "added_tokens.json"
+    for content, wanted in (numbered or folder.json(file)).items():
+        if tokenizer.token_to_id(content) != wanted:
+            fault = f"{file}: {content!r} is {wanted}, and {tokenizer.token_to_id(content)} by the other files"
+            raise ConfigError((f"{fault}; save the tokenizer again",))
 
 
 def _more(config: Mapping[str, Any]) -> Iterator[str]:
     for name in ("additional_special_tokens", "extra_special_tokens"):
         tokens = config.get(name) or ()
-        for token in tokens.values() if isinstance(tokens, dict) else tokens:
+        for token in tokens.values() if isinstance(tokens, dict) else tokens if isinstance(tokens, list) else ():
             content = _content(token)
             if content is not None:
                 yield content
@@ -328,16 +361,21 @@ def _set_normalizer(tokenizer: Tokenizer, config: Mapping[str, Any], kind: str) 
             strip_accents=given.get("strip_accents", state["strip_accents"]),
             lowercase=bool(given.get("do_lower_case", state["lowercase"])),
         )
-    elif isinstance(named, bool) and kind and named != has_lowercase(tokenizer.normalizer):
-        does = "makes letters small" if not named else "does not make letters small"
-        fault = f"tokenizer_config.json: do_lower_case: {named}, but tokenizer.json {does}"
-        raise ConfigError((f"{fault}; save the tokenizer again, or list do_lower_case in processor.ignore_keys",))
+    elif kind in _LOWERING:
+        normalizer = tokenizer.normalizer
+        strips = normalizer is not None and "e" in normalizer.normalize_str("\u00e9")
+        for key, wanted, found in (
+            ("do_lower_case", named, has_lowercase(normalizer)),
+            ("keep_accents", config.get("keep_accents"), not strips),
+        ):
+            if wanted is not None and wanted != found:
+                fault = f"tokenizer_config.json: {key}: {wanted}, but tokenizer.json has it {str(found).lower()}"
+                raise ConfigError((f"{fault}; save the tokenizer again, or list {key} in processor.ignore_keys",))
 
 
 def _lower(tokenizer: Tokenizer, folder: ModelFolder, ignored: Collection[str]) -> None:
     """Make letters small before all else, where sentence-transformers is to."""
-    file = "sentence_bert_config.json"
-    config = folder.json(file)
+    file, config = folder.first(SENTENCE_FILES)
     check_keys(file, config, TRANSFORMER_KEYS, ignored)
     if config.get("do_lower_case") and not has_lowercase(tokenizer.normalizer):
         before = tokenizer.normalizer
@@ -345,11 +383,19 @@ def _lower(tokenizer: Tokenizer, folder: ModelFolder, ignored: Collection[str]) 
         folder.note("letters", "made small", f"{file}: do_lower_case")
 
 
-def _set_prefix(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+def _set_prefix(tokenizer: Tokenizer, config: Mapping[str, Any], kind: str) -> None:
+    """Put a space before the first word or not, where a byte-level tokenizer can; others must agree."""
     wanted, before = config.get("add_prefix_space"), tokenizer.pre_tokenizer
-    if isinstance(wanted, bool) and isinstance(before, pre_tokenizers.ByteLevel):
+    if wanted is None or before is None or kind.startswith("PreTrained"):
+        return
+    if isinstance(before, pre_tokenizers.ByteLevel):
         before.add_prefix_space = wanted
         tokenizer.pre_tokenizer = before
+        return
+    words = [word for word, _ in before.pre_tokenize_str("a")]
+    if (words != ["a"]) != wanted:
+        fault = f"tokenizer_config.json: add_prefix_space: {wanted}, but tokenizer.json makes {words[0]!r} of 'a'"
+        raise ConfigError((f"{fault}; save the tokenizer again, or list the key in processor.ignore_keys",))
 
 
 def _check_ends(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:

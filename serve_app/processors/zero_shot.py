@@ -8,8 +8,8 @@ import numpy as np
 
 from serve_app.config.processor import EmbeddingOptions
 from serve_app.domain.facts import Fact
-from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
-from serve_app.payloads import Media, ModelSignature, Tensors, Texts
+from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest, PayloadTooLarge
+from serve_app.payloads import Media, ModelSignature, Tensors, Texts, text_length
 from serve_app.processors.embedding import EmbeddingParameters, EmbeddingProcessor, candidate_labels, template_of
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.parameters import parse_parameters
@@ -19,6 +19,8 @@ from serve_app.processors.tokenization import TextRows, TextTokenizer, expect_te
 
 _TEMPLATE = "This example is {}."
 """Of transformers' pipeline."""
+_MOST_CHARACTERS = 2**21
+"""A second of tokenizing."""
 _ALLOWED = frozenset({"candidate_labels", "hypothesis_template", "multi_label"})
 
 
@@ -59,7 +61,8 @@ class EntailmentProcessor(TextRows):
             for label, place in (numbered if isinstance(numbered, dict) else {}).items()
             if str(label).lower().startswith("entail")
         ]
-        if len(found) != 1 or not isinstance(found[0], int):
+        classes = spec.shape[1] if spec.shape[1] > 0 else len(numbered or ())
+        if len(found) != 1 or type(found[0]) is not int or not 0 <= found[0] < classes:
             raise ConfigError(("config.json: label2id: names no label entailment, by which labels could be compared",))
         said = "hypothesis_template" in options.model_fields_set
         template = options.hypothesis_template if said else _TEMPLATE
@@ -104,6 +107,9 @@ class EntailmentProcessor(TextRows):
         parameters, labels = self._read(payload)
         template = template_of(parameters, self._template)
         sentences = [template.replace("{}", label) for label in labels]
+        if (size := text_length(expect_texts(payload)) * len(labels)) > _MOST_CHARACTERS:
+            most = f"at most {_MOST_CHARACTERS} characters"
+            raise PayloadTooLarge(f"inputs: every text is compared with every label: {size} characters, {most}")
         return [[str(text), sentence] for text in expect_texts(payload).texts for sentence in sentences]
 
     @staticmethod
@@ -127,8 +133,10 @@ def create_zero_shot(
         ConfigError: The model, the files beside it and the configuration do not fit together.
     """
     config = folder.json("config.json")
-    named = [str(name).lower() for name in config.get("label2id") or ()]
-    classifies = any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ())
-    if classifies or any(name.startswith("entail") for name in named):
+    # Whatever these hold: what they are to be is looked at later.
+    if (
+        "ForSequenceClassification" in str(config.get("architectures"))
+        or "entail" in str(config.get("label2id")).lower()
+    ):
         return EntailmentProcessor.create(signature, folder, options)
     return EmbeddingProcessor.create("zero-shot-classification", signature, folder, options)

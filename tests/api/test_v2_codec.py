@@ -315,8 +315,8 @@ REFUSED: list[tuple[dict[str, Any] | bytes, str]] = [
     (b'{"a": NaN, "inputs": [', "the body: not valid JSON: input data was truncated"),
     (b'{"inputs": -NaN}', "inputs: number out of range"),
     (b'{"inputs": nan}', "the body: not valid JSON"),
-    (b'{"a": [NaN, "' + b'\\"' * 1_000_000, "the body: not valid JSON: input data was truncated"),
-    (b'{"a": [9e999, NaN]}', "the body: not valid JSON: invalid character"),
+    (b'{"a": [NaN, "' + b'\\"' * 1_000_000, "the body: not valid JSON"),
+    (b'{"a": [9e99999999, NaN]}', "the body: not valid JSON: invalid character"),
     (json.dumps(_request()).encode().replace(b"4]}", b"1e999]}"), "inputs[0].data[3]: number out of range"),
     ({"inputs": _request()["inputs"] * 2}, "inputs[1].name: input 'x' is given twice"),
     (

@@ -355,3 +355,27 @@ def test_lengths_are_known_before_decoding() -> None:
     assert seconds["MP3-MPEG_LAYER_III-FILE"] == pytest.approx(6_000 / RATE, abs=0.15)
     with pytest.raises(InvalidRequest, match=r"0\.375 s long, at most 0\.1 s"):
         expected_seconds(WRITTEN["AIFF-PCM_16-FILE"], 0.1, False)
+
+
+def test_a_flac_with_a_tag_behind_it_is_decoded_whole() -> None:
+    """As other sounds."""
+    for tail in (b"TAG".ljust(128, b"\0"), bytes(10)):
+        np.testing.assert_array_equal(decode(encoded("FLAC") + tail), decode(encoded("FLAC")))
+
+
+def test_an_mp3_that_is_damaged_inside_is_refused() -> None:
+    """Though as many bytes came as it declares."""
+    content = bytearray(MP3)
+    content[2000:4000] = bytes(2000)
+
+    with pytest.raises(InvalidRequest, match="cut off or damaged"):
+        decode(bytes(content))
+
+
+def test_an_ogg_whose_last_page_is_damaged_is_refused() -> None:
+    """The decoder stops at the page before it, without a word."""
+    content = bytearray(encoded("OGG"))
+    content[-20] ^= 1
+
+    with pytest.raises(InvalidRequest, match=r"cut off or damaged|holds no samples"):
+        decode(bytes(content))

@@ -13,20 +13,23 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-_MARKS: Final = {b"Infinity": b"8e999", b"NaN": b"9e999"}
-_IN_MARKS: Final = b"e999"
+_MARKS: Final = {b"Infinity": b"8e99999999", b"NaN": b"9e99999999"}
+_IN_MARKS: Final = b"e99999999"
+_MOST_QUOTES: Final = 20_000
+"""Quotation marks of a body: names and parameters have some, and each costs a microsecond."""
 _NULL: Final = b"null"
 _RUNS: Final = re.compile(
     # Strings, or else words, with what is between them: so many at once, since each match calls a function. What is
     # behind a string without an end belongs to it, or looking for the end would begin anew at each quotation mark.
-    rb'(?:"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)[^"IN]*+){1,1000}+|(?:(?:Infinity|NaN)[^"IN]*+){1,1000}+',
+    # An I or N that begins no such word is no JSON, wherever it stands between strings.
+    rb'(?:"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)[^"IN]*+){1,1000}+|(?:[IN][^"IN]*+){1,100000}+',
     re.DOTALL,
 )
 
 
 def mark(text: bytes) -> bytes | None:
-    """JSON with marks in place of such words; ``None``: it has none, or already has what looks like a mark."""
-    if _IN_MARKS in text or not any(word in text for word in _MARKS):
+    """Put marks in place of such words; ``None``: there is none, or too many strings, or a mark."""
+    if _IN_MARKS in text or not any(word in text for word in _MARKS) or text.count(b'"') > _MOST_QUOTES:
         return None
     marked = _RUNS.sub(_marked, text)
     return None if marked == text else marked

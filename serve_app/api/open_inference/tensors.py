@@ -109,6 +109,8 @@ class JsonData:
                 return self.take(self._decoders[0].decode(view), shape, count, where)
             array = self._array(self._decoders[len(shape) - 1].decode(view), where)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            if len(view) > _PIECE_BYTES:  # its pieces were read with their gaps
+                raise invalid(error, where) from None
             array = self._with_gaps(bytes(view), len(shape) if nested else 1, where, error, marked)
             if not nested:
                 if array.size != count:

@@ -22,6 +22,7 @@ _FUNCTIONS: Final = {
 }
 _KEEPING: Final = frozenset(
     {"Identity", "Cast", "CastLike", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Clip"}
+    | {"Gather", "Slice", "Split"}
     | {"QuantizeLinear", "DequantizeLinear"}
 )
 """Operators that keep their first input's values, or round them."""
