@@ -328,8 +328,13 @@ def _add_tokens(
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError((f"tokenizer_config.json: added_tokens_decoder: cannot be understood: {error}",)) from error
     others = folder.json("special_tokens_map.json")
-    more = [token for token in (*special.values(), *_more(config), *_more(others)) if token not in known]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in more])
+    named = [token for token in special.values() if token not in known]
+    listed = [token for token in (*_more(config), *_more(others)) if token not in known]
+    unknown = [token for token in listed if tokenizer.token_to_id(token) is None and token not in named]
+    if unknown:
+        fault = f"additional_special_tokens: {unknown[0]!r} has no id in tokenizer.json; save the tokenizer again"
+        raise ConfigError((f"{'tokenizer_config' if others == {} else 'special_tokens_map'}.json: {fault}",))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*named, *listed)])
     file = "tokenizer_config.json: added_tokens_decoder" if numbered else "added_tokens.json"
     for content, wanted in (numbered or folder.json(file)).items():
         if tokenizer.token_to_id(content) != wanted:
