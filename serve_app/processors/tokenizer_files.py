@@ -53,6 +53,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "model_max_length": followed("the longest text, tokens; above a million: none", float),
     "truncation_side": followed("the end of a long text that is cut", str),
     **keys(" ".join(_NAMED), followed("a special token", str, dict)),
+    "*_token": followed("special tokens of other roles", str, dict),
     "additional_special_tokens": followed("special tokens", list),
     "extra_special_tokens": followed("special tokens", list, dict),
     "added_tokens_decoder": followed("tokens beside the vocabulary", dict),
@@ -103,13 +104,10 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     **keys(
         "cls_token_box sep_token_box pad_token_box pad_token_label only_label_first_subword entity_token_1 "
-        "entity_token_2 entity_unk_token entity_vocab entity_pad_token entity_mask_token entity_mask2_token "
-        "entity_1_token entity_2_token max_entity_length max_mention_length question_token x_sep_token line_token "
-        "max_column_id max_row_id max_depth max_width pad_width max_question_length min_question_length "
-        "cell_trim_length strip_column_names update_answer_coordinates empty_token tags_dict bod_token eod_token "
-        "is_uroman phonemize add_blank word_delimiter_token replace_word_delimiter_char langs "
-        "space_token chain_break_token image_token boi_token eoi_token image_token_id audio_token video_token "
-        "vision_bos_token src_lang tgt_lang language language_codes task lang2id id2lang source_lang "
+        "entity_token_2 entity_vocab max_entity_length max_mention_length max_column_id max_row_id max_depth "
+        "max_width pad_width max_question_length min_question_length cell_trim_length strip_column_names "
+        "update_answer_coordinates tags_dict is_uroman phonemize add_blank replace_word_delimiter_char langs "
+        "image_token_id src_lang tgt_lang language language_codes task lang2id id2lang source_lang "
         "target_lang predict_timestamps dropout bos_token_id eos_token_id pad_token_id unk_token_id "
         "padding_idx vocab_size return_token_type_ids return_tensors full_tokenizer_file",
         irrelevant("other tasks only"),
@@ -124,9 +122,6 @@ TRANSFORMER_KEYS: Final[Mapping[str, Key]] = {
     "transformer_task": limited("the model's head", "feature-extraction", "sequence-classification"),
     "modality_config": irrelevant("the model's file names its outputs"),
     "module_output_name": limited("what the modules behind it read", "token_embeddings", "scores"),
-    "query_expansion": limited("padding that a model reads", advice="models of many vectors are not served"),
-    "query_length": limited("the longest query", advice="models of many vectors are not served"),
-    "document_length": limited("the longest document", advice="models of many vectors are not served"),
     "processing_kwargs": limited("other ways to cut and pad", {}),
     **dict.fromkeys(
         ("unpad_inputs", "model_args", "config_args", "model_kwargs", "config_kwargs", "cache_dir", "backend"),
@@ -150,7 +145,7 @@ def load_tokenizer(folder: ModelFolder, ignored: Collection[str]) -> Tokenizer:
     """
     config = folder.json("tokenizer_config.json")
     special = _special_tokens(folder, config)
-    known = {**KEYS, **dict.fromkeys(special, KEYS["unk_token"])}
+    known = {**dict.fromkeys((key for key in config if key.endswith("_token")), KEYS["unk_token"]), **KEYS}
     check_keys("tokenizer_config.json", config, known, ignored)
     config = {key: value for key, value in config.items() if key not in ignored}
     kind, source = _class_of(folder, config)
