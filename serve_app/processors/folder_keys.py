@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from serve_app.config.problems import short_repr
 from serve_app.errors import ConfigError
 
 Use = Literal["followed", "irrelevant", "limited"]
@@ -70,16 +71,16 @@ def check_keys(file: str, config: Mapping[str, Any], known: Mapping[str, Key], i
             continue
         if key is None:
             faults.append(
-                f"{file}: {name}: not understood (its value is {_short(value)}); remove the key, or list it in"
+                f"{file}: {name}: not understood (its value is {short_repr(value)}); remove the key, or list it in"
                 " processor.ignore_keys if it changes nothing that the model gets"
             )
         elif key.types and not _is_one_of(value, key.types):
             wanted = " or ".join(_TYPES[each] for each in key.types)
-            faults.append(f"{file}: {name}: must be {wanted}, not {_short(value)}")
+            faults.append(f"{file}: {name}: must be {wanted}, not {short_repr(value)}")
         elif key.use == "limited" and not _among(value, key.values):
-            expected = " or ".join(map(_short, key.values)) or "null"
+            expected = " or ".join(map(short_repr, key.values)) or "null"
             advice = f"; {key.advice}" if key.advice else ""
-            faults.append(f"{file}: {name}: {_short(value)} is not supported, only {expected}{advice}")
+            faults.append(f"{file}: {name}: {short_repr(value)} is not supported, only {expected}{advice}")
     if faults:
         raise ConfigError(tuple(faults))
 
@@ -99,8 +100,3 @@ def _is_one_of(value: Any, types: tuple[type, ...]) -> bool:
 def _among(value: Any, values: tuple[Any, ...]) -> bool:
     # False equals 0, and True equals 1: a number is no switch.
     return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in values)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
