@@ -206,7 +206,7 @@ def judge(root: Path) -> list[Judged]:
 def kind_of(name: str) -> str:
     """The kind of a folder that could not be written, by its name."""
     kinds = {"text": "text classification", "sentence": "sentence embeddings", "tokens": "tokenizers",
-             "image": "pictures", "audio": "sounds"}  # fmt: skip
+             "image": "pictures", "audio": "sounds", "optimum": "Optimum's exports"}  # fmt: skip
     return kinds.get(name.partition("-")[0], name.partition("-")[0])
 
 

@@ -28,6 +28,7 @@ from benchmarks.parity.texts import CORPUS, PAIRS, TEXTS
 KIND = "Optimum's exports"
 _BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LONGEST = 100
+_REFUSED = {"longformer": "global_attention_mask"}
 _WITHOUT_TYPES = {"distilbert", "mpnet", "camembert", "data2vec-text", "ibert", "roberta", "xlm-roberta"}
 _PICTURES = ((40, 56), (64, 64), (97, 31))
 
@@ -99,7 +100,7 @@ def classified(kind: str, folder: Path) -> Cases:
         tokenizer.model_input_names = ["input_ids", "attention_mask"]
     model = made(transformers.AutoModelForSequenceClassification, configured(kind, tokenizer))
     exported(model, "text-classification", folder, tokenizer)
-    cases = Cases("text-classification", "optimum", KIND)
+    cases = Cases("text-classification", "optimum", KIND, refused=_REFUSED.get(kind, ""))
     pipe = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
     given = {"top_k": None, "truncation": True, "max_length": _LONGEST}
     texts = [text for text in TEXTS if text or kind in ENCODERS]
@@ -118,7 +119,7 @@ def embedded(kind: str, folder: Path) -> Cases:
     tokenizer = word_pieces() if kind in ENCODERS else byte_pairs()
     model = made(transformers.AutoModel, configured(kind, tokenizer))
     exported(model, "feature-extraction", folder, tokenizer)
-    cases = Cases("feature-extraction", "optimum", KIND)
+    cases = Cases("feature-extraction", "optimum", KIND, refused=_REFUSED.get(kind, ""))
     taken = {each.name for each in onnx.load(folder / "model.onnx").graph.input}
     vectors = []
     texts = [text for text in TEXTS if text]

@@ -241,7 +241,10 @@ def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: Parameters) -
 
 def _from_object(info: ModelInfo, inputs: msgspec.Raw, parameters: Parameters) -> PredictRequest:
     task, variant, fallback = parameters
-    if "text" in _OBJECT.decode(inputs):
+    members = _OBJECT.decode(inputs)
+    if not {"text", "text_pair", "source_sentence", "sentences"} & members.keys():
+        raise InvalidRequest("inputs: expected a text, a list of texts, or an object with text and text_pair")
+    if "text" in members or "text_pair" in members:
         return PredictRequest(_texts(info, [_PAIR.decode(inputs).both], task), variant, fallback, lone_text=True)
     asked = _SIMILARITY.decode(inputs)
     # A parameter for the model's processor, which answers with one similarity per sentence.
@@ -258,10 +261,10 @@ def _listed(inputs: msgspec.Raw) -> Sequence[str | list[str]]:
             raise
         try:
             mixed = _MIXED.decode(inputs)
-        except msgspec.ValidationError:
+        except msgspec.ValidationError as other:
             with suppress(msgspec.ValidationError):
                 return [pair for pairs in _NESTED.decode(inputs) for pair in pairs]
-            raise error from None
+            raise (other if b"{" in bytes(inputs) else error) from None
     return [each.both if isinstance(each, _TextPair) else each for each in mixed]
 
 

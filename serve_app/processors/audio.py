@@ -14,7 +14,7 @@ from serve_app.domain.facts import Fact
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, decode_audio, expected_seconds
-from serve_app.processors.audio_folder import AudioFolder, Spectrogram, read_audio_folder
+from serve_app.processors.audio_folder import AudioFolder, Spectrogram, read_audio_folder, shortest_sound
 from serve_app.processors.buckets import bucket_for, bucket_of, size_classes, widen
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
@@ -42,6 +42,7 @@ class AudioSettings:
         max_seconds: Longer sounds are refused, or cut.
         truncate: Cut them.
         normalize: Bring every sound to mean 0 and variance 1.
+        least: The shortest sound that the model can read, samples.
         spectrogram: What makes the model's input of a sound; ``None`` where it takes the sound itself.
     """
 
@@ -55,6 +56,7 @@ class AudioSettings:
     max_seconds: float
     truncate: bool
     normalize: bool
+    least: int = 1
     spectrogram: Spectrogram | None = None
 
 
@@ -112,6 +114,11 @@ class AudioProcessor(Processor):
         samples = decode_audio(media, settings.sampling_rate, settings.max_seconds, settings.truncate)
         if settings.spectrogram is not None:
             return {settings.waveform: settings.spectrogram(samples)[None].astype(settings.dtype, copy=False)}
+        if len(samples) < settings.least:
+            raise InvalidRequest(
+                f"the sound is {len(samples)} samples long at {settings.sampling_rate} per second, and this model needs"
+                f" at least {settings.least}"
+            )
         samples = samples[: settings.buckets[-1]]  # resampling may round the longest sound up by a sample
         if settings.normalize:
             # As Hugging Face's Wav2Vec2FeatureExtractor does, its epsilon included.
@@ -192,6 +199,10 @@ def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: Aud
         raise ConfigError((f"processor.buckets: the model takes one length only, {fixed / rate:g} s",))
     if spectrogram is not None and (options.buckets is not None or options.normalize is not None):
         raise ConfigError(("processor: buckets and normalize have no effect on spectrograms",))
+    if fixed > 0 and (problem := found.padded_otherwise) is not None:
+        raise ConfigError((f"{problem}: the model takes one length, to which sounds are padded with zeros at the end",))
+    if fixed > 0:
+        folder.note("padding", "zeros at the end, behind normalization", "the model's file")
     integer = next((spec.datatype for spec in (length, mask) if spec is not None), "INT64")
     normalize = found.normalize if options.normalize is None else options.normalize
     if spectrogram is not None:
@@ -216,6 +227,7 @@ def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: Aud
         max_seconds=max_seconds,
         truncate=options.truncate,
         normalize=normalize,
+        least=1 if fixed > 0 else shortest_sound(folder),
         spectrogram=spectrogram,
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
 
+from serve_app.config.problems import short_repr
 from serve_app.errors import ConfigError
 from serve_app.processors.folder_keys import Key, check_keys, followed, irrelevant, keys, limited
 from serve_app.processors.model_folder import ModelFolder
@@ -21,7 +22,12 @@ _COMMON: Final[Mapping[str, Key]] = {
     "sampling_rate": followed("samples per second", float),
     "do_normalize": followed("whether sounds are brought to mean 0 and variance 1", bool),
     "auto_map": limited("an extractor that is code of the folder"),
-    **keys("padding_value padding_side", irrelevant("silence is added only where that changes no answer: it is tried")),
+    "padding_side": followed(
+        "must be right where the model takes one length; else silence is added only where that"
+        " changes no answer, which is tried",
+        str,
+    ),
+    "padding_value": followed("must be 0 where the model takes one length", float),
     **keys("return_attention_mask model_input_names", irrelevant("the model's file names its inputs")),
     **keys("processor_class image_processor_type tokenizer_class transformers_version", irrelevant("other parts")),
 }
@@ -82,12 +88,14 @@ class AudioFolder:
         file: The one that says so.
         rate: Samples per second; ``None`` where nothing says.
         normalize: Bring a sound to mean 0 and variance 1; a spectrogram does it by itself.
+        padded_otherwise: A key that asks for other padding than zeros at the end, with its file; ``None``: none does.
         spectrogram: What makes features of a sound; ``None`` where the model takes the sound itself.
     """
 
     file: str
     rate: int | None
     normalize: bool
+    padded_otherwise: str | None = None
     spectrogram: Spectrogram | None = None
 
 
@@ -96,6 +104,8 @@ def read_audio_folder(folder: ModelFolder, ignored: Collection[str]) -> AudioFol
     file, found = folder.preprocessor("feature_extractor")
     config = found or {}
     named = config.get("feature_extractor_type")
+    if named is None and "image_processor_type" in config:
+        raise ConfigError((f"{file}: is of an image processor, {short_repr(config['image_processor_type'])}",))
     kind = folder.json("config.json").get("model_type")
     name = named.removesuffix("FeatureExtractor") if isinstance(named, str) else _CLASS_OF_MODEL.get(str(kind), "")
     if name not in KEYS:
@@ -114,7 +124,24 @@ def read_audio_folder(folder: ModelFolder, ignored: Collection[str]) -> AudioFol
         spectrogram = _MAKERS[name](settings) if name in _MAKERS else None
     except (TypeError, ValueError) as error:
         raise ConfigError((f"{file}: cannot be understood: {error}",)) from error
-    return AudioFolder(file, rate, normalize and spectrogram is None, spectrogram)
+    side, value = config.get("padding_side"), config.get("padding_value")
+    odd = "padding_side" if side not in {None, "right"} else "padding_value" if value else None
+    return AudioFolder(
+        file, rate, normalize and spectrogram is None, odd and f"{file}: {odd}: {short_repr(config[odd])}", spectrogram
+    )
+
+
+def shortest_sound(folder: ModelFolder) -> int:
+    """The samples that the convolutions of wav2vec2 and its kin need to make one frame; 1 of other models."""
+    config = folder.json("config.json")
+    kernels, strides = config.get("conv_kernel"), config.get("conv_stride")
+    least = 1
+    if isinstance(kernels, list) and isinstance(strides, list):
+        for kernel, stride in reversed(list(zip(kernels, strides, strict=False))):
+            if not isinstance(kernel, int) or not isinstance(stride, int):
+                return 1
+            least = (least - 1) * stride + kernel
+    return least
 
 
 def _kaldi(found: Mapping[str, Any]) -> Spectrogram:

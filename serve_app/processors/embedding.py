@@ -300,7 +300,7 @@ def _embedding_settings(
     normalize = chain.normalize if options.normalize is None else options.normalize
     source = "modules.json" if chain.normalize else "default"
     folder.note(
-        "length of vectors",
+        "norm of vectors",
         "1" if normalize else "as it comes",
         source if options.normalize is None else "processor.normalize",
     )
@@ -337,7 +337,10 @@ def _pooling(spec: TensorSpec, options: EmbeddingOptions, chain: Chain, folder: 
     if options.pooling is not None and options.pooling != "none":
         folder.note("pooling", options.pooling, "processor.pooling")
         return (options.pooling,)
-    folder.note("pooling", ", ".join(chain.modes or ("mean",)), "modules.json" if chain.modes else "default")
+    if not chain.modes and folder.find("1_Pooling/config.json") is not None:
+        fault = "there is no modules.json that names it, without which sentence-transformers takes the mean"
+        raise ConfigError((f"1_Pooling/config.json: {fault}; add modules.json, or say processor.pooling",))
+    folder.note("pooling", ", ".join(chain.modes or ("mean",)), chain.file or "default")
     return chain.modes or ("mean",)
 
 

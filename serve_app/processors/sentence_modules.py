@@ -98,6 +98,7 @@ class Chain:
         width: How many numbers they have then, likewise.
         normalize: Whether they have length 1 at the end.
         transformer: The folder of the transformer and its tokenizer, inside the model's; empty: that itself.
+        file: The one that says how tokens are pooled.
     """
 
     modes: tuple[Mode, ...] = ()
@@ -107,23 +108,20 @@ class Chain:
     width: int | None = None
     normalize: bool = False
     transformer: str = ""
+    file: str = ""
 
 
 def read_chain(folder: ModelFolder, ignored: Collection[str]) -> Chain:
-    """Read modules.json and the folders that it names; without it, ``1_Pooling/config.json``.
+    """Read modules.json and the folders that it names.
 
     Raises:
-        ConfigError: A module is not known, or a key of it; or weights are missing or do not fit.
+        ConfigError: A module is not known, or a key of it; or a file is missing, or weights do not fit.
     """
     listed = folder.json_list("modules.json")
-    if not listed:
-        pooling = folder.json("1_Pooling/config.json")
-        modes = _modes("1_Pooling/config.json", pooling, ignored) if pooling else ()
-        return Chain(modes, pooling.get("include_prompt") is not False)
     steps: list[tuple[str, Step]] = []
     names: list[str] = []
-    modes = ()
-    include, transformer = True, ""
+    modes: tuple[Mode, ...] = ()
+    include, transformer, pooling = True, "", ""
     taken: int | None = None
     width: int | None = None
     for number, module in enumerate(listed):
@@ -137,7 +135,10 @@ def read_chain(folder: ModelFolder, ignored: Collection[str]) -> Chain:
             raise ConfigError((f"{fault}; export the whole model to one ONNX file",))
         file = f"{path}/config.json"
         config = folder.json(file)
+        if kind in {"Pooling", "Dense", "LayerNorm"} and folder.find(file) is None:
+            raise ConfigError((f"{file}: there is no such file, and modules.json names its folder",))
         if kind == "Pooling":
+            pooling = file
             if modes or steps:
                 raise ConfigError(("modules.json: Pooling must come once, and right behind the Transformer",))
             modes, include = _modes(file, config, ignored), config.get("include_prompt") is not False
@@ -147,6 +148,7 @@ def read_chain(folder: ModelFolder, ignored: Collection[str]) -> Chain:
             step, first, last = (_dense if kind == "Dense" else _layer_norm)(folder, path, config)
             if width is not None and first != width:
                 raise ConfigError((f"{file}: takes {first} numbers, and the module before it makes {width}",))
+            names[-1] += f" {first} to {last}"
             taken, width = taken or first, last
             steps.append((kind, step))
         elif kind == "Normalize":
@@ -154,8 +156,11 @@ def read_chain(folder: ModelFolder, ignored: Collection[str]) -> Chain:
     normalize = bool(steps) and steps[-1][0] == "Normalize"
     if normalize:
         steps.pop()
-    folder.note("modules", ", ".join(names), "modules.json")
-    return Chain(modes, include, tuple(step for _, step in steps), taken, width, normalize, transformer)
+    if names:
+        folder.note("modules", ", ".join(names), "modules.json")
+    if not include:
+        folder.note("tokens of prompts", "not pooled", f"{pooling}: include_prompt")
+    return Chain(modes, include, tuple(step for _, step in steps), taken, width, normalize, transformer, pooling)
 
 
 def pool(tokens: Vectors, mask: npt.NDArray[np.bool_], modes: Sequence[Mode], prompt: int) -> Vectors:

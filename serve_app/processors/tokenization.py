@@ -59,6 +59,7 @@ class TextSettings:
         vocabulary: Number of token ids.
         pad_id: Token id of padding.
         side: The end of a long text that is cut if the request does not say.
+        known: Token ids from here on the model does not know, though the tokenizer does; ``None``: it knows all.
         first_position: Number of a text's first position, for models that take positions.
         takes_ids: Whether clients may send token ids.
     """
@@ -70,6 +71,7 @@ class TextSettings:
     pad_id: int
     side: Side = "right"
     first_position: int = 0
+    known: int | None = None
     takes_ids: bool = True
 
 
@@ -225,6 +227,9 @@ class TextTokenizer:
                     f"inputs[{number}]: the text is longer than {self.settings.max_length} tokens, and truncate is"
                     " false"
                 )
+            if self.settings.known is not None and max(ids) >= self.settings.known:
+                token = self._tokenizer.id_to_token(max(ids))
+                raise InvalidRequest(f"inputs[{number}]: the model does not know the token {token!r}")
             rows.append(_cut_otherwise(encoding, side) if side != self.settings.side and encoding.overflowing else ids)
             if typed:
                 types.append(encoding.type_ids)
@@ -418,7 +423,10 @@ def _text_settings(
     vocabulary = folder.json("config.json").get("vocab_size")
     if isinstance(vocabulary, int) and tokenizer.get_vocab_size() > vocabulary:
         found = f"{tokenizer.get_vocab_size()} tokens, but config.json: vocab_size is {vocabulary}"
-        folder.warn("tokenizer.json", f"{found}: texts that need the others fail")
+        folder.warn("tokenizer.json", f"{found}: texts that need the others are refused")
+    types = folder.json("config.json").get("type_vocab_size")
+    if _TYPES not in names and isinstance(types, int) and types > 1 and any(tokenizer.encode("a", "b").type_ids):
+        folder.warn("the model's file", "takes no token_type_ids: it may not tell the two texts of a pair apart")
     return TextSettings(
         inputs={spec.name: DTYPES[spec.datatype] for spec in signature.inputs},
         max_length=max_length,
@@ -427,6 +435,7 @@ def _text_settings(
         pad_id=padding_id(folder, tokenizer),
         side=truncation_side(folder, tokenizer),
         first_position=first_position(folder),
+        known=vocabulary if isinstance(vocabulary, int) and vocabulary < tokenizer.get_vocab_size() else None,
         takes_ids=options.token_ids != "refuse",  # noqa: S105 - no such token
     )
 

@@ -87,7 +87,8 @@ KEYS: Final[Mapping[str, Key]] = {
         "remove_space do_basic_tokenize never_split split_by_punct sp_model_kwargs legacy "
         "legacy_behaviour clean_text unk_id vocab_type do_lowercase normalize _spm_precompiled_charsmap "
         "extra_ids offset mask_token_sent fix_mistral_regex fuse_unk "
-        "vocab merges special_tokens_pattern do_clean_text do_lowercase_and_remove_accent emoji_file normalizer_file "
+        "vocab merges special_tokens_pattern token_type_ids_pattern do_clean_text emoji_file "
+        "token_type_ids_include_special_tokens do_lowercase_and_remove_accent normalizer_file "
         "src_vocab_file tgt_vocab_file word_pronunciation_file word_shape_file",
         irrelevant("written into tokenizer.json when the tokenizer was made"),
     ),
@@ -225,6 +226,8 @@ def longest_text(folder: ModelFolder, tokenizer: Tokenizer) -> list[tuple[int, s
     """What the files say about the longest text, tokens, each with its source. The least of them counts."""
     config = folder.json("tokenizer_config.json")
     file, sentence = folder.first(SENTENCE_FILES)
+    if (sentence.get("max_seq_length") or 1) < 1:
+        raise ConfigError((f"{file}: max_seq_length: must be above 0, not {sentence['max_seq_length']}",))
     found: list[tuple[Any, str]] = [
         (sentence.get("max_seq_length"), f"{file}: max_seq_length"),
     ]
@@ -348,13 +351,11 @@ def _more(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _set_normalizer(tokenizer: Tokenizer, config: Mapping[str, Any], kind: str) -> None:
     named = config.get("do_lower_case")
-    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer) and (kind in _BERT or not kind):
         state = json.loads(tokenizer.normalizer.__getstate__())
         defaults = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
         # The class's defaults count too, and win over tokenizer.json; of other classes only keys that are there.
         given = {key: config.get(key, default) for key, default in defaults.items() if kind in _BERT or key in config}
-        if kind not in _BERT and kind:
-            return
         tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=state["clean_text"],
             handle_chinese_chars=bool(given.get("tokenize_chinese_chars", state["handle_chinese_chars"])),

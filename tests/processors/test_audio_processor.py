@@ -218,3 +218,25 @@ def test_the_answer_is_hugging_face_s(tmp_path: Path) -> None:
         {"label": "no", "score": -1.0},
     ]
     assert made.labels == ("yes", "no", "maybe")
+
+
+def test_sounds_that_are_too_short_for_the_model_are_refused(tmp_path: Path) -> None:
+    """By the convolutions of wav2vec2 and its kin."""
+    (tmp_path / "config.json").write_text(json.dumps({"conv_kernel": [10, 3], "conv_stride": [5, 2]}))
+    made = processor(tmp_path)
+
+    assert made.preprocess(wav(20 / RATE))["waveform"].shape == (1, 20)
+    with pytest.raises(InvalidRequest, match="this model needs at least 20"):
+        made.preprocess(wav(19 / RATE))
+
+
+@pytest.mark.parametrize("key", [{"padding_side": "left"}, {"padding_value": 0.7}])
+def test_other_padding_than_zeros_at_the_end_is_refused_where_all_sounds_are_padded(
+    tmp_path: Path, key: dict[str, Any]
+) -> None:
+    """A model of any length is padded only where that changes nothing."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(key))
+    processor(tmp_path)
+
+    with pytest.raises(ConfigError, match=next(iter(key))):
+        processor(tmp_path, {}, (TensorSpec("waveform", "FP32", (-1, 8_000)),))

@@ -100,6 +100,9 @@ def test_the_first_token_can_stand_for_the_text(text_folder: Path) -> None:
     assert answer(
         processor(text_folder, {"pooling": "cls"}, (TOKENS,)), Texts(["hello"], {}), outputs
     ).vectors.tolist() == [[1, 2]]
+    (text_folder / "modules.json").write_text(
+        json.dumps([{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}])
+    )
     (text_folder / "1_Pooling").mkdir()
     (text_folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     assert processor(text_folder, {}, (TOKENS,)).settings.pooling == ("cls",)

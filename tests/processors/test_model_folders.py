@@ -216,11 +216,22 @@ MODULES = [
         ({"modules.json": [{}]}, "modules.json: entry 0: must have a type and a path"),
         ({"modules.json": MODULES, "pool/config.json": {"pooling_mode": "median"}}, "pool/config.json: pooling_mode"),
         ({"modules.json": MODULES, "pool/config.json": {"odd": 1}}, "pool/config.json: odd: not understood"),
-        ({"modules.json": [*MODULES, MODULES[1]]}, "Pooling must come once"),
+        ({"modules.json": MODULES}, "pool/config.json: there is no such file"),
+        ({"1_Pooling/config.json": {"pooling_mode": "cls"}}, "1_Pooling/config.json: there is no modules.json"),
         (
-            {"modules.json": [*MODULES, {"type": "sentence_transformers.models.Dense", "path": "2"}]},
+            {"modules.json": [*MODULES, MODULES[1]], "pool/config.json": {"pooling_mode": "cls"}},
+            "Pooling must come once",
+        ),
+        (
+            {
+                "modules.json": [*MODULES, {"type": "sentence_transformers.models.Dense", "path": "2"}],
+                "pool/config.json": {"pooling_mode": "cls"},
+                "2/config.json": {"in_features": 2, "out_features": 3},
+            },
             "2/model.safetensors: there is no such file",
         ),
+        ({"sentence_bert_config.json": {"max_seq_length": -1}}, "max_seq_length: must be above 0"),
+        ({"sentence_roberta_config.json": {"odd": 1}}, "sentence_roberta_config.json: odd: not understood"),
         ({"config_sentence_transformers.json": {"prompts": {"a": 1}}}, "prompts must map names to texts"),
         ({"config_sentence_transformers.json": {"prompts": ["a"]}}, "prompts: must be an object, not ['a']"),
         ({"config_sentence_transformers.json": {"default_prompt_name": "x"}}, "there is no prompt 'x'"),
@@ -279,3 +290,40 @@ def test_options_of_pooling_are_those_of_the_library() -> None:
     """And none."""
     for mode in ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "none"):
         assert EmbeddingOptions.model_validate({"pooling": mode}).pooling == mode
+
+
+def test_tokens_that_the_model_does_not_know_are_refused(text_folder: Path) -> None:
+    """With the text that has one, so that the others of a request can be sent again."""
+    write(text_folder, {CONFIG: {"pad_token": "[NEW]"}, "config.json": {"vocab_size": 71}})
+    made = TextTokenizer.create(
+        ModelSignature(INPUTS, (LOGITS,)), ModelFolder(text_folder), TextOptions.model_validate({})
+    )
+
+    assert made.tokenize(["hello"])["input_ids"].tolist() == [[CLS, HELLO, SEP]]
+    with pytest.raises(InvalidRequest, match=r"inputs\[1\]: the model does not know the token '\[NEW\]'"):
+        made.tokenize(["hello", "a [NEW] b"])
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"tokenizer_config.json": {"add_prefix_space": True}}, "add_prefix_space: True, but"),
+        ({"tokenizer_config.json": {"additional_special_tokens": ["[ENT]"]}}, "'[ENT]' has no id"),
+        ({"added_tokens.json": {"[ENT]": 90}}, "added_tokens.json: '[ENT]' is 90, and None"),
+        ({"tokenizer_config.json": {"model_max_length": "512"}}, "model_max_length: must be a number, not '512'"),
+        (
+            {"tokenizer_config.json": {"tokenizer_class": "AlbertTokenizer", "do_lower_case": False}},
+            "do_lower_case: False, but",
+        ),
+        (
+            {"config_sentence_transformers.json": {"prompts": {"a": "b "}, "default_prompt_name": "a"}},
+            "prompts are not put",
+        ),
+        ({"modules.json": [{"type": "sentence_transformers.x.LogitScore", "path": ""}]}, "LogitScore is not supported"),
+    ],
+)
+def test_files_that_disagree_are_refused(text_folder: Path, files: dict[str, Any], problem: str) -> None:
+    """By file and key; releases of the library would follow one or the other."""
+    write(text_folder, files)
+
+    assert problem in problems(text_folder)
