@@ -363,8 +363,7 @@ test-parity: env .venv-exporters/.made .venv-optimum/.made ## Compare answers wi
 	for own in exporters:{text,sentence,audio} optimum:optimum; do \
 		".venv-$${own%:*}/bin/python" -m "benchmarks.parity.$${own#*:}_cases" "$(LIBRARIES)"; done; \
 	.venv-exporters/bin/python -m benchmarks.parity.image_cases "$(LIBRARIES)-images"
-	@$(BIN)/python -m benchmarks.parity.image_check "$(LIBRARIES)-images"
-	@$(BIN)/python -m benchmarks.parity.check $(PARITY) "$(LIBRARIES)"
+	@$(BIN)/python -m benchmarks.parity.check --images "$(LIBRARIES)-images" $(PARITY) "$(LIBRARIES)"
 
 .PHONY: bench-exported-text
 bench-exported-text: env .venv-exporters/.made ## Measure a classifier of BERT's base size beside another tree (AGAINST=tree TEXT="--publish")

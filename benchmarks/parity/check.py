@@ -26,6 +26,8 @@ from rich.progress import track
 
 from benchmarks.machine import Machine, describe
 from benchmarks.parity.cases import FAILED, FILE
+from benchmarks.parity.image_check import Outcome, check_all
+from benchmarks.parity.image_check import table as picture_table
 from benchmarks.publishing import machine_table, now, publish_report, table
 from benchmarks.server import PROXY, SERVE_APP_RUN, Server, demo_document, is_ready
 from serve_app.composition import describe_models
@@ -223,9 +225,22 @@ def summary(judged: Sequence[Judged]) -> str:
     return table(["requests", *_OUTCOMES, "answers compared"], rows)
 
 
-def report(judged: Sequence[Judged], machine: Machine) -> str:
+_ABOUT = """Small models with random weights, written and asked by the libraries themselves (`make test-parity`), and served by
+one server. Each request is sent alone, and then all of them by eight clients at once. *Same*: every number is within
+1e-4 of the library's (2e-3 for pictures of Optimum's exports, since two kernels resize them). *Refused*: by
+`serve-app validate`, by name. *Not exported*: the library or its exporter does not make the model, or its graph answers
+otherwise than the model."""
+_ABOUT_PICTURES = """The model's input, beside that of transformers' Pillow backend, timm and torchvision: *same* is within 1e-3 of 255
+levels. *Refused, too*: the library fails as well, or makes pictures of varying size. *Default*: levels beside
+transformers' default backend, whose kernels differ."""
+
+
+def report(judged: Sequence[Judged], machine: Machine, pictures: Sequence[Outcome]) -> str:
     """The page: how many, and what could not be exported or is refused, by name."""
-    parts = ["# Answers beside the library's", machine_table(now(), machine), summary(judged)]
+    parts = ["# Answers beside the library's", _ABOUT, machine_table(now(), machine), summary(judged)]
+    if pictures:
+        lines = [line for line in picture_table(list(pictures)).splitlines() if line.startswith("|")]
+        parts += ["## Pictures", _ABOUT_PICTURES, "\n".join(lines)]
     for outcome in ("different", "refused", "not exported"):
         rows = [[each.name, each.reason.replace("|", "/")[:200]] for each in judged if each.outcome == outcome]
         if rows:
@@ -238,18 +253,21 @@ def report(judged: Sequence[Judged], machine: Machine) -> str:
 def main(
     root: Annotated[Path, typer.Argument(help="The folder that the *_cases modules wrote.")],
     *,
+    images: Annotated[Path | None, typer.Option(help="The folder that image_cases wrote.")] = None,
     publish: Annotated[bool, typer.Option(help="Write docs/benchmarks/parity.*")] = False,
 ) -> None:
     """Compare every folder's answers with its library's."""
     console = Console()
     machine = describe({})
+    pictures = [] if images is None else check_all(images)
     judged = judge(root)
     for each in judged:
         if not each.expected:
             print(f"{each.outcome}: {each.name}: {each.reason}")
-    figures = {"at": now(), "machine": asdict(machine), "models": [asdict(each) for each in judged]}
-    publish_report(console, "parity", figures, report(judged, machine), publish=publish)
-    if not all(each.expected for each in judged):
+    found = {"models": [asdict(each) for each in judged], "pictures": [asdict(each) for each in pictures]}
+    figures = {"at": now(), "machine": asdict(machine), **found}
+    publish_report(console, "parity", figures, report(judged, machine, pictures), publish=publish)
+    if not all(each.expected for each in judged) or any(each.verdict == "different" for each in pictures):
         sys.exit(1)
 
 
