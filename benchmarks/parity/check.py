@@ -225,12 +225,14 @@ def summary(judged: Sequence[Judged]) -> str:
     return table(["requests", *_OUTCOMES, "answers compared"], rows)
 
 
-_ABOUT = """Small models with random weights, written and asked by the libraries themselves (`make test-parity`), and served by
+_ABOUT = """\
+Small models with random weights, written and asked by the libraries themselves (`make test-parity`), and served by
 one server. Each request is sent alone, and then all of them by eight clients at once. *Same*: every number is within
 1e-4 of the library's (2e-3 for pictures of Optimum's exports, since two kernels resize them). *Refused*: by
 `serve-app validate`, by name. *Not exported*: the library or its exporter does not make the model, or its graph answers
 otherwise than the model."""
-_ABOUT_PICTURES = """The model's input, beside that of transformers' Pillow backend, timm and torchvision: *same* is within 1e-3 of 255
+_ABOUT_PICTURES = """\
+The model's input, beside that of transformers' Pillow backend, timm and torchvision: *same* is within 1e-3 of 255
 levels. *Refused, too*: the library fails as well, or makes pictures of varying size. *Default*: levels beside
 transformers' default backend, whose kernels differ."""
 
