@@ -18,6 +18,7 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
 from torch import nn
 
+from benchmarks.architectures.export_transformers import TEXT
 from benchmarks.architectures.torch_exporters import Chosen, export
 from benchmarks.parity.cases import Cases, write_all
 from benchmarks.parity.faithful import check_export
@@ -216,8 +217,7 @@ def makers() -> Iterator[tuple[str, Callable[[Path], Cases]]]:
                                 change=said({"max_seq_length": 64, "do_lower_case": True}))  # fmt: skip
     yield "null-length", partial(chain, pooled("mean"), change=said({"max_seq_length": None, "do_lower_case": False}))
     yield "positions-only", partial(chain, pooled("mean"), change=no_length)
-    for kind in ("albert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta", "t5", "xlm-roberta",
-                 "qwen3", "llama", "gpt2", "bart", "camembert", "big_bird", "xlnet", "nomic_bert"):  # fmt: skip
+    for kind in TEXT:
         yield f"architecture-{kind}", partial(chain, pooled("mean"), kind=kind)
     for kind in ("qwen3", "llama", "gpt2"):
         yield f"last-{kind}", partial(chain, pooled("lasttoken", Normalize), kind=kind)

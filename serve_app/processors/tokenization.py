@@ -203,9 +203,12 @@ class TextTokenizer:
     ) -> tuple[list[list[int]], list[list[int]] | None]:
         """Token ids of each text, and their types where the model takes types and not all are 0."""
         given = [_check_text(number, text) for number, text in enumerate(texts)]
+        pairs = tuple in map(type, given)
         most = self.settings.max_length * _READ_CHARACTERS_PER_TOKEN
-        part = slice(most) if side == "right" else slice(-most, None)
-        read = [text[part] if isinstance(text, str) else tuple(each[part] for each in text) for text in given]
+        read = given
+        if pairs or max(map(len, given)) > most:
+            part = slice(most) if side == "right" else slice(-most, None)
+            read = [text[part] if isinstance(text, str) else tuple(each[part] for each in text) for text in given]
         try:
             encodings = self._tokenizer.encode_batch_fast(read)
         except Exception as error:  # the library raises plain Exception
@@ -213,10 +216,11 @@ class TextTokenizer:
                 raise
             problem = f"inputs: the second text of a pair leaves no room in {self.settings.max_length} tokens"
             raise InvalidRequest(problem) from None
-        for number, (text, cut) in enumerate(zip(given, read, strict=True)):
+        for number, (text, cut) in enumerate(zip(given, read, strict=True)) if read is not given else ():
             if cut != text and not encodings[number].overflowing:  # tokens of very many characters: the rest counts too
                 encodings[number] = self._tokenizer.encode(*((text,) if isinstance(text, str) else text))
-        typed = self._typed or (_TYPES in self.settings.inputs and not all(isinstance(text, str) for text in given))
+        typed = self._typed or (pairs and _TYPES in self.settings.inputs)
+        known = self.settings.known
         rows, types = [], []
         for number, encoding in enumerate(encodings):
             ids = encoding.ids  # made anew whenever it is asked for
@@ -227,7 +231,7 @@ class TextTokenizer:
                     f"inputs[{number}]: the text is longer than {self.settings.max_length} tokens, and truncate is"
                     " false"
                 )
-            if self.settings.known is not None and max(ids) >= self.settings.known:
+            if known is not None and max(ids) >= known:
                 token = self._tokenizer.id_to_token(max(ids))
                 raise InvalidRequest(f"inputs[{number}]: the model does not know the token {token!r}")
             rows.append(_cut_otherwise(encoding, side) if side != self.settings.side and encoding.overflowing else ids)
@@ -248,9 +252,10 @@ class TextTokenizer:
             if name == _PLACES:
                 places = np.arange(longest) + self.settings.first_position
                 tensors[name] = np.ascontiguousarray(np.broadcast_to(places.astype(dtype), shape))
+            elif name == _MASK and min(lengths) == longest:
+                tensors[name] = np.ones(shape, dtype)
             elif name == _MASK:
-                held = np.arange(longest) < np.array(lengths)[:, None]
-                tensors[name] = np.ones(shape, dtype) if min(lengths) == longest else held.astype(dtype)
+                tensors[name] = (np.arange(longest) < np.array(lengths)[:, None]).astype(dtype)
             elif name == _TYPES and types is None:
                 tensors[name] = np.zeros(shape, dtype)
             else:
@@ -365,12 +370,12 @@ def is_ids(text: object) -> bool:
 
 def _check_text(number: int, text: object) -> Any:
     """The text, or the pair of texts as the tokenizer takes one."""
-    if isinstance(text, list | tuple):
+    if not isinstance(text, str):
+        if not isinstance(text, list):
+            raise InvalidRequest(f"inputs[{number}]: expected text, got {_kind(text)}")
         if len(text) != 2 or not all(isinstance(part, str) for part in text):
             raise InvalidRequest(f"inputs[{number}]: expected a text or a pair of two texts, as before it")
         return tuple(_check_text(number, part) for part in text)
-    if not isinstance(text, str):
-        raise InvalidRequest(f"inputs[{number}]: expected text, got {_kind(text)}")
     try:
         if not text.isascii():
             text.encode()
