@@ -170,7 +170,7 @@ def make_processor(
     custom = model.processor if isinstance(model.processor, CustomOptions) else None
     options = model.processor.model_dump(exclude_unset=True) if custom is None else custom.keys
     name = None if custom is None else custom.class_
-    with suppress(OSError, ValueError):  # whoever opens the file says what is wrong with it
+    with suppress(OSError, ValueError):  # opening the file reports it
         signature = signature._replace(ends=location.kind.ends(location.model_file))
     try:
         return create_processor(model.task, signature, location.sidecars(), options, name)

@@ -23,7 +23,7 @@ _BERT: Final = frozenset(
     {"Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "LayoutLM", "SqueezeBert", "RetriBert", "Funnel"}
     | {"Lxmert", "MPNet", "DPRQuestionEncoder", "DPRContextEncoder", "DPRReader", "Splinter", "RealmBert"}
 )
-"""Tokenizer classes whose keys decide about BERT's normalizer, whatever tokenizer.json says."""
+"""Tokenizer classes whose keys set BERT's normalizer and win over tokenizer.json."""
 _CLASS_OF_MODEL: Final = {
     "bert": "Bert", "distilbert": "DistilBert", "electra": "Electra", "mobilebert": "MobileBert",
     "convbert": "ConvBert",

@@ -133,7 +133,7 @@ def create_zero_shot(
         ConfigError: The model, the files beside it and the configuration do not fit together.
     """
     config = folder.json("config.json")
-    # Whatever these hold: what they are to be is looked at later.
+    # Their types are checked where they are used.
     if (
         "ForSequenceClassification" in str(config.get("architectures"))
         or "entail" in str(config.get("label2id")).lower()

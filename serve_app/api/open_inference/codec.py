@@ -422,7 +422,7 @@ class ModelCodec:
         more: Mapping[str, int | str] | None = None,
         words: bool = False,
     ) -> Encoded:
-        """Encode a response. In JSON, NaN and infinities become null, and it is told how many are infinite.
+        """Encode a response. In JSON, NaN and infinities become null, and a parameter says how many are infinite.
 
         Args:
             request_id: The ``id`` of the request, to be echoed.

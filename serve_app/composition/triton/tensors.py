@@ -80,7 +80,7 @@ def refuse_forms(each: Fields) -> None:
 def _read_labels(each: Fields, spec: TensorSpec, folder: ModelFolder, *, batched: bool) -> str | tuple[str, ...]:
     """The labels of an output: its file, or what is in it where they are not as many as its values; none: it has none.
 
-    As there, a value has the label of its index, or none.
+    As in Triton, a value has the label of its index, or none.
     """
     file: str = each.value("label_filename")
     if spec.datatype in NO_ORDER:
