@@ -233,15 +233,17 @@ one server. Each request is sent alone, and then all of them by eight clients at
 otherwise than the model."""
 _ABOUT_PICTURES = """\
 The model's input, beside that of transformers' Pillow backend, timm and torchvision: *same* is within 1e-3 of 255
-levels. *Refused, too*: the library fails as well, or makes pictures of varying size. *Default*: levels beside
-transformers' default backend, whose kernels differ."""
+levels. *Refused, too*: the library fails as well, or makes pictures of varying size. *Most*: the largest
+difference, levels. Beside other backends: [how close the pixels are](../image-folders.md#how-close-the-pixels-are)."""
 
 
 def report(judged: Sequence[Judged], machine: Machine, pictures: Sequence[Outcome]) -> str:
     """The page: how many, and what could not be exported or is refused, by name."""
     parts = ["# Answers beside the library's", _ABOUT, machine_table(now(), machine), summary(judged)]
     if pictures:
-        lines = [line for line in picture_table(list(pictures)).splitlines() if line.startswith("|")]
+        # Without the columns for other backends, of which docs/image-folders.md speaks.
+        rows = [line.split("|")[:9] for line in picture_table(list(pictures)).splitlines() if line.startswith("|")]
+        lines = [f"{'|'.join(row)}|" for row in rows]
         parts += ["## Pictures", _ABOUT_PICTURES, "\n".join(lines)]
     for outcome in ("different", "refused", "not exported"):
         rows = [[each.name, each.reason.replace("|", "/")[:200]] for each in judged if each.outcome == outcome]

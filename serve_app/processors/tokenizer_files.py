@@ -56,6 +56,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "*_token": followed("special tokens of other roles", str, dict),
     "additional_special_tokens": followed("special tokens", list),
     "extra_special_tokens": followed("special tokens", list, dict),
+    "model_specific_special_tokens": followed("special tokens", dict),
     "added_tokens_decoder": followed("tokens beside the vocabulary", dict),
     "add_bos_token": followed("a token before each text: it must agree with tokenizer.json", bool),
     "add_eos_token": followed("a token behind each text: it must agree with tokenizer.json", bool),
@@ -341,7 +342,7 @@ def _add_tokens(
 
 
 def _more(config: Mapping[str, Any]) -> Iterator[str]:
-    for name in ("additional_special_tokens", "extra_special_tokens"):
+    for name in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
         tokens = config.get(name) or ()
         for token in tokens.values() if isinstance(tokens, dict) else tokens if isinstance(tokens, list) else ():
             content = _content(token)
