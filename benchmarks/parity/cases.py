@@ -24,7 +24,7 @@ class Cases:
         library: That wrote the folder and the answers.
         kind: A column of the table, e.g. ``text classification``.
         requests: A body each, with the library's ``answer``.
-        processor: Options, where the library is told something that no file says.
+        processor: Options, for settings of the library that no file holds.
         tolerance: The largest difference of a number.
         refused: Part of the message, where the folder is to be refused.
     """

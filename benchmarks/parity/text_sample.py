@@ -36,7 +36,7 @@ _LONGEST, _WIDTH = 20, 4
 
 
 def tokenized(name: str, side: str) -> dict[str, Any]:
-    """A tokenizer's files, and what it makes of texts and pairs."""
+    """A tokenizer's files, and its tokens of texts and pairs."""
     tokenizer = tokenizer_of(getattr(transformers, name), model_max_length=_LONGEST, truncation_side=side)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)

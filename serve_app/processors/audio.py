@@ -66,12 +66,13 @@ class AudioProcessor(Processor):
     Args:
         settings: How a sound becomes tensors.
         ranking: How logits become an answer.
+        facts: What was understood of the folder and the options.
     """
 
     def __init__(self, settings: AudioSettings, ranking: Ranking, facts: tuple[Fact, ...] = ()) -> None:
         self.settings = settings
         self.ranking = ranking
-        self._facts = facts
+        self.facts = facts
 
     @classmethod
     def create(cls, signature: ModelSignature, folder: ModelFolder, options: AudioOptions) -> AudioProcessor:
@@ -79,11 +80,6 @@ class AudioProcessor(Processor):
         settings = _audio_settings(signature, folder, options)
         ranking = Ranking.create(signature, folder, options, "softmax")
         return cls(settings, ranking, tuple(folder.facts))
-
-    @property
-    def facts(self) -> tuple[Fact, ...]:
-        """What was understood of the folder and the options."""
-        return self._facts
 
     @property
     def labels(self) -> tuple[str, ...]:

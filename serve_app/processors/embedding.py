@@ -105,6 +105,7 @@ class EmbeddingProcessor(TextRows):
         task: The name it was configured under.
         tokenizer: Makes the model's inputs.
         settings: How outputs become answers.
+        facts: What was understood of the folder and the options.
     """
 
     labels: tuple[str, ...] = ()
@@ -115,7 +116,7 @@ class EmbeddingProcessor(TextRows):
         self.task = task
         super().__init__(tokenizer)
         self.settings = settings
-        self._facts = facts
+        self.facts = facts
         prompts = {} if settings.chain.include_prompt else settings.prompts
         self._prompt_tokens = {name: tokenizer.prompt_length(prompt) for name, prompt in prompts.items() if prompt}
 
@@ -129,11 +130,6 @@ class EmbeddingProcessor(TextRows):
         tokenizer = TextTokenizer.create(signature, inside, options)
         settings = _embedding_settings(signature, folder, options, chain)
         return cls(task, tokenizer, settings, tuple(folder.facts))
-
-    @property
-    def facts(self) -> tuple[Fact, ...]:
-        """What was understood of the folder and the options."""
-        return self._facts
 
     def estimate(self, payload: Media | Texts) -> Cost:
         """One row per text, per candidate label and for the source sentence; the bucket of their mean."""

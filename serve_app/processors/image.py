@@ -78,6 +78,7 @@ class ImageProcessor(Processor):
     Args:
         settings: How a picture becomes a tensor.
         ranking: How logits become an answer.
+        facts: What was understood of the folder and the options.
     """
 
     buckets: tuple[int, ...] = (0,)
@@ -85,7 +86,7 @@ class ImageProcessor(Processor):
 
     def __init__(self, settings: ImageSettings, ranking: Ranking, facts: tuple[Fact, ...] = ()) -> None:
         self.settings = settings
-        self._facts = facts
+        self.facts = facts
         self.ranking = ranking
         edge = min(settings.resized) if settings.resize == "crop" else max(settings.resized)
         resizes_first = settings.resize not in {"part", "keep"}
@@ -98,11 +99,6 @@ class ImageProcessor(Processor):
         settings = _image_settings(signature, folder, options)
         ranking = Ranking.create(signature, folder, options)
         return cls(settings, ranking, tuple(folder.facts))
-
-    @property
-    def facts(self) -> tuple[Fact, ...]:
-        """What was understood of the folder and the options."""
-        return self._facts
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -49,14 +49,14 @@ MODULE_KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
         "out_features": followed("width, which the weights must have", int),
         "bias": followed("whether there is one", bool),
         "activation_function": followed("what comes behind it", str),
-        "module_input_name": limited("what it reads", "sentence_embedding"),
-        "module_output_name": limited("what it makes", "sentence_embedding"),
+        "module_input_name": limited("its input", "sentence_embedding"),
+        "module_output_name": limited("its output", "sentence_embedding"),
         "use_residual": followed("whether its input is added to its output", bool),
     },
     "LayerNorm": {"dimension": followed("width, which the weights must have", int)},
     "Normalize": {
-        "module_input_name": limited("what it reads", "sentence_embedding"),
-        "module_output_name": limited("what it makes", "sentence_embedding"),
+        "module_input_name": limited("its input", "sentence_embedding"),
+        "module_output_name": limited("its output", "sentence_embedding"),
     },
     "Dropout": {"dropout": irrelevant("training only")},
 }

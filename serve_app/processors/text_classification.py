@@ -22,12 +22,13 @@ class TextClassificationProcessor(TextRows):
     Args:
         tokenizer: Makes the model's inputs.
         ranking: How logits become an answer.
+        facts: What was understood of the folder and the options.
     """
 
     def __init__(self, tokenizer: TextTokenizer, ranking: Ranking, facts: tuple[Fact, ...] = ()) -> None:
         super().__init__(tokenizer)
         self.ranking = ranking
-        self._facts = facts
+        self.facts = facts
 
     @classmethod
     def create(
@@ -38,11 +39,6 @@ class TextClassificationProcessor(TextRows):
         tokenizer = TextTokenizer.create(signature, folder, options)
         ranking = Ranking.create(signature, folder, options)
         return cls(tokenizer, ranking, tuple(folder.facts))
-
-    @property
-    def facts(self) -> tuple[Fact, ...]:
-        """What was understood of the folder and the options."""
-        return self._facts
 
     @property
     def labels(self) -> tuple[str, ...]:

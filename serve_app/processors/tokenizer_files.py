@@ -229,11 +229,9 @@ def longest_text(folder: ModelFolder, tokenizer: Tokenizer) -> list[tuple[int, s
     file, sentence = folder.first(SENTENCE_FILES)
     if (sentence.get("max_seq_length") or 1) < 1:
         raise ConfigError((f"{file}: max_seq_length: must be above 0, not {sentence['max_seq_length']}",))
-    found: list[tuple[Any, str]] = [
-        (sentence.get("max_seq_length"), f"{file}: max_seq_length"),
-    ]
-    if found[0][0] is None:
-        found = [(config.get("model_max_length"), "tokenizer_config.json: model_max_length")]
+    found: list[tuple[Any, str]] = [(config.get("model_max_length"), "tokenizer_config.json: model_max_length")]
+    if sentence.get("max_seq_length") is not None:
+        found = [(sentence["max_seq_length"], f"{file}: max_seq_length")]
     # What the library leaves behind in tokenizer.json it does not look at when it loads it.
     if folder.find("tokenizer_config.json") is None:
         found.append(((tokenizer.truncation or {}).get("max_length"), "tokenizer.json: truncation.max_length"))
@@ -248,7 +246,7 @@ def longest_text(folder: ModelFolder, tokenizer: Tokenizer) -> list[tuple[int, s
 
 def has_lowercase(normalizer: Any) -> bool:
     """Whether a normalizer of the library, or none, makes letters small."""
-    return normalizer is not None and normalizer.normalize_str("A") != "A" and "A" not in normalizer.normalize_str("A")
+    return normalizer is not None and "A" not in normalizer.normalize_str("A")
 
 
 def _class_of(folder: ModelFolder, config: Mapping[str, Any]) -> tuple[str, str]:
@@ -307,7 +305,7 @@ def _word_pieces(folder: ModelFolder, special: Mapping[str, str]) -> Tokenizer:
 def _special_tokens(folder: ModelFolder, config: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by the name of their role: release 5 takes all keys of this form for such."""
     given = {**folder.json("special_tokens_map.json"), **config}
-    found = {key: _content(value) for key, value in given.items() if key.endswith("_token")}
+    found = {key: _content(value) for key, value in given.items() if key.endswith("_token") and key != "use_auth_token"}
     return {name: token for name, token in found.items() if token is not None}
 
 

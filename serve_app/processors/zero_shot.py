@@ -71,9 +71,10 @@ class EntailmentProcessor(TextRows):
         return cls(tokenizer, spec.name, found[0], template, tuple(folder.facts))
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row for each text and label; the bucket of their mean."""
-        rows = self._rows(payload)
-        return Cost(len(rows), self.tokenizer.estimate(rows))
+        """One row for each text and label; the bucket of the texts' mean. No row is made: there may be a million."""
+        parameters, labels = self._read(payload)
+        template, texts = template_of(parameters, self._template), expect_texts(payload).texts
+        return Cost(len(texts) * len(labels), self.tokenizer.estimate([[str(text), template] for text in texts]))
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
         """Tokenize. See `TextTokenizer.tokenize` for what it raises."""
@@ -107,9 +108,6 @@ class EntailmentProcessor(TextRows):
         parameters, labels = self._read(payload)
         template = template_of(parameters, self._template)
         sentences = [template.replace("{}", label) for label in labels]
-        if (size := text_length(expect_texts(payload)) * len(labels)) > _MOST_CHARACTERS:
-            most = f"at most {_MOST_CHARACTERS} characters"
-            raise PayloadTooLarge(f"inputs: every text is compared with every label: {size} characters, {most}")
         return [[str(text), sentence] for text in expect_texts(payload).texts for sentence in sentences]
 
     @staticmethod
@@ -121,7 +119,11 @@ class EntailmentProcessor(TextRows):
         for name in parameters.__struct_fields__:
             if name not in _ALLOWED and getattr(parameters, name) is not None:
                 raise InvalidRequest(f"parameters.{name}: has no effect on a model that compares texts")
-        return parameters, candidate_labels(parameters, required=True)
+        labels = candidate_labels(parameters, required=True)
+        if (size := text_length(texts) * len(labels)) > _MOST_CHARACTERS:
+            most = f"at most {_MOST_CHARACTERS} characters"
+            raise PayloadTooLarge(f"inputs: every text is compared with every label: {size} characters, {most}")
+        return parameters, labels
 
 
 def create_zero_shot(

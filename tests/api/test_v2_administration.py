@@ -65,7 +65,7 @@ async def test_null_says_nothing_of_a_load(client: httpx.AsyncClient, verb: str,
 
 
 async def test_verbose_messages_need_nothing_else(client: httpx.AsyncClient) -> None:
-    """Where informational ones were off, they are logged, too, and that is told."""
+    """Informational ones are logged, too, also where they were off, and the answer says so."""
     await client.post("/v2/logging", json={"log_info": False})
     reply = await client.post("/v2/logging", json={"log_verbose_level": 1})
 

@@ -458,7 +458,7 @@ def test_labels_and_formats(tmp_path: Path) -> None:
 def test_labels_of_another_number_are_those_of_their_values(
     tmp_path: Path, names: str, labels: tuple[str, ...], note: str
 ) -> None:
-    """As there; it is told."""
+    """As in Triton, with a note."""
     folder = add_model(tmp_path, "m", kind="image_logits")
     (folder / "names.txt").write_text(names)
     (folder / "config.pbtxt").write_text(PICTURE.replace("INPUT", "").replace("OUTPUT", 'label_filename: "names.txt"'))
@@ -471,7 +471,7 @@ def test_labels_of_another_number_are_those_of_their_values(
 
 
 def test_labels_of_texts_are_not_used(tmp_path: Path) -> None:
-    """Whatever the file is: they name the highest values of numbers. The repository starts, and that is told."""
+    """Whatever the file is: they name the highest values of numbers. The repository starts, and a note says so."""
     text = 'output { name: "OUTPUT0" label_filename: "names.txt" }'
     model = translated(tmp_path, text, "string_identity")
 

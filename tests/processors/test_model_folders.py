@@ -130,7 +130,7 @@ def test_a_vocabulary_is_enough_for_bert(text_folder: Path) -> None:
 def test_the_longest_text_is_the_least_that_a_file_names(
     text_folder: Path, files: dict[str, Any], longest: int, warned: bool
 ) -> None:
-    """Who names more than the model has positions for is told."""
+    """A warning says that a file names more than the model has positions for."""
     write(text_folder, files)
     folder = ModelFolder(text_folder)
     made = TextTokenizer.create(ModelSignature(INPUTS, (LOGITS,)), folder, TextOptions.model_validate({}))

@@ -74,3 +74,10 @@ def test_an_answer_that_is_no_number_is_none(text_folder: Path) -> None:
     asked = Texts(["hello"], {"candidate_labels": ["a"]})
     with pytest.raises(InferenceFailed, match="not a finite number"):
         made(text_folder).postprocess(asked, {"logits": np.array([[np.nan, 0, 0]], np.float32)}, {})
+
+
+def test_the_rows_of_many_labels_are_counted(text_folder: Path) -> None:
+    """The server refuses too many rows by their number, before it makes any."""
+    asked = Texts([""] * 2_048, {"candidate_labels": [f"label {number}" for number in range(1_000)]})
+
+    assert made(text_folder).estimate(asked).rows == 2_048_000
