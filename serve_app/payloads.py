@@ -368,7 +368,7 @@ class WireEntry(Struct, frozen=True):
         probe: Whether it runs although it is predicted to be late.
         tenant: Who shares the class with others.
         weight: The tenant's weight.
-        alone: Whether it shares no run, since it may be what a replica died of.
+        unbatched: Whether it shares no run, since it may be what a replica died of.
         place: Its place in the router's table of ties, where other replicas have it, too; 0: none has.
         stream: How its answer may be given in parts; ``None``: its model does not stream.
     """

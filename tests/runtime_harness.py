@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
@@ -16,10 +17,11 @@ from serve_app.processors.processor import Processor
 from serve_app.replica.staged import Staged
 from serve_app.replica.worker import RunBatch, RunOne, Worker
 from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
-from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.dispatcher import Dispatcher, Work
+from serve_app.router.parts import PartQueue
 from serve_app.router.service import Service
 from serve_app.router.settings import RoutedModel
-from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
@@ -160,30 +162,41 @@ def tensor(*values: float) -> Tensors:
     return {"x": np.array([values], dtype=np.float32)}
 
 
-def submit(
-    dispatcher: Dispatcher,
+def entry(
     payload: Payload,
     *,
     priority: Priority = Priority.NORMAL,
     timeout_s: float = 30.0,
     rows: int = 1,
     variant: str = "",
+    exact: bool = False,
     tenant: str = "",
-) -> asyncio.Task[Answer]:
-    """Submit in a task of its own."""
-    return asyncio.ensure_future(
-        dispatcher.submit(
-            MODEL,
-            payload,
-            priority=priority,
-            timeout_s=timeout_s,
-            rows=rows,
-            bucket=0,
-            nbytes=8,
-            variant=variant,
-            tenant=tenant,
-        )
+    parts: PartQueue | None = None,
+) -> Entry:
+    """An entry for `MODEL` that arrives now, for `Dispatcher.submit`."""
+    now = time.monotonic()
+    made = Entry(
+        0,
+        MODEL,
+        priority,
+        now,
+        now + timeout_s,
+        rows,
+        0,
+        8,
+        Work(payload, variant, parts=parts),
+        variant,
+        exact=exact,
+        tenant=tenant,
     )
+    if parts is not None:
+        made.answer_by = now + parts.limits.seconds
+    return made
+
+
+def submit(dispatcher: Dispatcher, payload: Payload, **options: Any) -> asyncio.Task[Answer]:
+    """Submit in a task of its own; options as of `entry`."""
+    return asyncio.ensure_future(dispatcher.submit(entry(payload, **options)))
 
 
 def nothing_left(dispatcher: Dispatcher) -> bool:

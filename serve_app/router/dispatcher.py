@@ -16,7 +16,9 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 from time import monotonic
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from serve_app.domain.service import Answer
 from serve_app.errors import (
@@ -48,7 +50,7 @@ from serve_app.router.parts import PartQueue
 from serve_app.router.recovery import Recovery
 from serve_app.scheduling.core import Loader, RouterCore, Why
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.queueing.lateness import shown_s
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
@@ -63,22 +65,22 @@ OnPart: TypeAlias = Callable[[Dispatch, int, float, Tensors, str, Callable[[int]
 _NOT_RUN = frozenset({RETURNED.code, DeadlineExceeded.code})
 
 
-class Work(NamedTuple):
-    """An entry's payload, as the scheduler carries it.
+class Work(Struct):
+    """An entry's payload, opaque to the scheduler.
 
     Attributes:
         payload: What to run.
-        future: Ends with the entry.
-        variant: The variant asked for, empty for the exact model. What runs is the entry's own ``variant``.
-        origin: Where it comes from, for the replica.
-        parts: Where the parts of its answer wait for their reader; ``None``: it has none.
+        variant: The variant asked for, empty for the exact model. `Entry.variant` names the one that runs.
+        origin: Request id and trace, for the replica.
+        parts: Where the parts of its answer wait for their reader; ``None``: the answer comes at once.
+        future: Ends with the entry. `Dispatcher.submit` sets it.
     """
 
     payload: Payload
-    future: asyncio.Future[Answer]
-    variant: str
+    variant: str = ""
     origin: Origin | None = None
     parts: PartQueue | None = None
+    future: asyncio.Future[Answer] = None  # type: ignore[assignment]  # from submit on
 
 
 class _Parts:
@@ -156,69 +158,19 @@ class Dispatcher:
         """The clock of every deadline in this process, seconds."""
         return monotonic()
 
-    async def submit(
-        self,
-        model: str,
-        payload: Payload,
-        *,
-        priority: Priority,
-        timeout_s: float,
-        rows: int,
-        bucket: int,
-        nbytes: int,
-        variant: str = "",
-        exact: bool = False,
-        default_of: Priority | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
-        spent_s: float = 0.0,
-        origin: Origin | None = None,
-        queued: Callable[[Entry], None] | None = None,
-    ) -> Answer:
-        """Queue one entry and wait for its end. Cancelling the call takes the entry out of the queue.
+    async def submit(self, entry: Entry, queued: Callable[[Entry], None] | None = None) -> Answer:
+        """Queue an entry whose payload is `Work`, and wait for its end. Cancelling the call takes it out of the queue.
 
         Args:
-            model: Name of the model.
-            payload: What to run.
-            priority: The class asked for.
-            timeout_s: Time until the deadline, seconds.
-            rows: Rows that it adds to a batch.
-            bucket: Its cost bucket.
-            nbytes: Bytes that it holds.
-            variant: The variant to run, empty for the exact model.
-            exact: Whether no fallback may stand in for the exact model.
-            default_of: The class whose default the deadline is; ``None`` where the request names one.
-            tenant: Who shares the class with others.
-            weight: The tenant's weight.
-            spent_s: How long the request had been here before, seconds.
-            origin: Where it comes from, for the replica.
-            queued: Is told the entry once it is accepted.
+            entry: NEW. It gets its id and its future here.
+            queued: Called with the entry once it is accepted.
 
         Raises:
             QueueFull: There is no room.
             DeadlineExceeded: It did not finish in time, or could not in any case.
-            ServeAppError: Whatever else went wrong with it.
+            ServeAppError: Any other failure.
         """
-        now = monotonic()
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        entry = Entry(
-            next(self._ids),
-            model,
-            priority,
-            now,
-            now + timeout_s,
-            rows,
-            bucket,
-            nbytes,
-            Work(payload, future, variant, origin),
-            variant,
-            exact=exact,
-            default_of=default_of,
-            tenant=tenant,
-            weight=weight,
-            spent_s=spent_s,
-        )
-        self._arrive(entry, now)
+        future = self._arrive(entry)
         if queued is not None:
             queued(entry)
         try:
@@ -230,43 +182,10 @@ class Dispatcher:
         finally:
             # An error's traceback has this frame: it would keep the future, which keeps the error, and with them the
             # request's tensors until the next garbage collection.
-            del entry, future, payload
+            del entry, future
 
-    async def stream(
-        self,
-        model: str,
-        payload: Payload,
-        *,
-        priority: Priority,
-        timeout_s: float,
-        rows: int,
-        bucket: int,
-        nbytes: int,
-        parts: PartQueue,
-        variant: str = "",
-        default_of: Priority | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
-        spent_s: float = 0.0,
-        origin: Origin | None = None,
-    ) -> AsyncGenerator[Answer, None]:
-        """Queue one entry whose answer comes in parts. Closing this ends the work, wherever it is.
-
-        Args:
-            model: As of `submit`, like all that is not told here.
-            payload: As there.
-            priority: As there.
-            timeout_s: Time until the deadline of the first part, seconds.
-            rows: As there.
-            bucket: As there.
-            nbytes: As there.
-            parts: Where the parts wait for their reader; tells how long the whole may take.
-            variant: As there.
-            default_of: As there.
-            tenant: As there.
-            weight: As there.
-            spent_s: As there.
-            origin: As there.
+    async def stream(self, entry: Entry) -> AsyncGenerator[Answer, None]:
+        """Queue an entry whose answer comes in parts (`Work.parts`). Closing the generator ends its work, wherever.
 
         Yields:
             Each part.
@@ -274,28 +193,8 @@ class Dispatcher:
         Raises:
             ServeAppError: As `submit`; after a part, that the rest does not come.
         """
-        now = monotonic()
-        answer_by = now + parts.limits.seconds
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        entry = Entry(
-            next(self._ids),
-            model,
-            priority,
-            now,
-            min(now + timeout_s, answer_by),
-            rows,
-            bucket,
-            nbytes,
-            Work(payload, future, variant, origin, parts),
-            variant,
-            exact=True,  # a fallback cannot take over when the first part is late
-            default_of=default_of,
-            tenant=tenant,
-            weight=weight,
-            answer_by=answer_by,
-            spent_s=spent_s,
-        )
-        self._arrive(entry, now)
+        parts: PartQueue = entry.payload.parts
+        future = self._arrive(entry)
         future.add_done_callback(lambda ended: parts.end(ended.exception()))
         parts.on_given_up = partial(self._give_up, entry)
         try:
@@ -305,14 +204,18 @@ class Dispatcher:
             if self._core.cancel(entry, monotonic()):  # else it has ended, and has been counted
                 self._end(entry, "cancelled")
             parts.close()
-            del entry, future, payload  # as in `submit`
+            del entry, future  # as in `submit`
 
-    def _arrive(self, entry: Entry, now: float) -> None:
-        """Queue an entry. Raises why it is not accepted."""
-        rejection = self._core.arrive(entry, now)
+    def _arrive(self, entry: Entry) -> asyncio.Future[Answer]:
+        """Queue an entry. Returns the future of its answer; raises the reason if it is not accepted."""
+        entry.id = next(self._ids)
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        entry.payload.future = future
+        rejection = self._core.arrive(entry, entry.arrival)
         if rejection is not None:
             self._observer.rejected(entry.model, entry.priority, rejection.code)
             raise refused(rejection)
+        return future
 
     def _give_up(self, entry: Entry, error: ServeAppError) -> None:
         """The reader of an answer in parts is too slow for it, or takes none in several."""
@@ -467,19 +370,19 @@ class Dispatcher:
             work: Work = entry.payload
             wire.append(
                 WireEntry(
-                    entry.priority,
-                    entry.deadline - now - (0.0 if entry.probe else overhead_s),
-                    entry.rows,
-                    dispatch.variant,
-                    work.payload,
-                    work.origin,
-                    entry.exact or dispatch.exact,
-                    entry.probe,
-                    entry.tenant,
-                    entry.weight,
-                    entry.attempts > 1,
-                    place,
-                    None if work.parts is None else work.parts.limits._replace(seconds=entry.answer_by - now),
+                    priority=entry.priority,
+                    budget_s=entry.deadline - now - (0.0 if entry.probe else overhead_s),
+                    rows=entry.rows,
+                    variant=dispatch.variant,
+                    payload=work.payload,
+                    origin=work.origin,
+                    exact=entry.exact or dispatch.exact,
+                    probe=entry.probe,
+                    tenant=entry.tenant,
+                    weight=entry.weight,
+                    unbatched=entry.attempts > 1,
+                    place=place,
+                    stream=None if work.parts is None else work.parts.limits._replace(seconds=entry.answer_by - now),
                 )
             )
         revision = self._revision_for(dispatch.model, dispatch.replica)

@@ -35,7 +35,7 @@ from serve_app.errors import (
 )
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload, StreamLimits, payload_bytes
 from serve_app.router.cache.response_cache import ResponseCache
-from serve_app.router.dispatcher import Dispatcher, refused
+from serve_app.router.dispatcher import Dispatcher, Work, refused
 from serve_app.router.in_work import InWork, shutting_down
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.router.parts import PartQueue, Streams
@@ -43,7 +43,7 @@ from serve_app.router.served import Served, care_of, cost_of, informed, may_join
 from serve_app.router.settings import ReplicaReport, RoutedModel, StreamSettings
 from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
 from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import EXACT_ONLY, Entry, Priority
 from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.telemetry.statistics import Statistics, describe, total
 from serve_app.telemetry.trace import RequestTrace, RequestTraces, origin_of
@@ -402,7 +402,7 @@ class Service:
         """As `submit`, of a request that is in work."""
         cache = served.cache
         if served.info.streams:
-            answer = await self._only_part(served, model, payload, options)
+            answer = await self._only_part(served, payload, options)
         elif cache is None or not options.cacheable:
             answer = await self._submit(model, payload, options)
         else:
@@ -419,45 +419,32 @@ class Service:
             self._shadow(served, served.versions, payload, options, answer)
         return replace(answer, version=served.info.version)
 
-    async def _only_part(self, served: Served, model: str, payload: Payload, options: RequestOptions) -> Answer:
+    async def _only_part(self, served: Served, payload: Payload, options: RequestOptions) -> Answer:
         """The answer of a model that answers in parts, if it is one part."""
-        async with aclosing(self._stream(served, model, payload, options, whole=True)) as parts:
+        async with aclosing(self._stream(served, payload, options, whole=True)) as parts:
             only, *_ = [part async for part in parts]
         return only
 
     async def _stream(
-        self, served: Served, model: str, payload: Payload, options: RequestOptions, *, whole: bool = False
+        self, served: Served, payload: Payload, options: RequestOptions, *, whole: bool = False
     ) -> AsyncGenerator[Answer, None]:
         """As `stream`, of a model that answers in parts; ``whole``: in one, in time."""
-        info = served.info
-        priority, rows, bucket, timeout_s, default_of = self._priced(served, model, payload, options)
-        seconds = info.stream_timeout_s  # it keeps a replica, and what was loaded before a reload, for no longer
+        entry = self._entry(served, payload, options)
+        seconds = served.info.stream_timeout_s  # it keeps a replica, and what was loaded before a reload, for no longer
         if options.stream_timeout_s is not None:
             seconds = min(seconds, options.stream_timeout_s)
         if whole:
-            seconds = min(seconds, timeout_s)
+            seconds = min(seconds, entry.deadline - entry.arrival)
         queue = PartQueue(self._streams, self._stream_limits._replace(seconds=seconds), whole=whole)
-        trace = None if self._traces is None else RequestTrace(self._traces, info, priority, rows, options)
+        entry.payload.parts = queue
+        entry.answer_by = entry.arrival + seconds
+        entry.deadline = min(entry.deadline, entry.answer_by)
+        if not entry.variant:
+            entry.batch_key = EXACT_ONLY  # a fallback cannot take over when the first part is late
+        trace = self._follow(served, entry, options)
         first: Answer | None = None
         try:
-            async with aclosing(
-                self._dispatcher.stream(
-                    model,
-                    payload,
-                    priority=priority,
-                    timeout_s=timeout_s,
-                    rows=rows,
-                    bucket=bucket,
-                    nbytes=options.nbytes or payload_bytes(payload),
-                    parts=queue,
-                    variant=options.variant,
-                    default_of=default_of,
-                    tenant=options.tenant,
-                    weight=options.weight,
-                    spent_s=options.spent_s,
-                    origin=origin_of(options) if trace is None else trace.origin,
-                )
-            ) as parts:
+            async with aclosing(self._dispatcher.stream(entry)) as parts:
                 async for part in parts:
                     first = first or part
                     yield part
@@ -470,6 +457,8 @@ class Service:
             if trace is not None:
                 trace.cancelled(queue.count)
             raise
+        finally:
+            del entry  # see `_submit`
         if trace is not None:
             trace.streamed(first, queue.count)
 
@@ -485,7 +474,7 @@ class Service:
                 answer = await self._answer(served, model, payload, options)
                 yield answer
                 return
-            async with aclosing(self._stream(served, model, payload, options)) as parts:
+            async with aclosing(self._stream(served, payload, options)) as parts:
                 async for part in parts:
                     part = informed(served, part, options)  # noqa: PLW2901
                     yield part if served.versions is None else replace(part, version=served.info.version)
@@ -525,27 +514,10 @@ class Service:
         served = self._served.get(model)
         if served is None:
             raise self._unknown(model)
-        info = served.info
-        priority, rows, bucket, timeout_s, default_of = self._priced(served, model, payload, options)
-        trace = None if self._traces is None else RequestTrace(self._traces, info, priority, rows, options)
+        entry = self._entry(served, payload, options)
+        trace = self._follow(served, entry, options)
         try:
-            answer = await self._dispatcher.submit(
-                model,
-                payload,
-                priority=priority,
-                timeout_s=timeout_s,
-                rows=rows,
-                bucket=bucket,
-                nbytes=options.nbytes or payload_bytes(payload),
-                variant=options.variant,
-                exact=not options.fallback,
-                default_of=default_of,
-                tenant=options.tenant,
-                weight=options.weight,
-                spent_s=options.spent_s,
-                origin=origin_of(options) if trace is None else trace.origin,
-                queued=queued,
-            )
+            answer = await self._dispatcher.submit(entry, queued)
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
             if trace is not None:
@@ -555,37 +527,61 @@ class Service:
             if trace is not None:
                 trace.cancelled()
             raise
+        finally:
+            del entry  # an error's traceback keeps this frame, and the entry keeps the error: a cycle
         if model in self._unverified:
             answer = self._with_proof(served, answer)
         if trace is not None:
             trace.answered(answer)
         return answer
 
-    def _priced(
-        self, served: Served, model: str, payload: Payload, options: RequestOptions
-    ) -> tuple[Priority, int, int, float, Priority | None]:
-        """What a request is to the scheduler.
-
-        Returns:
-            Its class, its rows, its cost bucket, seconds until its deadline, and the class whose default that is.
+    def _entry(self, served: Served, payload: Payload, options: RequestOptions) -> Entry:
+        """Make the scheduler's entry of a request: its class, rows, cost bucket and deadline.
 
         Raises:
-            ModelUnavailable: It was made for a state of the model that takes other tensors.
-            InvalidRequest: It is not what the model takes, or too large.
-            DeadlineExceeded: Reading it took longer than it may take.
+            ModelUnavailable: The request was made for a state of the model that takes other tensors.
+            InvalidRequest: The payload does not fit the model, or is too large.
+            DeadlineExceeded: Reading the request took longer than it may take.
         """
         info = served.info
         if options.revision != info.revision and options.revision and options.revision not in served.infos:
-            raise reloaded_model(model)
-        priority = options.priority or _NORMAL
+            raise reloaded_model(served.key)
+        priority, timeout_s = options.priority or _NORMAL, options.timeout_s
         rows, bucket = cost_of(info, served.processor, payload)
         if rows > info.max_request_rows:
             raise InvalidRequest(
-                f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
+                f"the request has {rows} rows; model {served.key} takes at most {info.max_request_rows} in one request"
             )
-        if options.timeout_s is not None:
-            return priority, rows, bucket, options.timeout_s, None
-        return priority, rows, bucket, self._default_s(info, priority, rows, bucket, options), priority
+        default_of = None
+        if timeout_s is None:
+            timeout_s, default_of = self._default_s(info, priority, rows, bucket, options), priority
+        now = monotonic()
+        return Entry(
+            0,
+            served.key,
+            priority,
+            now,
+            now + timeout_s,
+            rows,
+            bucket,
+            options.nbytes or payload_bytes(payload),
+            Work(payload, options.variant),
+            options.variant,
+            exact=not options.fallback,
+            default_of=default_of,
+            tenant=options.tenant,
+            weight=options.weight,
+            spent_s=options.spent_s,
+        )
+
+    def _follow(self, served: Served, entry: Entry, options: RequestOptions) -> RequestTrace | None:
+        """Start the request's trace, if any, and write its origin into the entry."""
+        if self._traces is None:
+            entry.payload.origin = origin_of(options)
+            return None
+        trace = RequestTrace(self._traces, served.info, entry.priority, entry.rows, options)
+        entry.payload.origin = trace.origin
+        return trace
 
     @staticmethod
     def _with_proof(served: Served, answer: Answer) -> Answer:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Transport, make_dispatcher, tensor
+from runtime_harness import Transport, entry, make_dispatcher, tensor
 
 from serve_app.domain.service import Answer
 from serve_app.errors import SlowReader
@@ -22,9 +22,7 @@ LIMITS = StreamLimits(seconds=60.0, parts=64, nbytes=10_000, reader_s=30.0)
 
 async def read(dispatcher: Dispatcher, queue: PartQueue) -> list[Answer]:
     """All parts of an answer."""
-    reading = dispatcher.stream(
-        MODEL, tensor(1.0), priority=Priority.NORMAL, timeout_s=30.0, rows=1, bucket=0, nbytes=4, parts=queue
-    )
+    reading = dispatcher.stream(entry(tensor(1.0), exact=True, parts=queue))
     async with aclosing(reading) as parts:
         return [part async for part in parts]
 

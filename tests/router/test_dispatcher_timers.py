@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import uvloop
-from runtime_harness import MODEL, Transport, classes, settle, tensor
+from runtime_harness import MODEL, Transport, classes, entry, settle, tensor
 
 from serve_app.domain.service import Answer
 from serve_app.errors import DeadlineExceeded
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.scheduling.decisions import Decisions
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
@@ -49,11 +48,7 @@ def make(transport: Transport, model: ModelScheduling) -> tuple[CountingSchedule
 
 def submit(dispatcher: Dispatcher, value: float, timeout_s: float) -> asyncio.Task[Answer]:
     """Submit one row in a task of its own."""
-    return asyncio.ensure_future(
-        dispatcher.submit(
-            MODEL, tensor(value), priority=Priority.NORMAL, timeout_s=timeout_s, rows=1, bucket=0, nbytes=8
-        )
-    )
+    return asyncio.ensure_future(dispatcher.submit(entry(tensor(value), timeout_s=timeout_s)))
 
 
 @pytest.fixture(params=LOOPS)

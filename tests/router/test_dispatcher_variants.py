@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Sent, Transport, batch_same_turn, classes, tensor
+from runtime_harness import MODEL, Sent, Transport, batch_same_turn, classes, entry, submit, tensor
 
 from serve_app.domain.service import Answer
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable
@@ -17,7 +17,6 @@ from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, ModelS
 from serve_app.replica.joining import Joining
 from serve_app.replica.worker import Worker
 from serve_app.router.dispatcher import Dispatcher
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
@@ -39,17 +38,7 @@ class Line:
 
     def submit(self, value: float, **options: Any) -> asyncio.Task[Answer]:
         """Submit one row in a task of its own."""
-        answer = self.dispatcher.submit(
-            MODEL,
-            tensor(value),
-            priority=Priority.NORMAL,
-            timeout_s=30.0,
-            rows=1,
-            bucket=0,
-            nbytes=8,
-            **options,
-        )
-        return asyncio.ensure_future(answer)
+        return submit(self.dispatcher, tensor(value), **options)
 
     def learn(self, **seconds: float) -> None:
         """From now on every batch of ``exact`` or of a variant is predicted to take so long."""
@@ -225,7 +214,5 @@ async def test_without_a_replica_giving_up_is_not_the_clients_fault() -> None:
     await transport.next()
     line.learn(exact=TOO_LONG_S)
     with pytest.raises(ModelUnavailable):
-        await line.dispatcher.submit(
-            MODEL, tensor(1), priority=Priority.NORMAL, timeout_s=0.02, rows=1, bucket=0, nbytes=8
-        )
+        await line.dispatcher.submit(entry(tensor(1), timeout_s=0.02))
     waking.cancel()

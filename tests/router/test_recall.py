@@ -21,6 +21,7 @@ from runtime_harness import (
     acquired,
     batch_same_turn,
     ended,
+    entry,
     make_dispatcher,
     nothing_left,
     settle,
@@ -374,18 +375,7 @@ async def test_who_leaves_at_the_gate_costs_no_run_from_end_to_end(stage: Stage)
         await until(lambda: slots(dispatcher) == 2)
         staying = submit(dispatcher, tensor(3))
         await until(lambda: slots(dispatcher) == 3)
-        early = asyncio.ensure_future(
-            dispatcher.submit(
-                MODEL,
-                tensor(4),
-                priority=Priority.NORMAL,
-                timeout_s=30.0,
-                rows=1,
-                bucket=0,
-                nbytes=8,
-                queued=entries.append,
-            )
-        )
+        early = asyncio.ensure_future(dispatcher.submit(entry(tensor(4)), entries.append))
         await until(lambda: slots(dispatcher) == 4)
         leaving.cancel()
         answer = Answer("early", Priority.NORMAL, 0.0, 0.0)
