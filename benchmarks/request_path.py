@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from time import process_time, thread_time
@@ -46,7 +47,6 @@ from serve_app.domain.service import ModelInfo
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, TensorSpec
 from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
 from serve_app.router.dispatcher import Dispatcher
-from serve_app.router.service import Service
 from serve_app.router.settings import RoutedModel
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -64,7 +64,7 @@ _PARTS = (
     ("body", ("http/body",)),
     ("decode, encode", ("open_inference/",)),
     ("options", ("domain/options", "domain/service")),
-    ("service", ("router/service", "backends/batch")),
+    ("service", ("router/service", "router/inference", "router/served", "backends/batch")),
     ("dispatcher", ("router/dispatcher", "scheduling/core")),
     ("metrics", ("telemetry/metrics", "prometheus_client/")),
     ("scheduler", ("scheduling/",)),
@@ -188,14 +188,30 @@ def make_app(
     async def page() -> str:
         return metrics.render()
 
-    service = Service(
-        dispatcher=dispatcher,
-        metrics=metrics,
-        metrics_page=page,
-        cache=None if make_cache is None else make_cache(dispatcher, metrics),
-    )
-    service.add_model(RoutedModel(info=info, scheduling=model, cache=kept))
-    return create_app(service, HttpSettings(send_request_id=False)), replica
+    cache = None if make_cache is None else make_cache(dispatcher, metrics)
+    server = _server(dispatcher, metrics, page, cache, RoutedModel(info=info, scheduling=model, cache=kept))
+    settings: Any = HttpSettings(send_request_id=False)
+    return create_app(*server, settings), replica
+
+
+def _server(
+    dispatcher: Dispatcher, metrics: RouterMetrics, page: Callable[[], Any], cache: Any, model: RoutedModel
+) -> Any:
+    """What `create_app` serves: inference and administration; of an older tree, the one service."""
+    try:
+        from serve_app.router.administration import RouterAdministration  # noqa: PLC0415 - see the module
+        from serve_app.router.inference import RouterInference  # noqa: PLC0415
+        from serve_app.router.models import Models  # noqa: PLC0415
+    except ImportError:
+        service = import_module("serve_app.router.service").Service(
+            dispatcher=dispatcher, metrics=metrics, metrics_page=page, cache=cache
+        )
+        service.add_model(model)
+        return (service,)
+    models = Models(dispatcher.scheduler, cache)
+    models.add(model)
+    inference = RouterInference(models, dispatcher, metrics)
+    return inference, RouterAdministration(models, inference, dispatcher, metrics, page, cache=cache)
 
 
 def _breaker() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,10 +16,12 @@ from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelS
 from serve_app.processors.processor import Processor
 from serve_app.replica.staged import Staged
 from serve_app.replica.worker import RunBatch, RunOne, Worker
+from serve_app.router.administration import RouterAdministration
 from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
 from serve_app.router.dispatcher import Dispatcher, Work
+from serve_app.router.inference import RouterInference
+from serve_app.router.models import Models
 from serve_app.router.parts import PartQueue
-from serve_app.router.service import Service
 from serve_app.router.settings import RoutedModel
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -133,6 +135,14 @@ def make_dispatcher(
     return dispatcher, metrics
 
 
+class Serving(NamedTuple):
+    """What a router puts around its dispatcher."""
+
+    models: Models
+    inference: RouterInference
+    administration: RouterAdministration
+
+
 def serve(
     info: ModelInfo,
     dispatcher: Dispatcher,
@@ -143,18 +153,18 @@ def serve(
     cache: ModelCacheSettings | None = None,
     caches: ResponseCache | None = None,
     traces: RequestTraces | None = None,
-) -> Service:
-    """A service of the one model of a dispatcher."""
+) -> Serving:
+    """Serve the one model of a dispatcher."""
 
     async def page() -> str:
         return metrics.render()
 
-    service = Service(dispatcher=dispatcher, metrics=metrics, metrics_page=page, cache=caches, traces=traces)
+    models = Models(dispatcher.scheduler, caches)
+    inference = RouterInference(models, dispatcher, metrics, traces)
+    administration = RouterAdministration(models, inference, dispatcher, metrics, page, cache=caches)
     scheduling = ModelScheduling(info.name, max_rows=info.max_rows, slo_s=1.0)
-    service.add_model(
-        RoutedModel(info=info, scheduling=scheduling, processor=processor, on_demand=on_demand, cache=cache)
-    )
-    return service
+    models.add(RoutedModel(info=info, scheduling=scheduling, processor=processor, on_demand=on_demand, cache=cache))
+    return Serving(models, inference, administration)
 
 
 def tensor(*values: float) -> Tensors:

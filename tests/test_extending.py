@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from local_server import LocalServer
 from rich.console import Console
 from serve_process import ROOT
@@ -67,7 +67,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 async def test_an_api(example: Callable[[str], Any], model: str, body: dict[str, Any], status: int) -> None:
     """It has a row in the table of routes, and everything else comes with that."""
     service = NumpyService()
-    app = create_app(service, apis=(*APIS, example("Add an API").routes))
+    app = create_app(*both(service), apis=(*APIS, example("Add an API").routes))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         reply = await client.post(f"/v1/models/{model}:predict", json=body, headers={"X-Priority": "low"})
 

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 from msgspec import Struct
 
 from serve_app.access.guard import Guard, Policy
-from serve_app.access.guarded import GuardedService
+from serve_app.access.guarded import GuardedAdministration, GuardedInference
 from serve_app.api.content_type import is_form
 from serve_app.domain.options import (
     QosHints,
@@ -43,7 +43,7 @@ from serve_app.domain.options import (
     request_options,
 )
 from serve_app.domain.priorities import PriorityLevels
-from serve_app.domain.service import Answer, InferenceService, ModelInfo, RequestOptions, unknown_version
+from serve_app.domain.service import Administration, Answer, Inference, ModelInfo, RequestOptions, unknown_version
 from serve_app.domain.traffic import Asker
 from serve_app.errors import PermissionDenied, RateLimited, ServeAppError, Unauthenticated
 from serve_app.http.body import BodyReader
@@ -219,7 +219,7 @@ class Asked(Struct, Generic[_Call, _Parsed, _Reply]):
         info: Its model.
         version: The version that it names, if any.
         parsed: What the operation found in its body.
-        payload: What the model takes; ``None`` once that was given to the service.
+        payload: What the model takes; ``None`` once that was given to `Inference`.
         options: How it wants to be treated.
     """
 
@@ -241,21 +241,24 @@ class Gateway:
     """What every request passes.
 
     Args:
-        service: What is served.
+        inference: The models that are served.
+        administration: What operators see and change.
         bodies: Reads bodies within limits, and runs long conversions in threads.
         guard: Lets requests in by their API keys; ``None``: everybody is let in.
-        log: Is told of requests that are refused before they reach the service.
+        log: Is told of requests that are refused before they reach a model.
         open_administration: Whether anybody may change the server, where there are no API keys.
         turns: Say when requests are begun; ``None``: whoever takes them asked already.
 
     Attributes:
-        service: The server as the current request's key sees it.
+        inference: The models as the key of the current request sees them.
+        administration: The server, likewise.
         bodies: As given.
     """
 
     def __init__(
         self,
-        service: InferenceService,
+        inference: Inference,
+        administration: Administration,
         bodies: BodyReader,
         guard: Guard | None = None,
         log: RequestLog | None = None,
@@ -264,9 +267,13 @@ class Gateway:
         turns: Turns | None = None,
     ) -> None:
         self._turns = turns
-        self.service: InferenceService = service if guard is None else GuardedService(service, guard)
+        self.inference: Inference = inference
+        self.administration: Administration = administration
+        if guard is not None:
+            self.inference = guarded = GuardedInference(inference, guard)
+            self.administration = GuardedAdministration(administration, guarded, guard)
         self.bodies = bodies
-        self._whole = service
+        self._whole = inference
         self._guard = guard
         self._log = log
         self._open_administration = open_administration
@@ -281,13 +288,13 @@ class Gateway:
 
         Raises:
             ServeAppError: As `Guard.authorize`, and where it would change the server also as `require_admin`, or as
-                `InferenceService.find` where there is no such model.
+                `Inference.find` where there is no such model.
         """
         if self._guard is not None:
             self._guard.authorize(policy, headers)
         if policy == "administration":
-            if model is not None and model not in self.service.unloaded:
-                self.service.find(model)
+            if model is not None and model not in self.inference.unloaded:
+                self.inference.find(model)
             self.require_admin()
 
     def require_admin(self) -> None:
@@ -344,7 +351,7 @@ class Gateway:
             ClientGone: The client went away before its request was complete.
         """
         arrived = monotonic() - call.waited_s
-        service, bodies, named = self.service, self.bodies, call.model
+        service, bodies, named = self.inference, self.bodies, call.model
         call.asked_model = named or ""
         if self._turns is not None:
             await self._turns.turn(call.headers if owner is None else _FROM_INSIDE)
@@ -413,20 +420,20 @@ class Gateway:
         """Have a request answered as a whole. Cancelling it cancels its work.
 
         Raises:
-            ServeAppError: As `InferenceService.submit`.
+            ServeAppError: As `Inference.submit`.
         """
         info = asked.info
-        answer = await self.service.submit(info.key or info.name, asked.take_payload(), asked.options)
+        answer = await self.inference.submit(info.key or info.name, asked.take_payload(), asked.options)
         return answer, await self._written(asked, answer)
 
     async def parts(self, asked: Asked[_Call, _Parsed, _Reply]) -> AsyncGenerator[tuple[Answer, _Reply], None]:
         """Have a request answered in parts, one where its model does not stream. Must be closed, which ends its work.
 
         Raises:
-            ServeAppError: As `InferenceService.stream`.
+            ServeAppError: As `Inference.stream`.
         """
         info = asked.info
-        answers = self.service.stream(info.key or info.name, asked.take_payload(), asked.options)
+        answers = self.inference.stream(info.key or info.name, asked.take_payload(), asked.options)
         async with aclosing(answers):
             async for answer in answers:
                 yield answer, await self._written(asked, answer)
@@ -444,7 +451,7 @@ class Gateway:
 
     def _chosen(self, model: str, headers: Mapping[bytes, bytes]) -> ModelInfo:
         """The version of a model that answers the current request, which names none."""
-        return self.service.choose(model, Asker(client_of(headers), request_id_of(headers)))
+        return self.inference.choose(model, Asker(client_of(headers), request_id_of(headers)))
 
     def refused(self, error: Exception, model: str | None, headers: Mapping[bytes, bytes]) -> None:
         """Count and log the end of the current request, unless whoever raised the error has.

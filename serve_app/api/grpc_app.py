@@ -27,7 +27,7 @@ from serve_app.api.grpc.health import Health
 from serve_app.api.grpc.inbound_messages import InboundMessages
 from serve_app.api.open_inference import inference_pb2, model_config_pb2
 from serve_app.api.open_inference.rpc import InferenceRpc, Stream, Unary
-from serve_app.domain.service import InferenceService
+from serve_app.domain.service import Administration, Inference
 from serve_app.errors import QueueFull, ServeAppError
 from serve_app.http.body import SLOWEST, BodyReader
 from serve_app.http.errors import internal_error
@@ -96,10 +96,11 @@ class GrpcApp:
     """Answers every call. It must be made in the event loop that it is used in.
 
     Args:
-        service: What it serves.
+        inference: The models that it serves.
+        administration: What operators see and change.
         bodies: Limits large messages together with what other protocols hold.
         guard: Lets calls in by their API keys; ``None``: everybody is let in.
-        log: Is told of requests that are refused before they reach the service.
+        log: Is told of requests that are refused before they reach a model.
         open_administration: Whether anybody may change the server, where there are no API keys.
         typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
         streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of
@@ -113,7 +114,8 @@ class GrpcApp:
 
     def __init__(
         self,
-        service: InferenceService,
+        inference: Inference,
+        administration: Administration,
         bodies: BodyReader,
         guard: Guard | None = None,
         log: RequestLog | None = None,
@@ -127,7 +129,7 @@ class GrpcApp:
         turns: Turns | None = None,
     ) -> None:
         self._gateway = gateway = Gateway(
-            service, bodies, guard, log, open_administration=open_administration, turns=turns
+            inference, administration, bodies, guard, log, open_administration=open_administration, turns=turns
         )
         self._most_streams = streams
         self._idle_s = {"ModelStreamInfer": stream_idle_s, "ServerReflectionInfo": reflection_idle_s}
@@ -136,7 +138,8 @@ class GrpcApp:
         self._ids = RequestIds()
         self._inference = InferenceRpc(gateway, self._explain, typed_answers=typed_answers)
         self._health = Health(
-            gateway.service,
+            gateway.inference,
+            gateway.administration,
             tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values()),
             lambda: stranger_watch_s if gateway.is_anonymous() else math.inf,
         )

@@ -27,7 +27,7 @@ from serve_app.api.openapi import pages
 from serve_app.api.replies import optional_headers, server_timing
 from serve_app.api.routes import Errors, Found, HttpCall, HttpOperation, Reply, Route, RouteTable
 from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, headers_of
-from serve_app.domain.service import Answer, InferenceService
+from serve_app.domain.service import Administration, Answer, Inference
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.http.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
 from serve_app.http.compression import asked_coding, compress
@@ -261,7 +261,8 @@ class _Answering:
 
 
 def create_app(
-    service: InferenceService,
+    inference: Inference,
+    administration: Administration,
     settings: HttpSettings | None = None,
     bodies: BodyReader | None = None,
     allocate: Allocate = allocate,
@@ -274,12 +275,13 @@ def create_app(
     """Make the ASGI application.
 
     Args:
-        service: What it serves.
+        inference: The models that it serves.
+        administration: What operators see and change.
         settings: Limits; the defaults suit a router replica with 2 GiB.
         bodies: Reads bodies within limits that several applications of one process share; its limits count then.
         allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
         guard: Lets requests in by their API keys; ``None``: everybody is let in.
-        log: Is told of requests that are refused before they reach the service.
+        log: Is told of requests that are refused before they reach a model.
         apis: What is served, besides its description and jobs.
         kept: Keeps jobs; ``None``: there are none.
         turns: Say when inference requests are begun; ``None``: whoever takes them asked already.
@@ -296,7 +298,9 @@ def create_app(
         allocate=allocate,
         in_place_bytes=settings.in_place_bytes,
     )
-    gateway = Gateway(service, bodies, guard, log, open_administration=settings.open_administration, turns=turns)
+    gateway = Gateway(
+        inference, administration, bodies, guard, log, open_administration=settings.open_administration, turns=turns
+    )
     return HttpApp(gateway, settings, apis, kept)
 
 

@@ -24,7 +24,7 @@ from serve_app.api.parts import Parts
 from serve_app.api.predict import MediaRequest, Predict
 from serve_app.api.replies import json_response
 from serve_app.api.routes import HttpCall, Route
-from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.domain.service import Administration, Inference, ModelInfo
 from serve_app.domain.tasks import Kind, kind_of
 from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.payloads import Media, Payload, Texts
@@ -57,8 +57,8 @@ _NAMES: Final[dict[Kind, str]] = {"image": "images", "audio": "audio", "text": "
 
 def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
-    service = gateway.service
-    about = _About(service)
+    service = gateway.inference
+    about = _About(service, gateway.administration)
     return [
         Route("POST", "/", operation=_Fitting(service)),
         Route("GET", "/health", about.health, "health"),
@@ -77,7 +77,7 @@ def tasks_of(info: ModelInfo) -> list[str]:
     return [info.task, *(task for task, by in _SERVED_BY.items() if info.task in by and task != info.task)]
 
 
-def choose(service: InferenceService, asked: Asked) -> ModelInfo:
+def choose(service: Inference, asked: Asked) -> ModelInfo:
     """The one model that fits a body.
 
     Raises:
@@ -102,7 +102,7 @@ def choose(service: InferenceService, asked: Asked) -> ModelInfo:
     raise InvalidRequest(f"{len(fitting)} models accept {what}; name one of them: {_urls(service, fitting)}")
 
 
-def _urls(service: InferenceService, names: Any) -> str:
+def _urls(service: Inference, names: Any) -> str:
     infos = [service.find(name) for name in names]
     return ", ".join(
         f"POST /v2/models/{info.segment}/infer"
@@ -166,7 +166,7 @@ def _task(parameters: dict[str, Any]) -> str | None:
 class _Fitting(Predict):
     """Requests for the one model that fits the body."""
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: Inference) -> None:
         self._service = service
 
     def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> MediaRequest:
@@ -209,11 +209,12 @@ class _Pipeline(Predict):
 class _About:
     """What Hugging Face's clients ask about the server and its models."""
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: Inference, administration: Administration) -> None:
         self._service = service
+        self._administration = administration
 
     async def health(self, _: Request) -> Response:
-        if not self._service.ready():
+        if not self._administration.ready():
             raise ModelUnavailable("not every model is ready; GET / says which are")
         return json_response({"ready": True})
 

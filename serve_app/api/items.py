@@ -61,7 +61,7 @@ class ItemRoutes:
         _, params = self._operation(url)
         if (model := params.get("model")) is None:
             return ""
-        return self._gateway.service.find(model, params.get("version")).name
+        return self._gateway.inference.find(model, params.get("version")).name
 
     def model_in(self, url: str, headers: Mapping[str, str], body: bytes) -> str:
         """The model that a body names whose URL names none; empty where only running it tells.
@@ -74,7 +74,7 @@ class ItemRoutes:
         if "model" in params or (operation.takes_forms and is_form(given)):
             return ""
         parsed = operation.parse(_StoredCall(given, body, params), None, body)
-        return self._gateway.service.find(*operation.target(parsed)).name
+        return self._gateway.inference.find(*operation.target(parsed)).name
 
     def _operation(self, url: str) -> tuple[HttpOperation[Any], Mapping[str, str]]:
         if len(url) > _MOST_URL:

@@ -17,7 +17,7 @@ from serve_app.api.items import KEPT, ItemRoutes
 from serve_app.api.left_out import NULL, BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json
-from serve_app.domain.service import InferenceService
+from serve_app.domain.service import Inference
 from serve_app.errors import InvalidRequest, ModelNotFound, PayloadTooLarge, ServeAppError, error_from_code
 from serve_app.jobs.records import NewItem
 from serve_app.payloads import TENSORS
@@ -81,7 +81,7 @@ class JobBodies:
         max_items: Most items of one job.
     """
 
-    def __init__(self, service: InferenceService, items: ItemRoutes, max_items: int) -> None:
+    def __init__(self, service: Inference, items: ItemRoutes, max_items: int) -> None:
         self._service = service
         self._items = items
         self._max_items = max_items

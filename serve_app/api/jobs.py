@@ -80,7 +80,7 @@ class _Endpoints:
     def __init__(self, gateway: Gateway, jobs: Jobs, items: ItemRoutes) -> None:
         self._gateway = gateway
         self._jobs = jobs
-        self._bodies = JobBodies(gateway.service, items, jobs.settings.max_items)
+        self._bodies = JobBodies(gateway.inference, items, jobs.settings.max_items)
 
     async def submit(self, request: Request) -> Response:
         bodies, headers = self._gateway.bodies, dict(request.scope["headers"])

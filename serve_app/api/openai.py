@@ -20,7 +20,7 @@ from serve_app.api.left_out import NULL, BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
-from serve_app.domain.service import Answer, InferenceService, ModelInfo
+from serve_app.domain.service import Answer, Inference, ModelInfo
 from serve_app.errors import InvalidRequest, ServeAppError, some_of
 from serve_app.http.errors import Rendered, code_of, message_of, rendered, status_of
 from serve_app.payloads import Embeddings, Texts
@@ -84,7 +84,7 @@ def render_error(error: ServeAppError) -> Rendered:
 
 def routes(gateway: Gateway) -> list[Route]:
     """The routes of OpenAI's API."""
-    service = gateway.service
+    service = gateway.inference
     models = _Models(service)
     return [
         Route("GET", "/v1/models", models.all, errors=render_error),
@@ -94,7 +94,7 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 class _Models:
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: Inference) -> None:
         self._service = service
         self._created = int(datetime.now(UTC).timestamp())
 
@@ -118,7 +118,7 @@ class _Models:
 class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
     """Embeds texts by the model that the body names."""
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: Inference) -> None:
         self._service = service
 
     def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> _EmbeddingsRequest:  # noqa: ARG002

@@ -13,7 +13,7 @@ from serve_app import __version__
 from serve_app.api.gateway import Gateway
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
-from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.domain.service import Administration, Inference, ModelInfo
 from serve_app.domain.tasks import kind_of
 from serve_app.payloads import DTYPES
 
@@ -24,7 +24,7 @@ _LISTED = 100
 
 def routes(gateway: Gateway) -> list[Route]:
     """The routes for people and their dashboards."""
-    endpoints = _Endpoints(gateway.service)
+    endpoints = _Endpoints(gateway.inference, gateway.administration)
     return [
         Route("GET", "/", endpoints.index),
         Route("GET", "/status", endpoints.status, "status"),
@@ -101,8 +101,9 @@ def _tensor_example(info: ModelInfo, url: str) -> str:
 
 
 class _Endpoints:
-    def __init__(self, service: InferenceService) -> None:
-        self._service = service
+    def __init__(self, inference: Inference, administration: Administration) -> None:
+        self._inference = inference
+        self._administration = administration
 
     async def index(self, request: Request) -> Response:
         base_url = str(request.base_url).rstrip("/")
@@ -111,10 +112,10 @@ class _Endpoints:
                 "name": info.name,
                 "version": info.version,
                 "task": info.task,
-                "ready": self._service.model_ready(info.name),
+                "ready": self._inference.model_ready(info.name),
                 "example": example(info, base_url),
             }
-            for info in self._service.models.values()
+            for info in self._inference.models.values()
         ]
         if "application/json" in request.headers.get("accept", ""):
             return json_response({"name": "serve-app", "version": __version__, "models": models})
@@ -137,8 +138,8 @@ class _Endpoints:
         return PlainTextResponse("\n".join(lines))
 
     async def status(self, _: Request) -> Response:
-        return json_response(self._service.status())
+        return json_response(self._administration.status())
 
     async def metrics(self, _: Request) -> Response:
-        page, content_type = await self._service.metrics()
+        page, content_type = await self._administration.metrics()
         return Response(page, headers={"Content-Type": content_type})

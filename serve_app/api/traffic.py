@@ -13,7 +13,7 @@ from serve_app.api.left_out import BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
-from serve_app.domain.service import InferenceService
+from serve_app.domain.service import Administration
 from serve_app.domain.traffic import CANDIDATE, TableChange, TrafficChange, changed, promoted, rolled_back
 from serve_app.http.body import BodyReader
 
@@ -37,7 +37,7 @@ _PROMOTION: Final = BodyDecoder(Promotion)
 
 def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(gateway.service, gateway.bodies)
+    endpoints = _Endpoints(gateway.administration, gateway.bodies)
     path = "/v2/models/{model}/traffic"
     return [
         Route("GET", path, endpoints.show),
@@ -48,12 +48,12 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 class _Endpoints:
-    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
-        self._service = service
+    def __init__(self, administration: Administration, bodies: BodyReader) -> None:
+        self._administration = administration
         self._bodies = bodies
 
     async def show(self, request: Request) -> Response:
-        return json_response(self._service.traffic(request.path_params["model"]))
+        return json_response(self._administration.traffic(request.path_params["model"]))
 
     async def change(self, request: Request) -> Response:
         change = await self._read(request, _CHANGE, TrafficChange())
@@ -67,7 +67,7 @@ class _Endpoints:
         return await self._changed(request, rolled_back)
 
     async def _changed(self, request: Request, change: TableChange) -> Response:
-        return json_response(await self._service.change_traffic(request.path_params["model"], change))
+        return json_response(await self._administration.change_traffic(request.path_params["model"], change))
 
     async def _read(self, request: Request, decoder: BodyDecoder[_T], empty: _T) -> _T:
         """What a body says; nothing where it is empty."""

@@ -80,8 +80,8 @@ class Keeper:
     async def _settle(self, model: str) -> None:
         async with self._settling[model]:
             agreed = await self._register.read(model) or self._deployed[model]
-            service = self._router.service
-            if agreed.revision == service.revision_of(model) and model not in service.faults:
+            models = self._router.models
+            if agreed.revision == models.revision_of(model) and model not in models.faults:
                 return
             if agreed.revision:
                 await self.prepare(model, agreed)
@@ -105,7 +105,7 @@ class Keeper:
 
     async def _retry(self) -> None:
         """One model after the other: there may be many, and others are served meanwhile."""
-        for model in tuple(self._router.service.faults):
+        for model in tuple(self._router.models.faults):
             self.catch_up(model)
             await asyncio.wait([self._tasks[model]])
 
@@ -120,7 +120,7 @@ class Keeper:
         try:
             await self._settle(model)
         except Exception as error:  # it is tried again: with the next bundle that comes back, or `retry`
-            if str(error) != self._router.service.faults.get(model):  # which is told already
+            if str(error) != self._router.models.faults.get(model):  # which is told already
                 _log.warning("Model %s: this router could not settle: %s", model, error)
 
     def _turn_to(self, model: str, agreed: Agreed) -> None:

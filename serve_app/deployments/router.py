@@ -169,7 +169,7 @@ class RouterDeployment:
             self._watcher = Watcher(
                 repository,
                 lambda model: asyncio.to_thread(look_at, models[model]),
-                lambda: [key for key in self._router.service.keys if key in self._models],
+                lambda: [key for key in self._router.models.keys if key in self._models],
                 config.repository.interval_s,
                 _is_first,
             )

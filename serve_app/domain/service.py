@@ -1,6 +1,6 @@
-"""The one service behind every protocol: what an adapter may ask of the server.
+"""What every API may ask of the server: `Inference` for requests, `Administration` for operators.
 
-Adapters translate; they hold no queue, no model and no state. `serve_app.router.service` implements this.
+APIs translate; they hold no queue, no model and no state. `serve_app.router` implements both.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ class Loaded(Struct, frozen=True):
     replicas: int
 
 
-class InferenceService(Protocol):
-    """The server, as protocol adapters see it.
+class Inference(Protocol):
+    """Models that answer requests. Keys, pipelines and caches wrap it.
 
     A model is named by its name, and one of several versions by its `ModelInfo.key`.
     """
@@ -264,31 +264,22 @@ class InferenceService(Protocol):
     def models(self) -> Mapping[str, ModelInfo]:
         """Every model by name, in the configuration's order; of several versions the stable one."""
 
+    @property
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
+        """Unloaded models by name, as they were last served; of several versions all."""
+
     def find(self, model: str, version: str | None = None) -> ModelInfo:
-        """The model of that name, and the version of that number or alias; by default the stable one.
+        """Look a model up by its name, and by the number or alias of a version; by default the stable one.
 
         Raises:
-            ModelNotFound: There is none; names what there is.
+            ModelNotFound: There is none; the message lists those that there are.
         """
 
     def choose(self, model: str, asker: Asker) -> ModelInfo:
-        """The version that answers who names none. Only of models with a `ModelInfo.key`. Raises as `find`."""
+        """Choose the version that answers a request which names none. Raises as `find`."""
 
-    def traffic(self, model: str) -> Mapping[str, Any]:
-        """How requests are spread over the versions of a model, JSON-able. Raises `ModelNotFound`."""
-
-    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
-        """Spread them otherwise from now on, at all routers.
-
-        Args:
-            model: Its name.
-            change: Makes the next table of the present one and the versions that are served. May be called again.
-
-        Raises:
-            ModelNotFound: No such model.
-            InvalidRequest: It is served in one version, or as ``change`` raises it.
-            ModelUnavailable: The change cannot be stored.
-        """
+    def model_ready(self, model: str) -> bool:
+        """Whether a model can take work. Raises `ModelNotFound`."""
 
     def precheck(
         self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
@@ -296,7 +287,7 @@ class InferenceService(Protocol):
         """Refuse early, before the payload is decoded: raises `QueueFull` or `ModelUnavailable`."""
 
     def refused(self, model: str, code: str) -> None:
-        """Count a request that an adapter refused, unless its error says that it is ``counted`` already.
+        """Count a request that an API refused, unless its error is ``counted`` already.
 
         Args:
             model: As the request named it, known or not; empty where it named none.
@@ -304,13 +295,13 @@ class InferenceService(Protocol):
         """
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
-        """Schedule, run and answer. Raises `serve_app.errors.ServeAppError`; cancelling it cancels the work.
+        """Schedule, run and answer a request. Raises `serve_app.errors.ServeAppError`; cancelling it cancels the work.
 
         An answer in parts must be one part: `InvalidRequest` where it is none or several.
         """
 
     def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
-        """Schedule, run and answer in parts, one where the model does not stream.
+        """Schedule, run and answer a request in parts, one where the model does not stream.
 
         Closing the generator cancels the work, as does cancelling its ``anext``. It must be closed in the end.
 
@@ -321,14 +312,15 @@ class InferenceService(Protocol):
             ServeAppError: Before the first part as `submit`; after it, that the rest cannot come, or not in time.
         """
 
+
+class Administration(Protocol):
+    """What operators see and change of a server. Models are named as for `Inference`."""
+
     def live(self) -> bool:
         """Whether this process works at all."""
 
     def ready(self) -> bool:
         """Whether every model that should be running can take work (scaled-to-zero models count as ready)."""
-
-    def model_ready(self, model: str) -> bool:
-        """Whether this model can take work. Raises `ModelNotFound`."""
 
     def status(self) -> Mapping[str, Any]:
         """A JSON-able picture of queues, replicas and latency, for people and dashboards."""
@@ -337,29 +329,41 @@ class InferenceService(Protocol):
         """Cumulative counters of one model in this process. Raises `ModelNotFound`."""
 
     async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
-        """As `statistics`, of several models, over all processes that serve them. Raises `ModelNotFound`."""
+        """The `statistics` of several models, over all processes that serve them. Raises `ModelNotFound`."""
 
     async def metrics(self) -> tuple[bytes, str]:
         """The metrics page in Prometheus' text format and its content type."""
 
-    @property
-    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
-        """The models that were unloaded, by name, as they were last served; of several versions those."""
-
     async def load(self, model: str) -> Loaded:
-        """Have a model served from its files as they are now, by all replicas, or change nothing.
+        """Serve a model from its files as they are now, by all replicas, or change nothing.
 
-        Of a model with several versions one after the other; those before one that fails are served anew.
+        Versions of a model are loaded one after the other; those before one that fails are served anew.
 
         Raises:
             ModelNotFound: No such model.
-            InvalidRequest: Its files cannot be served; says why.
+            InvalidRequest: Its files cannot be served; the message says why.
             ModelUnavailable: Not all replicas have loaded it in time, or it is being loaded already.
             Unsupported: This server cannot.
         """
 
     async def unload(self, model: str) -> Loaded:
-        """Serve a model no more, and give its memory back, until it is loaded again. Raises as `load`."""
+        """Stop serving a model, and free its memory, until it is loaded again. Raises as `load`."""
+
+    def traffic(self, model: str) -> Mapping[str, Any]:
+        """How requests are spread over the versions of a model, JSON-able. Raises `ModelNotFound`."""
+
+    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
+        """Spread requests differently from now on, at all routers.
+
+        Args:
+            model: Its name.
+            change: Makes the next table of the present one and the versions that are served. May be called again.
+
+        Raises:
+            ModelNotFound: No such model.
+            InvalidRequest: It is served in one version, or as ``change`` raises it.
+            ModelUnavailable: The change cannot be stored.
+        """
 
 
 def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from serve_app.access.guard import wall_clock
-from serve_app.domain.service import InferenceService
+from serve_app.domain.service import Inference
 from serve_app.jobs.jobs import Jobs
 from serve_app.jobs.post import post
 from serve_app.jobs.redis import RedisStore
@@ -26,12 +26,12 @@ def make_store(settings: JobSettings) -> Store:
     return SqliteStore(settings.path, min(_LONGEST_WAIT_S, settings.lease_s / 2))
 
 
-def make_jobs(settings: JobSettings, service: InferenceService) -> Jobs:
+def make_jobs(settings: JobSettings, inference: Inference) -> Jobs:
     """Jobs over a service. To be started, and closed."""
     return Jobs(
         make_store(settings),
         settings,
-        lambda: room(service.models.values(), settings.batches),
+        lambda: room(inference.models.values(), settings.batches),
         partial(post, networks=settings.callbacks.networks),
         wall_clock,
     )

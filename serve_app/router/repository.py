@@ -113,12 +113,12 @@ class Repository:
         return await self._register.read(model) or self._deployed[model]
 
     async def load(self, model: str) -> Loaded:
-        """See `serve_app.domain.service.InferenceService.load`."""
+        """See `serve_app.domain.service.Administration.load`."""
         # Whoever asked may leave: what was begun is ended all the same.
         return await asyncio.shield(asyncio.ensure_future(self._load(model)))
 
     async def unload(self, model: str) -> Loaded:
-        """See `serve_app.domain.service.InferenceService.unload`."""
+        """See `serve_app.domain.service.Administration.unload`."""
         return await asyncio.shield(asyncio.ensure_future(self._unload(model)))
 
     async def resume(self, model: str) -> None:

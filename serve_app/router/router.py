@@ -18,7 +18,7 @@ from serve_app.api.urgency import HeadUrgency
 from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.options import levels_of
-from serve_app.domain.service import InferenceService, reloaded_model, unknown_model, unloaded_model
+from serve_app.domain.service import Inference, reloaded_model, unknown_model, unloaded_model
 from serve_app.domain.traffic import model_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.http.body import ALIGNMENT, allocate
@@ -26,14 +26,16 @@ from serve_app.http.listener import Listener, bind
 from serve_app.http.tls import Certificates
 from serve_app.http.turns import Turns
 from serve_app.payloads import STALE, Bundle, BundleResult, Failure
+from serve_app.router.administration import Loading, RouterAdministration
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.inference import RouterInference
 from serve_app.router.jobs import make_jobs
-from serve_app.router.pipelines.service import PipelineService
+from serve_app.router.models import Models
+from serve_app.router.pipelines.inference import PipelineInference
 from serve_app.router.pools import ChangeHost, Pools
 from serve_app.router.served import may_join
-from serve_app.router.service import Loading, Service
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
 from serve_app.router.traffic import TrafficStore
 from serve_app.scheduling.decisions import Rejection
@@ -102,8 +104,9 @@ class Router:
         on_stale: Is told of a model of which a replica does not have the revision that it was asked for.
 
     Attributes:
-        service: Runs models.
-        inference: What every protocol is served by: models, and pipelines of them.
+        models: The models that it serves.
+        inference: What APIs send requests to: the models, and pipelines of them.
+        administration: What APIs show and change for operators.
         app: Answers HTTP requests that come by a server in front: an ASGI application.
         grpc: Answers gRPC calls that come by a server in front.
         metrics: What it counts.
@@ -162,33 +165,35 @@ class Router:
             self._log = RequestLog(settings.log, self._log_lines, self._loop.call_later)
         tracer = configured_tracer()
         traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
-        peer_statistics = None if peers is None else peers.statistics
-        self.service = Service(
-            dispatcher=self._dispatcher,
-            metrics=self.metrics,
-            metrics_page=self._metrics_page,
-            peer_statistics=peer_statistics,
-            traces=traces,
-            cache=self._cache,
-            traffic_store=traffic_store,
-            tell_traffic=None if peers is None else peers.tell_traffic,
-            repository=loading,
-            load_faults=self._pools.faults,
-            streams=settings.streams,
-        )
-        self._pipelines: PipelineService | None = None
+        self.models = Models(self._scheduler, self._cache, traffic_store, None if peers is None else peers.tell_traffic)
+        self._inference = RouterInference(self.models, self._dispatcher, self.metrics, traces, settings.streams)
+        self.inference: Inference = self._inference
+        self._pipelines: PipelineInference | None = None
         if settings.pipelines:
-            self._pipelines = PipelineService(
-                self.service,
+            self.inference = self._pipelines = PipelineInference(
+                self._inference,
                 settings.pipelines,
                 self._scheduler.solo_s,
-                self.service.least_s,
+                self._inference.least_s,
                 self.metrics.registry,
                 traces,
-                peer_statistics,
             )
-        self.inference: InferenceService = self._pipelines or self.service
-        self.metrics.registry.register(Readings(TRAFFIC, self.service.traffic_readings))
+        self.administration = RouterAdministration(
+            self.models,
+            self.inference,
+            self._dispatcher,
+            self.metrics,
+            self._metrics_page,
+            None if peers is None else peers.statistics,
+            self._cache,
+            loading,
+            self._pools.faults,
+        )
+        if self._pipelines is not None:
+            self.administration.add_status("pipelines", self._pipelines.status)
+            for pipeline in settings.pipelines:
+                self.administration.add_statistics(pipeline.name, partial(self._pipelines.statistics, pipeline.name))
+        self.metrics.registry.register(Readings(TRAFFIC, self.administration.traffic_readings))
         self._removals: set[asyncio.Task[None]] = set()
         for model in settings.models:
             self._take(model)
@@ -199,7 +204,7 @@ class Router:
             keys.start()
         self.jobs = None if settings.jobs is None else make_jobs(settings.jobs, self.inference)
         if (jobs := self.jobs) is not None:
-            self.service.add_status("jobs", jobs.status)
+            self.administration.add_status("jobs", jobs.status)
             self.metrics.registry.register(Readings(JOBS, lambda: jobs))
         self._turns = self._make_turns()
         self.metrics.registry.register(Readings(TURNS, lambda: self._turns))
@@ -207,6 +212,7 @@ class Router:
         grpc = settings.grpc
         self.grpc = GrpcApp(
             self.inference,
+            self.administration,
             self.app.bodies,
             self._guard,
             self._log,
@@ -239,6 +245,7 @@ class Router:
         settings = replace(self._settings.http, send_request_id=False, listener="http")
         return create_app(
             self.inference,
+            self.administration,
             settings,
             allocate=self._allocate,
             guard=self._guard,
@@ -254,7 +261,13 @@ class Router:
         except OSError as error:
             raise _cannot_listen(port, error) from error
         app = create_app(
-            self.inference, self._settings.http, self.app.bodies, guard=self._guard, log=self._log, kept=self.jobs
+            self.inference,
+            self.administration,
+            self._settings.http,
+            self.app.bodies,
+            guard=self._guard,
+            log=self._log,
+            kept=self.jobs,
         )
         listener = Listener(app, sock, port.limits, self._certificates, app.errors_of, self._turns)
         self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
@@ -300,7 +313,7 @@ class Router:
         self.grpc.changed()
 
     def _take(self, model: RoutedModel) -> None:
-        known = self.service.models.get(model.info.name)
+        known = self.models.by_name.get(model.info.name)
         if known is not None and not (known.key and model.info.key):
             raise ValueError(f"there is a model {model.info.name!r} already")
         self._dispatcher.add_model(model.scheduling, model.pool or model.group)
@@ -308,7 +321,7 @@ class Router:
             self._pools.add_member(model.name, model.pool)
             self.metrics.names.add_member(model.name)
         self._scheduler.seed(model.name, model.prior)
-        self.service.add_model(model)
+        self.models.add(model)
         self._routed[model.name] = model
 
     def settle_model(self, model: RoutedModel | None, name: str, told: Told | None = None) -> None:
@@ -331,7 +344,7 @@ class Router:
             return
         if before is not None and model.info.takes_as(before.info):
             self._routed[name] = model
-            self.service.swap_model(model)
+            self.models.swap(model)
             self._scheduler.seed(name, model.prior)
             for variant, verdict in model.info.joinable.items():
                 self._scheduler.set_joins(name, variant, joins=may_join(verdict))
@@ -341,8 +354,8 @@ class Router:
             self._take(model)
         if told is not None:
             self._scheduler.seed(name, told.executions)
-            self.service.on_joinable(name, told.joinable)
-            self.service.on_warm_up(name, [told])
+            self.models.on_joinable(name, told.joinable)
+            self.models.on_warm_up(name, [told])
         logger.info("Model %s is served from revision %s now", name, model.info.revision)
         if model.pool is None:
             self.on_replicas(name, self._reports.get(name, {}))
@@ -394,8 +407,8 @@ class Router:
             ValueError: It is to be its own successor.
         """
         for named in (name, *(() if successor is None else (successor,))):
-            if named not in self.service.keys:
-                raise unknown_model(named, self.service.models)
+            if named not in self.models.keys:
+                raise unknown_model(named, self.models.by_name)
         if successor == name:
             raise ValueError(f"model {name} cannot be its own successor")
         self._reports.pop(name, None)
@@ -405,11 +418,11 @@ class Router:
         self, name: str, successor: str | None = None, refusal: Rejection | None = None, *, unloaded: bool = False
     ) -> asyncio.Task[None]:
         del self._routed[name]
-        served = self.service.remove_model(name, unloaded=unloaded)
+        served = self.models.remove(name, unloaded=unloaded)
         sent = self._dispatcher.remove_model(name, successor, refusal)
         self._links.update(name, {})  # they end when what they carry is answered
         self.grpc.changed()
-        if self.service.ready():
+        if self.administration.ready():
             self._ports.open()
         task = self._loop.create_task(self._forget(name, sent, served), context=contextvars.Context())
         self._removals.add(task)
@@ -419,22 +432,22 @@ class Router:
     async def _forget(self, name: str, *ends: Awaitable[None]) -> None:
         for end in ends:
             await end
-        if name not in self.service.keys:
+        if name not in self.models.keys:
             self.metrics.forget(name)
             self._cache.forget(name)
-        if model_of(name) not in self.service.models:
+        if model_of(name) not in self.models.by_name:
             self.metrics.forget(model_of(name))  # what was refused before its version was known
 
     # -------------------------------------------------------------- traffic
 
     def restore_traffic(self) -> None:
         """Spread requests over versions as was set at run time, once all models are there. Reads the store: blocks."""
-        self.service.tables.restore()
-        self.service.tables.start()
+        self.models.tables.restore()
+        self.models.tables.start()
 
     def on_traffic(self, model: str, origin: str, table: bytes) -> None:
         """Take a table of traffic that another router has; see `Peers.tell_traffic`."""
-        self.service.tables.told(model, origin, table)
+        self.models.tables.told(model, origin, table)
 
     # ------------------------------------------------------------- replicas
 
@@ -451,21 +464,21 @@ class Router:
         telling = [report for report in replicas.values() if report.base != base or report.revision == revision]
         for report in telling:
             self._scheduler.seed(model, report.executions)
-            self.service.on_joinable(model, report.joinable)
+            self.models.on_joinable(model, report.joinable)
         addresses = {name: report.address for name, report in replicas.items() if report.address is not None}
         # Those that are told which revision to run answer by no other.
         self._cache.on_replicas(
             model, [report.identities for report in replicas.values() if not base or report.base != base]
         )
         if telling or not replicas:
-            self.service.on_warm_up(model, telling)
+            self.models.on_warm_up(model, telling)
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
         for name in addresses:
             if self._links.find(name) is not None:
                 self._dispatcher.on_linked(model, name, linked=True)
         self.grpc.changed()
-        if self.service.ready():
+        if self.administration.ready():
             self._ports.open()
 
     # ---------------------------------------------------------------- pools
@@ -480,7 +493,7 @@ class Router:
         """See `serve_app.router.pools.Events`."""
         self._dispatcher.on_hosts(pool, hosts)
         self.grpc.changed()
-        if self.service.ready():
+        if self.administration.ready():
             self._ports.open()
 
     def member_loaded(self, pool: str, model: str, host: str, outcome: LoadOutcome, told: Told) -> None:
@@ -488,8 +501,8 @@ class Router:
         self.metrics.member_loaded(pool, outcome.seconds)
         if model in self._routed:
             self._scheduler.seed(model, told.executions)
-            self.service.on_joinable(model, told.joinable)
-            self.service.on_warm_up(model, [told])
+            self.models.on_joinable(model, told.joinable)
+            self.models.on_warm_up(model, [told])
         self._dispatcher.on_loaded(pool, model, host, outcome.seconds, outcome.nbytes)
         if self._links.find(host) is not None:
             self._dispatcher.on_linked(model, host, linked=True)
@@ -548,7 +561,7 @@ class Router:
             return ReplicaLost(f"replica {replica} does not have revision {bundle.revision}", reached=False)
         routed = self._routed.get(model) if result.joinable is not None else None
         if result.joinable is not None and routed is not None and bundle.revision in ("", routed.info.revision):
-            self.service.on_joinable(model, result.joinable)
+            self.models.on_joinable(model, result.joinable)
         return result
 
     def _recall(self, bundle: Bundle, replica: str | None, positions: Sequence[int]) -> None:
@@ -588,8 +601,7 @@ class Router:
 
     def statistics(self) -> dict[str, Statistics]:
         """The statistics of its models, by name, and of versions by key."""
-        own = {key: self.service.statistics(key) for key in self.service.keys}
-        return own if self._pipelines is None else own | self._pipelines.own_statistics()
+        return self.administration.all_statistics()
 
     async def _metrics_page(self) -> str:
         own = self.metrics.render()
@@ -622,14 +634,14 @@ class Router:
             How many requests that is.
         """
         loop, until = self._loop, self._loop.time() + limit_s
-        self.service.stop_being_ready()
+        self.models.ending = True
         if self.jobs is not None:
             await self.jobs.stop()
         await self._close_ports(limit_s)
         left = 0
         if self._pipelines is not None:  # while the models below still take what their steps ask
             left = await self._pipelines.finish(max(0.0, until - loop.time()))
-        return left + await self.service.finish(max(0.0, until - loop.time()))
+        return left + await self._inference.finish(max(0.0, until - loop.time()))
 
     async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
         """Answer what came by its own ports, and end all that it holds. Replicas must not be told of any more.
@@ -644,7 +656,7 @@ class Router:
         await self._close_ports(limit_s, grace_s)
         if self.jobs is not None:
             await self.jobs.close()
-        await self.service.close()
+        await self._inference.close()
         if self._settings.keys is not None:
             self._settings.keys.close()
         self._links.close()

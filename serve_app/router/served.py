@@ -1,4 +1,4 @@
-"""A model as a service serves it: what is known of it, what its requests cost, and how careful its verdicts are."""
+"""A model as a router serves it: its description, the cost of its requests, and how its verdicts compare."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Served:
         cache: Its cache of answers.
         on_demand: Whether it may have no replica while nobody asks for it.
         pool: The pool that it is a member of.
-        scheduling: How it is scheduled, as `Service.status` shows it.
+        scheduling: How it is scheduled, as the status shows it.
         warm_up: Likewise, what the warm-up of its replicas came to.
         versions: All versions of the model, where there are several.
         infos: The same of each state of its files that it was served from, by revision, the latest last: what was made
@@ -129,7 +129,7 @@ def may_join(verdict: Joinable) -> bool:
 
 
 def _scheduling(model: RoutedModel) -> Mapping[str, Any]:
-    """How a model is scheduled, as `Service.status` shows it."""
+    """How a model is scheduled, as the status shows it."""
     shown: dict[str, Any] = {"policy": model.scheduling.policy}
     if model.scheduling.fallbacks:
         shown["fallbacks"] = list(model.scheduling.fallbacks)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 
 from serve_app.errors import ModelUnavailable, ServeAppError
-from serve_app.router.service import Loading
+from serve_app.router.administration import Loading
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 from api.conftest import LIMITS
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from api.rpc.conftest import Client
 
 from serve_app.access.guard import Guard
@@ -110,7 +110,7 @@ async def log(lines: list[dict[str, Any]]) -> RequestLog:
 @pytest.fixture
 async def client(service: NumpyService, guard: Guard, log: RequestLog) -> AsyncIterator[httpx.AsyncClient]:
     """Talks to the application in this process."""
-    transport = httpx.ASGITransport(create_app(service, LIMITS, guard=guard, log=log))
+    transport = httpx.ASGITransport(create_app(*both(service), LIMITS, guard=guard, log=log))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
 
@@ -119,7 +119,7 @@ async def client(service: NumpyService, guard: Guard, log: RequestLog) -> AsyncI
 async def rpc(service: NumpyService, guard: Guard, log: RequestLog) -> AsyncIterator[Client]:
     """Talks to a gRPC server over a connection."""
     bodies = BodyReader(max_body=100_000, max_held_bytes=150_000, offload_above=10_000, decode_threads=2)
-    listener = GrpcListener(GrpcApp(service, bodies, guard, log), "127.0.0.1", 0)
+    listener = GrpcListener(GrpcApp(*both(service), bodies, guard, log), "127.0.0.1", 0)
     await listener.start()
     client = Client(listener.port)
     yield client

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from api.rpc.conftest import INFERENCE, Client, failure, parameter, request_of
 from grpc_health.v1 import health_pb2
 
@@ -162,7 +162,7 @@ async def test_a_key_that_is_removed_ends_in_open_streams_too(rpc: Client, guard
 async def serving(service: NumpyService, guard: Guard, **options: Any) -> AsyncIterator[tuple[GrpcApp, Client]]:
     """An application behind a port, and its client."""
     bodies = BodyReader(max_body=100_000, max_held_bytes=150_000, offload_above=10_000, decode_threads=2)
-    app = GrpcApp(service, bodies, guard, **options)
+    app = GrpcApp(*both(service), bodies, guard, **options)
     listener = GrpcListener(app, "127.0.0.1", 0)
     await listener.start()
     client = Client(listener.port)
@@ -237,11 +237,12 @@ class TestRevokedInWork:
 
 async def test_a_service_that_nobody_entered_does_nothing(service: NumpyService, guard: Guard) -> None:
     """A way in that forgot to ask for a key is closed, not open."""
-    from serve_app.access.guarded import GuardedService
+    from serve_app.access.guarded import GuardedAdministration, GuardedInference
     from serve_app.domain.service import RequestOptions
     from serve_app.errors import Unauthenticated
 
-    guarded = GuardedService(service, guard)
+    guarded = GuardedInference(service, guard)
+    administration = GuardedAdministration(service, guarded, guard)
 
     async def ask() -> None:
         with pytest.raises(Unauthenticated):
@@ -253,8 +254,8 @@ async def test_a_service_that_nobody_entered_does_nothing(service: NumpyService,
         with pytest.raises(Unauthenticated):
             await guarded.submit("double", {}, RequestOptions())
         with pytest.raises(Unauthenticated):
-            guarded.status()
-        assert guarded.live()
+            administration.status()
+        assert administration.live()
 
     # A new context: in that of the tests others have entered.
     await asyncio.create_task(ask(), context=contextvars.Context())

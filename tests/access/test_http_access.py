@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from api.conftest import LIMITS
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 
 from access.conftest import KEYS, Clock, Revoking, bearer
 from serve_app.access.guard import Guard
@@ -33,7 +33,7 @@ async def test_every_route_but_the_open_ones_asks_for_a_key(
     client: httpx.AsyncClient, service: NumpyService, guard: Guard
 ) -> None:
     """401 with what RFC 6750 asks for, before anything is read or done, and no name of a model in what is open."""
-    app = create_app(service, LIMITS, guard=guard)
+    app = create_app(*both(service), LIMITS, guard=guard)
     others = {"task": "feature-extraction", "asset": "start.js", "region": "r", "job": "j", "index": "0"}
     for method, path, *_ in app.described():
         url = path.format(model="double", version="1", file="f", batch="b", **others)
@@ -99,7 +99,7 @@ async def test_a_key_that_is_removed_ends_in_requests_in_work(
     """What has not been handed to the model is refused."""
     service = Revoking()
     service.guard = guard
-    transport = httpx.ASGITransport(create_app(service, LIMITS, guard=guard, log=log))
+    transport = httpx.ASGITransport(create_app(*both(service), LIMITS, guard=guard, log=log))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         reply = await client.post(INFER, json=tensors(), headers=bearer("all"))
     assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated")
@@ -143,7 +143,7 @@ async def test_the_body_of_a_refused_request_is_not_read(service: NumpyService, 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    app = create_app(service, LIMITS, guard=guard)
+    app = create_app(*both(service), LIMITS, guard=guard)
     for path, headers, status in [
         (INFER, {}, 401),
         (INFER, bearer("none"), 404),
@@ -314,7 +314,7 @@ async def test_administration(client: httpx.AsyncClient) -> None:
 async def test_what_is_open_can_be_chosen(service: NumpyService) -> None:
     """Metrics and status for everybody, the description for those with keys."""
     guard = Guard(KEYS, open_parts=("metrics", "status"))
-    transport = httpx.ASGITransport(create_app(service, LIMITS, guard=guard))
+    transport = httpx.ASGITransport(create_app(*both(service), LIMITS, guard=guard))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         statuses = {path: (await client.get(path)).status_code for path in ("/metrics", "/status", "/docs", "/docs/x")}
         assert statuses == {"/metrics": 200, "/status": 200, "/docs": 401, "/docs/x": 401}
@@ -323,7 +323,7 @@ async def test_what_is_open_can_be_chosen(service: NumpyService) -> None:
 
 async def test_without_keys_nobody_changes_the_server(service: NumpyService) -> None:
     """Unless the configuration says that everybody may."""
-    transport = httpx.ASGITransport(create_app(service))
+    transport = httpx.ASGITransport(create_app(*both(service)))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         for path in ("/v2/logging", "/v2/trace/setting", "/v2/models/double/trace/setting"):
             reply = await client.post(path, json={})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from serve_app.domain.service import Answer, Loaded, ModelInfo, RequestOptions
+from serve_app.domain.service import Administration, Answer, Inference, Loaded, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker, TableChange
 from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError
 from serve_app.payloads import Embeddings, Media, ModelSignature, Payload, TensorSpec, Texts
@@ -72,8 +72,13 @@ MODELS = {
 }
 
 
+def both(service: NumpyService) -> tuple[Inference, Administration]:
+    """The service as both things that an API needs of a server."""
+    return service, service
+
+
 class NumpyService:
-    """Implements `serve_app.domain.service.InferenceService` in this process.
+    """Implements `Inference` and `Administration` of `serve_app.domain.service` in this process.
 
     Tensor models double their input (``double``, ``wide``) or return it (``mirror``). Media are answered with the
     size and SHA-256 of what arrived, embeddings count characters.

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from api.protocol_service import EVERY_DATATYPE, NumpyService
+from api.protocol_service import EVERY_DATATYPE, NumpyService, both
 from serve_app import __version__
 from serve_app.api.http_app import HttpSettings, create_app
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull
@@ -140,7 +140,7 @@ async def test_the_time_that_a_listener_awaited_the_body_counts(
     service: NumpyService, awaited_s: float, status: int
 ) -> None:
     """The deadline is that of the request, whose head came first."""
-    app = create_app(service)
+    app = create_app(*both(service))
 
     async def late(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, AWAITED_SINCE: monotonic() - awaited_s}, receive, send)
@@ -229,7 +229,7 @@ async def test_names_may_be_percent_encoded_and_slashes_trail(client: httpx.Asyn
 
 async def test_a_route_prefix_is_not_part_of_the_path(service: NumpyService) -> None:
     """The server in front may mount the application anywhere."""
-    transport = httpx.ASGITransport(create_app(service), root_path="/apps/one")
+    transport = httpx.ASGITransport(create_app(*both(service)), root_path="/apps/one")
     async with httpx.AsyncClient(transport=transport, base_url="http://server/apps/one") as client:
         assert (await client.post(INFER, json=REQUEST)).status_code == 200
         assert (await client.post(PREDICT, json={"inputs": "a text"})).status_code == 200
@@ -308,7 +308,7 @@ async def test_request_ids(client: httpx.AsyncClient) -> None:
 
 async def test_request_ids_can_be_left_to_the_server_in_front(service: NumpyService) -> None:
     """Ray Serve adds the header by itself; twice would be wrong."""
-    transport = httpx.ASGITransport(create_app(service, HttpSettings(send_request_id=False)))
+    transport = httpx.ASGITransport(create_app(*both(service), HttpSettings(send_request_id=False)))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         assert "x-request-id" not in (await client.post(INFER, json=REQUEST)).headers
 
@@ -316,7 +316,7 @@ async def test_request_ids_can_be_left_to_the_server_in_front(service: NumpyServ
 @pytest.mark.parametrize("sends", [True, False])
 async def test_request_ids_that_are_not_visible_ascii_go_no_further(service: NumpyService, sends: bool) -> None:
     """Whoever answers with them: they are in the log, where they could pass for something else."""
-    transport = httpx.ASGITransport(create_app(service, HttpSettings(send_request_id=sends)))
+    transport = httpx.ASGITransport(create_app(*both(service), HttpSettings(send_request_id=sends)))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         for given in (b"abc-1", b'a b \x9b31m "x" c', b"x" * 129):
             await client.post(INFER, json=REQUEST, headers={b"X-Request-Id": given})
@@ -330,7 +330,7 @@ class Conversation:
     """One ASGI call whose messages the test sends itself."""
 
     def __init__(self, service: NumpyService, settings: HttpSettings, **headers: str) -> None:
-        self.app = create_app(service, settings)
+        self.app = create_app(*both(service), settings)
         self.scope = {
             "type": "http",
             "method": "POST",
@@ -480,7 +480,7 @@ async def test_cancelling_the_call_ends_reading(service: NumpyService, pieces: l
 
 async def test_a_slow_upload_loses_its_connection(service: NumpyService) -> None:
     """Over a real socket: the answer comes at the deadline, then the end, though the body was never whole."""
-    config = uvicorn.Config(create_app(service), lifespan="off", log_config=None)
+    config = uvicorn.Config(create_app(*both(service)), lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         serving = asyncio.create_task(server.serve([listening]))
@@ -776,7 +776,7 @@ async def test_websockets_are_closed(service: NumpyService) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await create_app(service)({"type": "websocket", "path": "/v2", "headers": []}, receive, send)
+    await create_app(*both(service))({"type": "websocket", "path": "/v2", "headers": []}, receive, send)
 
     assert [message["type"] for message in sent] == ["websocket.close"]
 
@@ -802,7 +802,7 @@ def test_nothing_that_arrives_is_an_internal_error(
     """Whatever a client sends is answered or refused, never a 500 and never an escaped exception."""
 
     async def post() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(NumpyService()))
+        transport = httpx.ASGITransport(create_app(*both(NumpyService())))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             everything: dict[str, str | bytes] = {"Content-Type": content_type, **headers}
             return await client.post(path, content=body, headers=everything)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import create_app
 from serve_app.payloads import Texts
 
@@ -23,7 +23,7 @@ from serve_app.payloads import Texts
 async def api(service: NumpyService) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's client, connected to the application by the HTTP library that it uses itself."""
     async with (
-        httpx2.AsyncClient(transport=httpx2.ASGITransport(create_app(service))) as client,
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(create_app(*both(service)))) as client,
         openai.AsyncOpenAI(api_key="none", base_url="http://server/v1", http_client=client, max_retries=0) as connected,
     ):
         yield connected

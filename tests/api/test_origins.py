@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import HttpSettings, create_app
 from serve_app.domain.settings import LogSettings
 from serve_app.telemetry.request_log import RequestLog
@@ -57,7 +57,7 @@ async def test_what_is_refused_on_the_way_has_a_line(service: NumpyService) -> N
     log = RequestLog(
         LogSettings(), lambda line: lines.append(orjson.loads(line)), asyncio.get_running_loop().call_later
     )
-    transport = httpx.ASGITransport(create_app(service, HttpSettings(listener="http"), log=log))
+    transport = httpx.ASGITransport(create_app(*both(service), HttpSettings(listener="http"), log=log))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         ask: dict[str, Any] = {"content": b"{", "headers": {"X-Request-Id": "r-1", "traceparent": TRACE}}
         for path in ("/v2/models/double/infer", "/v2/models/unheard-of/infer", "/v1/models/moods/predict"):

@@ -16,7 +16,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import create_app
 from serve_app.api.media import decode
 from serve_app.domain.tasks import kind_of
@@ -299,7 +299,7 @@ def test_parameters_are_few(service: NumpyService) -> None:
 async def test_early_refusal_reads_nothing(service: NumpyService) -> None:
     """With a declared size, an overloaded server refuses before the first byte of the media."""
     service.refuse = QueueFull("full", 1.0)
-    app = create_app(service)
+    app = create_app(*both(service))
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -319,7 +319,7 @@ async def test_early_refusal_reads_nothing(service: NumpyService) -> None:
 @pytest.fixture
 def hugging_face(service: NumpyService) -> Iterator[huggingface_hub.AsyncInferenceClient]:
     """Hugging Face's client, connected to the application."""
-    transport = httpx2.ASGITransport(create_app(service))
+    transport = httpx2.ASGITransport(create_app(*both(service)))
     huggingface_hub.set_async_client_factory(lambda: httpx2.AsyncClient(transport=transport))
     yield huggingface_hub.AsyncInferenceClient(token="none")
     huggingface_hub.set_async_client_factory(httpx2.AsyncClient)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.protocol_service import EVERY_DATATYPE, NumpyService, model
+from api.protocol_service import EVERY_DATATYPE, NumpyService, both, model
 from serve_app.api.http_app import HttpSettings, create_app
 from serve_app.api.open_inference.codec import ModelCodec, Parsed, json_size, parse
 from serve_app.api.open_inference.tensors import JsonData
@@ -189,7 +189,7 @@ def test_how_much_of_a_body_is_json(header: bytes | None, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 3_000, 200_000])
 async def test_large_binary_bodies_are_answered_as_small_ones(size: int) -> None:
     """With a small limit of what is converted in the event loop."""
-    app = create_app(NumpyService(), HttpSettings(offload_above=1000))
+    app = create_app(*both(NumpyService()), HttpSettings(offload_above=1000))
     x = np.arange(size, dtype=np.float32)[None]
     tensor = {"name": "x", "shape": x.shape, "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()

@@ -25,7 +25,8 @@ BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32",
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt-get install build-essential")
 async def test_high_is_measured_beside_each_load(tmp_path: Path) -> None:
     """Every load is there meanwhile, and tells what became of it."""
-    generator, app, loop = Generator(tmp_path), create_app(NumpyService()), asyncio.get_running_loop()
+    service, loop = NumpyService(), asyncio.get_running_loop()
+    generator, app = Generator(tmp_path), create_app(service, service)
     turns = Turns(loop, HeadUrgency({Priority.HIGH: 10.0, Priority.NORMAL: 30.0, Priority.LOW: 60.0}))
     async with serving(app, turns=turns, errors_of=app.errors_of) as (_, port):
         url, offer = f"http://127.0.0.1:{port}", Offer(2, request_of(PATH, BODY, "X-Priority: high"), 1.0)

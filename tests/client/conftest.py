@@ -22,7 +22,7 @@ def service() -> NumpyService:
 @pytest.fixture
 async def url(service: NumpyService) -> AsyncIterator[str]:
     """Address of a server of that service: our own listener on a real socket."""
-    async with serving(create_app(service)) as (_, port):
+    async with serving(create_app(service, service)) as (_, port):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -73,7 +73,7 @@ SERVICE = NumpyService()
 
 async def _app() -> GrpcApp:
     bodies = BodyReader(max_body=1 << 20, max_held_bytes=1 << 22, offload_above=1 << 16, decode_threads=1)
-    return GrpcApp(SERVICE, bodies, typed_answers=True)
+    return GrpcApp(SERVICE, SERVICE, bodies, typed_answers=True)
 
 
 APP = LOOP.run_until_complete(_app())

@@ -39,7 +39,7 @@ class Line:
     def ask(self, value: float = 1, priority: Priority = NORMAL, timeout_s: float = 30.0, **options: Any) -> Any:
         """Ask in a task of its own, which runs until it waits."""
         asked = RequestOptions(priority, timeout_s, **options)
-        return asyncio.ensure_future(self.service.submit(MODEL, tensor(value), asked))
+        return asyncio.ensure_future(self.service.inference.submit(MODEL, tensor(value), asked))
 
     async def busy(self) -> Sent:
         """Have the only slot taken by another request, so that what comes next is queued."""
@@ -49,7 +49,7 @@ class Line:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Hits, misses and shared answers."""
-        status = self.service.status()["models"][MODEL]["cache"]
+        status = self.service.administration.status()["models"][MODEL]["cache"]
         return status["hits"], status["misses"], status["shared"]
 
     @property
@@ -81,7 +81,7 @@ async def test_the_second_request_is_answered_without_work() -> None:
     assert line.transport.sent.empty()
     assert line.counts == (1, 1, 0)
     assert line.outcomes == {("low", "ok"): 1, ("high", "ok"): 1}
-    told = line.service.statistics(MODEL)
+    told = line.service.administration.statistics(MODEL)
     assert told["inference_count"] == 1
     stats = told["inference_stats"]
     assert [stats[name]["count"] for name in ("success", "queue", "cache_hit", "cache_miss")] == [2, 1, 1, 1]
@@ -97,12 +97,12 @@ async def test_a_hit_needs_neither_room_nor_a_replica() -> None:
     sent = await line.transport.next()
     queued = line.ask(3)
     await settle()
-    line.service.precheck(MODEL, NORMAL, 8)
+    line.service.inference.precheck(MODEL, NORMAL, 8)
     with pytest.raises(QueueFull):
         await line.ask(4)
     assert (await line.ask()).cache == "hit"
     line.dispatcher.on_replicas(MODEL, ())
-    assert not line.service.model_ready(MODEL)
+    assert not line.service.inference.model_ready(MODEL)
     assert (await line.ask()).cache == "hit"
     sent.succeed()
     await running
@@ -390,13 +390,13 @@ async def test_nothing_is_kept_while_other_files_run_somewhere() -> None:
 async def test_what_shared_a_run_is_not_used_once_runs_are_not_shared() -> None:
     """Neither what was kept before, nor what ends after it is told; what runs alone is kept again."""
     line = Line(max_rows=4, window=4)
-    line.service.on_joinable(MODEL, {"": Joinable("exact", "tried")})
+    line.service.models.on_joinable(MODEL, {"": Joinable("exact", "tried")})
     first = line.ask()
     (await line.transport.next()).succeed()
     await first
     running = line.ask(2)
     sent = await line.transport.next()
-    line.service.on_joinable(MODEL, {"": Joinable("dependent", "an answer differed")})
+    line.service.models.on_joinable(MODEL, {"": Joinable("dependent", "an answer differed")})
     sent.succeed()
     assert (await running).cache == "miss"
     for value in (1.0, 2.0):
@@ -408,7 +408,7 @@ async def test_what_shared_a_run_is_not_used_once_runs_are_not_shared() -> None:
 async def test_what_may_have_shared_a_run_without_proof_says_so_from_the_cache_too() -> None:
     """Whether it was kept, or executed for somebody else at the same time."""
     line = Line()
-    line.service.on_joinable(MODEL, {"": Joinable(UNVERIFIED, "the configuration allows it")})
+    line.service.models.on_joinable(MODEL, {"": Joinable(UNVERIFIED, "the configuration allows it")})
     first, second = line.ask(), line.ask()
     (await line.transport.next()).succeed()
     answers = [await first, await second, await line.ask()]
@@ -421,11 +421,11 @@ async def test_large_requests_are_hashed_aside() -> None:
     """And found again."""
     line = Line()
     payload = {"x": np.zeros((1, 100_000), np.float32)}
-    first = asyncio.ensure_future(line.service.submit(MODEL, payload, RequestOptions()))
+    first = asyncio.ensure_future(line.service.inference.submit(MODEL, payload, RequestOptions()))
     sent = await line.transport.next()
     sent.answer.set_result(BundleResult([Success({"y": np.ones((1, 1))})], [Execution(1, 0, 0.001)], 0.0, 0.0, 0.0))
     assert (await first).cache == "miss"
-    assert (await line.service.submit(MODEL, payload, RequestOptions())).cache == "hit"
+    assert (await line.service.inference.submit(MODEL, payload, RequestOptions())).cache == "hit"
 
 
 class Hashes:
@@ -499,7 +499,7 @@ async def test_a_deadline_that_passes_while_a_request_is_hashed_is_counted() -> 
     line = Line()
     payload = {"x": np.zeros((1, 100_000), np.float32)}
     with pytest.raises(DeadlineExceeded):
-        await line.service.submit(MODEL, payload, RequestOptions(LOW, 1e-9))
+        await line.service.inference.submit(MODEL, payload, RequestOptions(LOW, 1e-9))
     assert line.outcomes == {("low", "deadline_exceeded"): 1}
     assert line.transport.sent.empty()
 
@@ -510,7 +510,7 @@ async def test_what_follows_or_is_hashed_was_taken_and_is_answered_before_the_en
     first, follower = line.ask(), line.ask()
     await line.transport.next()
     await settle()
-    ending = asyncio.ensure_future(line.service.finish(60.0))
+    ending = asyncio.ensure_future(line.service.inference.finish(60.0))
     await settle()
     first.cancel()
     await settle()
@@ -522,9 +522,9 @@ async def test_what_follows_or_is_hashed_was_taken_and_is_answered_before_the_en
 
     line = Line()
     payload = {"x": np.zeros((1, 100_000), np.float32)}
-    hashed = asyncio.ensure_future(line.service.submit(MODEL, payload, RequestOptions()))
+    hashed = asyncio.ensure_future(line.service.inference.submit(MODEL, payload, RequestOptions()))
     await asyncio.sleep(0)
-    ending = asyncio.ensure_future(line.service.finish(60.0))
+    ending = asyncio.ensure_future(line.service.inference.finish(60.0))
     (await line.transport.next()).succeed()
     assert ((await hashed).cache, await ending) == ("miss", 0)
 
@@ -533,7 +533,7 @@ async def test_what_has_no_key_is_executed() -> None:
     """As if there were no cache."""
     line = Line()
     payload = {"x": np.zeros((1, 1), "c8")}
-    task = asyncio.ensure_future(line.service.submit(MODEL, payload, RequestOptions()))
+    task = asyncio.ensure_future(line.service.inference.submit(MODEL, payload, RequestOptions()))
     (await line.transport.next()).succeed()
     assert (await task).cache == ""
 
@@ -552,6 +552,6 @@ async def test_metrics_and_status_show_the_cache() -> None:
         f'serve_app_cache_evictions_total{{model="{MODEL}"}} 0.0',
     ):
         assert sample in page
-    status = line.service.status()["models"][MODEL]["cache"]
+    status = line.service.administration.status()["models"][MODEL]["cache"]
     assert status["bytes"] > 512
     assert status == {"hits": 1, "misses": 1, "shared": 0, "entries": 1, "bytes": status["bytes"], "evictions": 0}

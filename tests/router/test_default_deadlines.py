@@ -36,13 +36,13 @@ class Line:
 
     async def sent(self, options: RequestOptions) -> tuple[Sent, asyncio.Task[object]]:
         """Ask for one row: the bundle that it becomes, and the request."""
-        asking: asyncio.Task[object] = asyncio.ensure_future(self.service.submit(MODEL, tensor(1), options))
+        asking: asyncio.Task[object] = asyncio.ensure_future(self.service.inference.submit(MODEL, tensor(1), options))
         return await self.transport.next(), asking
 
     async def refusal(self, options: RequestOptions) -> ServeAppError:
         """Ask for one row, which is refused at once: the error."""
         with pytest.raises(ServeAppError) as caught:
-            await self.service.submit(MODEL, tensor(1), options)
+            await self.service.inference.submit(MODEL, tensor(1), options)
         return caught.value
 
 

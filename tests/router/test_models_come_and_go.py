@@ -72,7 +72,7 @@ class Served:
 
     def ask(self, name: str, value: float = 1.0, variant: str = "") -> asyncio.Task[Answer]:
         """A request of one row."""
-        return asyncio.ensure_future(self.router.service.submit(name, tensor(value), RequestOptions(variant=variant)))
+        return asyncio.ensure_future(self.router.inference.submit(name, tensor(value), RequestOptions(variant=variant)))
 
     async def asked(self, name: str, value: float, answer: float) -> float:
         """A request that a replica answers: what it was answered."""
@@ -95,20 +95,25 @@ async def test_a_model_is_served_from_when_it_is_added_until_it_is_removed() -> 
     """It is listed, counted in readiness, asked and shown; then its name is one that never was."""
     served = Served(model("a"))
     served.replicas("a", "a1")
-    assert served.router.service.ready()
+    assert served.router.administration.ready()
     served.router.add_model(model("b"))
-    assert list(served.router.service.models) == ["a", "b"]
-    assert not served.router.service.ready()
+    assert list(served.router.inference.models) == ["a", "b"]
+    assert not served.router.administration.ready()
     served.replicas("b", "b1")
-    assert served.router.service.ready()
+    assert served.router.administration.ready()
     assert await served.asked("b", 1.0, 7.0) == 7.0
     assert 'model="b"' in served.page
     assert served.router.statistics()["b"]["inference_count"] == 1
 
     await served.router.remove_model("b")
 
-    service = served.router.service
-    assert list(service.models) == list(service.status()["models"]) == list(served.router.statistics()) == ["a"]
+    router = served.router
+    assert (
+        list(router.inference.models)
+        == list(router.administration.status()["models"])
+        == list(served.router.statistics())
+        == ["a"]
+    )
     assert 'model="b"' not in served.page
     with pytest.raises(ModelNotFound, match="there is no 'b' here; models: a"):
         await served.ask("b")
@@ -190,12 +195,12 @@ async def test_a_model_that_comes_again_under_its_name_is_another() -> None:
     served.replicas("a", "a1", identity="x")
     assert await served.asked("a", 1.0, 5.0) == 5.0
     assert value_of(await served.ask("a", 1.0)) == 5.0
-    assert served.router.service.status()["models"]["a"]["cache"]["hits"] == 1
-    assert served.router.service.status()["models"]["a"]["latency_s"]
+    assert served.router.administration.status()["models"]["a"]["cache"]["hits"] == 1
+    assert served.router.administration.status()["models"]["a"]["latency_s"]
     await served.router.remove_model("a")
     assert 'model="a"' not in served.page
     served.router.add_model(model("a", cache="y"))
-    shown = served.router.service.status()["models"]["a"]
+    shown = served.router.administration.status()["models"]["a"]
     assert (shown["latency_s"], shown["cache"]["hits"], shown["cache"]["entries"]) == ({}, 0, 0)
     served.replicas("a", "a2", identity="y")
     assert await served.asked("a", 1.0, 6.0) == 6.0
@@ -220,7 +225,7 @@ async def test_a_successor_of_the_same_name_may_come_while_the_other_ends() -> N
 async def until_queued(served: Served, name: str, entries: int) -> None:
     """Wait until so many requests are queued: their tasks run in the next turns of the loop."""
     async with asyncio.timeout(10.0):
-        while served.router.service.status()["models"][name]["queues"]["normal"]["entries"] < entries:  # noqa: ASYNC110
+        while served.router.administration.status()["models"][name]["queues"]["normal"]["entries"] < entries:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -260,7 +265,7 @@ async def _play(steps: Sequence[tuple[Any, ...]]) -> None:
         return None
 
     for step, *rest in steps:
-        known = served.router.service.models
+        known = served.router.inference.models
         match step:
             case "add" if rest[0] not in known:
                 served.router.add_model(model(rest[0]))
@@ -277,7 +282,7 @@ async def _play(steps: Sequence[tuple[Any, ...]]) -> None:
             case "lose" if (bundle := sent()) is not None:
                 bundle.answer.set_exception(ReplicaLost("it died"))
         await turn()
-    removals += [served.router.remove_model(name) for name in list(served.router.service.models)]
+    removals += [served.router.remove_model(name) for name in list(served.router.inference.models)]
     await turn()
     while (bundle := sent()) is not None:
         bundle.succeed(1.0)
@@ -287,6 +292,6 @@ async def _play(steps: Sequence[tuple[Any, ...]]) -> None:
         for task in asked:
             with suppress(ServeAppError, asyncio.CancelledError):
                 assert value_of(await task) == 1.0
-    assert served.router.service.status()["models"] == {}
+    assert served.router.administration.status()["models"] == {}
     assert not [line for line in served.page.splitlines() if 'model="' in line and 'model="unknown"' not in line]
     await served.router.close(0.0)

@@ -16,7 +16,7 @@ from serve_app.domain.settings import CacheSettings
 from serve_app.errors import DeadlineExceeded
 from serve_app.payloads import Joinable, ModelSignature, TensorSpec
 from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
-from serve_app.router.pipelines.service import PipelineService
+from serve_app.router.pipelines.inference import PipelineInference
 from serve_app.scheduling.entry import Priority
 
 LONG_S = 2000.0
@@ -53,8 +53,13 @@ class Line:
             {"out": Output(Reference(steps[-1].name))},
         )
         pipeline = info._replace(name="chain", task=PIPELINE, pipeline=plan)
-        self._service = PipelineService(
-            service, [pipeline], dispatcher.scheduler.solo_s, service.least_s, CollectorRegistry(), None, None
+        self._service = PipelineInference(
+            service.inference,
+            [pipeline],
+            dispatcher.scheduler.solo_s,
+            service.inference.least_s,
+            CollectorRegistry(),
+            None,
         )
 
     def ask(self, timeout_s: float, *, rows: int = 1, **options: Any) -> asyncio.Task[Answer]:

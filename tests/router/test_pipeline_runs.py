@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from itertools import pairwise
 from time import monotonic
 from typing import Any
@@ -33,9 +33,9 @@ from serve_app.domain.pipeline import (
     Step,
     SwitchStep,
 )
-from serve_app.domain.service import Answer, Loaded, ModelInfo, RequestOptions, unknown_model
+from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.domain.settings import LogSettings
-from serve_app.domain.traffic import Asker, TableChange
+from serve_app.domain.traffic import Asker
 from serve_app.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -43,11 +43,10 @@ from serve_app.errors import (
     ModelUnavailable,
     QueueFull,
     ServeAppError,
-    Unsupported,
 )
 from serve_app.payloads import Joinable, ModelSignature, Payload, Tensors, TensorSpec
+from serve_app.router.pipelines.inference import PipelineInference
 from serve_app.router.pipelines.run import Run
-from serve_app.router.pipelines.service import PipelineService
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.pipeline import Course
 from serve_app.telemetry.request_log import RequestLog
@@ -80,7 +79,7 @@ def compute(name: str, tensors: Mapping[str, Any]) -> Any:
 
 
 class Arithmetic:
-    """An `InferenceService` of two models, ``add`` and ``negative``, whose answers may wait and fail.
+    """An `Inference` of two models, ``add`` and ``negative``, whose answers may wait and fail.
 
     Attributes:
         asked: How often each model ran, with its options.
@@ -103,33 +102,25 @@ class Arithmetic:
         self.variants: dict[str, list[str]] = {}
 
     def find(self, model: str, version: str | None = None) -> ModelInfo:
-        """See `InferenceService`."""
+        """See `Inference`."""
         if model not in self.models:
             raise unknown_model(model, self.models)
         return self.models[model]
 
     def choose(self, model: str, asker: Asker) -> ModelInfo:
-        """See `InferenceService`."""
+        """See `Inference`."""
         return self.find(model)
-
-    def traffic(self, model: str) -> Mapping[str, Any]:
-        """See `InferenceService`."""
-        raise NotImplementedError(model)
-
-    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
-        """See `InferenceService`."""
-        raise NotImplementedError(model, change)
 
     def precheck(
         self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
     ) -> None:
-        """See `InferenceService`."""
+        """See `Inference`."""
 
     def refused(self, model: str, code: str) -> None:
-        """See `InferenceService`."""
+        """See `Inference`."""
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
-        """See `InferenceService`."""
+        """See `Inference`."""
         assert isinstance(payload, dict)
         self.asked.append((model, options))
         self.running += 1
@@ -151,44 +142,12 @@ class Arithmetic:
         return Answer({"y": compute(model, payload)}, Priority.NORMAL, 0.25, 1.0, variants.pop(0) if variants else "")
 
     async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
-        """See `InferenceService`."""
+        """See `Inference`."""
         yield await self.submit(model, payload, options)
 
-    def live(self) -> bool:
-        """See `InferenceService`."""
-        return True
-
-    def ready(self) -> bool:
-        """See `InferenceService`."""
-        return True
-
     def model_ready(self, model: str) -> bool:
-        """See `InferenceService`."""
+        """See `Inference`."""
         return model in self.models
-
-    def status(self) -> Mapping[str, Any]:
-        """See `InferenceService`."""
-        return {}
-
-    def statistics(self, model: str) -> Mapping[str, Any]:
-        """See `InferenceService`."""
-        raise NotImplementedError(model)
-
-    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
-        """See `InferenceService`."""
-        return [{} for _ in models]
-
-    async def metrics(self) -> tuple[bytes, str]:
-        """See `InferenceService`."""
-        return b"", ""
-
-    async def load(self, model: str) -> Loaded:
-        """See `InferenceService`."""
-        raise NotImplementedError(model)
-
-    async def unload(self, model: str) -> Loaded:
-        """See `InferenceService`."""
-        raise NotImplementedError(model)
 
 
 X = PipelineInput("x", "tensor", datatype="FP32", shape=FLOATS)
@@ -213,22 +172,19 @@ def info(pipeline: Pipeline) -> ModelInfo:
     return model("chain")._replace(task=PIPELINE, pipeline=pipeline)
 
 
-def served(service: Arithmetic, pipeline: Pipeline, own_s: float = 0.0) -> PipelineService:
+def served(service: Arithmetic, pipeline: Pipeline, own_s: float = 0.0) -> PipelineInference:
     """The pipeline over the models, each step of which is predicted to take so long."""
-    return PipelineService(
-        service, [info(pipeline)], lambda *_: own_s, lambda *_: own_s, CollectorRegistry(), None, None
-    )
+    return PipelineInference(service, [info(pipeline)], lambda *_: own_s, lambda *_: own_s, CollectorRegistry(), None)
 
 
-def priced(service: Arithmetic, pipeline: Pipeline, seconds: Callable[[str, int], float]) -> PipelineService:
+def priced(service: Arithmetic, pipeline: Pipeline, seconds: Callable[[str, int], float]) -> PipelineInference:
     """The same, where so many parts of a model are predicted to take that many seconds, and no less."""
-    return PipelineService(
+    return PipelineInference(
         service,
         [info(pipeline)],
         lambda model, rows, _: seconds(model, rows),
         lambda model, parts, _: seconds(model, parts),
         CollectorRegistry(),
-        None,
         None,
     )
 
@@ -464,7 +420,7 @@ class _LargeThenNever(Arithmetic):
     """Its first answer is large, and the others never come."""
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
-        """See `InferenceService`."""
+        """See `Inference`."""
         if self.asked:
             self.hold[model] = asyncio.Event()
         await super().submit(model, payload, options)
@@ -491,7 +447,7 @@ class _Refusing(Arithmetic):
     def precheck(
         self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
     ) -> None:
-        """See `InferenceService`."""
+        """See `Inference`."""
         error = QueueFull(f"{model} is full", 1.0)
         error.counted = self._counted
         raise error
@@ -511,7 +467,7 @@ class _Broken(Arithmetic):
     """Has a bug."""
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
-        """See `InferenceService`."""
+        """See `Inference`."""
         raise ZeroDivisionError(model, payload, options)
 
 
@@ -522,7 +478,7 @@ async def test_a_bug_is_counted_and_traced_once_and_told_by_its_number(caplog: p
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces = RequestTraces(None, provider.get_tracer("test"))
     infos = [info(plan(SUM, out="sum"))]
-    over = PipelineService(_Broken(), infos, _nothing, _nothing, CollectorRegistry(), traces, None)
+    over = PipelineInference(_Broken(), infos, _nothing, _nothing, CollectorRegistry(), traces)
     with pytest.raises(ServeAppError) as caught:
         await over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions(request_id="r"))
     assert (caught.value.message, caught.value.code) == ("internal error (request id r)", "internal")
@@ -575,7 +531,7 @@ async def test_its_line_in_the_log_has_the_times_of_its_steps() -> None:
     service = Arithmetic()
     service.variants["negative"] = ["light"]
     pipeline = plan(SUM, NEGATIVE, out="less.y")
-    over = PipelineService(service, [info(pipeline)], _nothing, _nothing, CollectorRegistry(), traces, None)
+    over = PipelineInference(service, [info(pipeline)], _nothing, _nothing, CollectorRegistry(), traces)
     await over.submit("chain", {"x": row(1.0, 2.0)}, RequestOptions(request_id="r"))
     (line,) = lines
     assert [line[key] for key in ("model", "outcome", "request_id")] == ["chain", "ok", "r"]
@@ -588,12 +544,6 @@ async def test_its_line_in_the_log_has_the_times_of_its_steps() -> None:
     assert span.context is not None
     parents = {options.trace_parent.split("-")[2] for _, options in service.asked}
     assert parents == {f"{span.context.span_id:016x}"}
-
-
-async def test_a_pipeline_is_not_loaded_by_itself() -> None:
-    """Its models are named."""
-    with pytest.raises(Unsupported, match="'chain' is a pipeline: redeploy, or load and unload its models: add"):
-        await served(Arithmetic(), plan(SUM, NEGATIVE, out="less.y")).load("chain")
 
 
 # --- Any pipeline ---------------------------------------------------------------------------------------------------

@@ -304,7 +304,7 @@ class Router:
 
     async def ask(self, value: float) -> Answer:
         """Answer one request."""
-        asking = asyncio.ensure_future(self.service.submit(MODEL, tensor(value), RequestOptions()))
+        asking = asyncio.ensure_future(self.service.inference.submit(MODEL, tensor(value), RequestOptions()))
         arriving = asyncio.ensure_future(self.transport.next())
         await asyncio.wait((asking, arriving), return_when=asyncio.FIRST_COMPLETED)
         if arriving.done():
@@ -333,6 +333,6 @@ async def test_routers_answer_from_each_others_work(server: RedisServer) -> None
     assert (await other.ask(1)).cache == "hit"  # it has it now itself
     assert (await other.ask(2)).cache == "miss"
     assert (await one.ask(2)).cache == "miss"
-    assert not other.service.status()["cache"]["redis"]["up"]
+    assert not other.service.administration.status()["cache"]["redis"]["up"]
     for router in (one, other):
         await router.cache.close()

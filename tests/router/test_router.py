@@ -36,7 +36,7 @@ async def test_a_router_begins_with_what_profiles_say(tmp_path: Path) -> None:
     )
     priors = {"m": [Execution(1, 0, 0.25), Execution(4, 0, 0.25)]}
     router = Router(router_settings(config, describe_models(config), priors=priors, identities={}), no_replicas)
-    shown = router.service.status()["models"]
+    shown = router.administration.status()["models"]
     assert [shown[name]["latency_s"] for name in ("m", "n")] == [{"0": {"1": 0.25, "4": 0.25}}, {}]
 
 
@@ -60,7 +60,7 @@ async def test_a_router_schedules_as_configured_and_shows_it(tmp_path: Path) -> 
         }
     )
     router = Router(router_settings(config, describe_models(config), priors={}, identities={}), no_replicas)
-    models = router.service.status()["models"]
+    models = router.administration.status()["models"]
     keys = ("policy", "fallbacks", "device_group")
     assert {name: {key: shown[key] for key in keys if key in shown} for name, shown in models.items()} == {
         "m": {"policy": "eager", "fallbacks": ["light"]},

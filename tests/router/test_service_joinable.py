@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Transport, make_dispatcher, serve, tensor
+from runtime_harness import MODEL, Serving, Transport, make_dispatcher, serve, tensor
 
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.payloads import Joinable, ModelSignature, TensorSpec
-from serve_app.router.service import Service
 from serve_app.scheduling.entry import Priority
 
 PROVEN, EXACT = Joinable("proven", "by the graph"), Joinable("exact", "tried")
@@ -23,7 +22,7 @@ CARE = (PROVEN, EXACT, CLOSER, CLOSE, LONG, DEPENDENT)
 """From the least careful to the most."""
 
 
-def make_service(transport: Transport, **info: Any) -> Service:
+def make_service(transport: Transport, **info: Any) -> Serving:
     """A service of one model whose bundles take up to four rows."""
     spec = TensorSpec("x", "FP32", (-1, -1))
     timeouts = dict.fromkeys(Priority, 30.0)
@@ -33,9 +32,9 @@ def make_service(transport: Transport, **info: Any) -> Service:
     return serve(told, dispatcher, metrics)
 
 
-def of(service: Service, variant: str = "") -> Joinable | None:
+def of(service: Serving, variant: str = "") -> Joinable | None:
     """What clients are told."""
-    return service.find(MODEL).joinable.get(variant)
+    return service.inference.find(MODEL).joinable.get(variant)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(len(CARE)), 3)), ids=str)
@@ -43,17 +42,17 @@ async def test_of_several_replicas_the_most_careful_counts(order: tuple[int, ...
     """In whatever order they tell it: one that could try nothing, or that is close, takes back nothing."""
     service = make_service(Transport())
     for place in order:
-        service.on_joinable(MODEL, {"": CARE[place]})
+        service.models.on_joinable(MODEL, {"": CARE[place]})
     assert CARE[max(order)] == of(service)
 
 
 async def test_what_is_told_reaches_clients_and_the_status() -> None:
     """By variant; of a model that is not served here nothing is taken."""
     service = make_service(Transport())
-    service.on_joinable("another", {"": DEPENDENT})
-    service.on_joinable(MODEL, {"": EXACT, "light": DEPENDENT})
+    service.models.on_joinable("another", {"": DEPENDENT})
+    service.models.on_joinable(MODEL, {"": EXACT, "light": DEPENDENT})
     assert (EXACT, DEPENDENT) == (of(service), of(service, "light"))
-    status = service.status()["models"][MODEL]["joinable"]
+    status = service.administration.status()["models"][MODEL]["joinable"]
     assert ({"": "exact", "light": "dependent"}, 0.001) == (
         {variant: verdict["verdict"] for variant, verdict in status.items()},
         status["light"]["deviation"],
@@ -68,8 +67,8 @@ async def test_requests_that_share_no_run_share_no_bundle(verdict: Joinable | No
     transport = Transport()
     service = make_service(transport)
     if verdict is not None:
-        service.on_joinable(MODEL, {"": verdict})
-    asking = [asyncio.ensure_future(service.submit(MODEL, tensor(1.0), RequestOptions())) for _ in range(3)]
+        service.models.on_joinable(MODEL, {"": verdict})
+    asking = [asyncio.ensure_future(service.inference.submit(MODEL, tensor(1.0), RequestOptions())) for _ in range(3)]
     found = []
     for _ in sizes:
         sent = await transport.next()
@@ -95,7 +94,7 @@ async def test_the_rows_that_a_request_counts_for(payload: Any, rows: int) -> No
     transport = Transport()
     signature = ModelSignature(specs, specs, (TensorSpec("bias", "FP32", (7,)),))
     service = make_service(transport, signature=signature)
-    asking = asyncio.ensure_future(service.submit(MODEL, payload, RequestOptions()))
+    asking = asyncio.ensure_future(service.inference.submit(MODEL, payload, RequestOptions()))
     sent = await transport.next()
     sent.succeed()
     await asking
@@ -108,7 +107,7 @@ async def test_a_request_without_rows_counts_for_one() -> None:
     service = make_service(transport, joinable={"": Joinable("whole", "", rows=False)})
     payloads: list[Any] = [{}, {"x": np.float64(1)}, {"x": np.ones((99, 2))}]
     for payload in payloads:
-        asking = asyncio.ensure_future(service.submit(MODEL, payload, RequestOptions()))
+        asking = asyncio.ensure_future(service.inference.submit(MODEL, payload, RequestOptions()))
         sent = await transport.next()
         sent.succeed()
         await asking
@@ -121,7 +120,7 @@ async def test_an_answer_of_a_build_without_proof_says_so() -> None:
     service = make_service(transport, joinable={"": EXACT, "light": Joinable("unverified", "allowed")})
     marked = []
     for variant in ("", "light"):
-        asking = asyncio.ensure_future(service.submit(MODEL, tensor(1.0), RequestOptions(variant=variant)))
+        asking = asyncio.ensure_future(service.inference.submit(MODEL, tensor(1.0), RequestOptions(variant=variant)))
         (await transport.next()).succeed(variant)
         marked.append((await asking).unverified)
     assert [False, True] == marked

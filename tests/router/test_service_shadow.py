@@ -11,7 +11,8 @@ from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Shadow, Traffic, version_key
 from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.router.dispatcher import Dispatcher
-from serve_app.router.service import Service
+from serve_app.router.inference import RouterInference
+from serve_app.router.models import Models
 from serve_app.router.settings import RoutedModel
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -35,7 +36,8 @@ class Versions:
         scheduler = Scheduler(scheduling, classes(), ProcessLimits(total_bytes=10**9))
         self.metrics = RouterMetrics(scheduler)
         dispatcher = Dispatcher(scheduler, awaiting(self.transport), self.metrics, 60.0)
-        self.service = Service(dispatcher=dispatcher, metrics=self.metrics, metrics_page=self._page)
+        self.models = Models(scheduler)
+        self.inference = RouterInference(self.models, dispatcher, self.metrics)
         info = ModelInfo(
             name="m",
             version="3",
@@ -53,14 +55,11 @@ class Versions:
         traffic = Traffic({"stable": "3"}, shadow=Shadow("5"))
         for told, scheduled in zip((info, copy), scheduling, strict=True):
             dispatcher.on_replicas(scheduled.name, ["a"])
-            self.service.add_model(RoutedModel(info=told, scheduling=scheduled, traffic=traffic))
-
-    async def _page(self) -> str:
-        return self.metrics.render()
+            self.models.add(RoutedModel(info=told, scheduling=scheduled, traffic=traffic))
 
     def ask(self) -> asyncio.Task[Answer]:
         """A client asks version 3."""
-        return asyncio.ensure_future(self.service.submit(REAL, tensor(2.0), RequestOptions()))
+        return asyncio.ensure_future(self.inference.submit(REAL, tensor(2.0), RequestOptions()))
 
     async def copy(self) -> Sent:
         """The copy, on its way."""
@@ -87,7 +86,7 @@ async def test_a_copy_runs_on_the_variant_that_answered(variant: str) -> None:
     assert (entry.variant, entry.exact) == (variant, True)
     sent.succeed(variant)
     await until(lambda: versions.ended("same") == 1.0)
-    await versions.service.close()
+    await versions.inference.close()
 
 
 async def test_what_the_other_version_cannot_run_is_not_compared() -> None:
@@ -98,7 +97,7 @@ async def test_what_the_other_version_cannot_run_is_not_compared() -> None:
     assert (await asked).variant == "light"
     assert versions.ended("failed") == 1.0
     assert versions.transport.sent.empty()
-    await versions.service.close()
+    await versions.inference.close()
 
 
 async def test_what_is_answered_after_all_versions_were_unloaded_has_no_copy() -> None:
@@ -106,8 +105,8 @@ async def test_what_is_answered_after_all_versions_were_unloaded_has_no_copy() -
     versions = Versions()
     asked = versions.ask()
     sent = await versions.transport.next()
-    gone = [versions.service.remove_model(key, unloaded=True) for key in (REAL, COPY)]
+    gone = [versions.models.remove(key, unloaded=True) for key in (REAL, COPY)]
     sent.succeed()
     assert (await asked).version == "3"
     await asyncio.gather(*gone)
-    await versions.service.close()
+    await versions.inference.close()

@@ -58,7 +58,7 @@ async def read_into(
     found: list[int], server: LocalServer, n: int, fail_at: int = -1, model: str = "count", **options: Any
 ) -> None:
     """The same, where it is to be seen what came before an error."""
-    async with aclosing(server.router.service.stream(model, ask(n, fail_at), RequestOptions(**options))) as parts:
+    async with aclosing(server.router.inference.stream(model, ask(n, fail_at), RequestOptions(**options))) as parts:
         async for part in parts:
             found.append(int(part.value["i"][0]))  # noqa: PERF401 - one by one
 
@@ -100,7 +100,7 @@ def test_an_answer_comes_in_parts(server: LocalServer, tmp_path: Path) -> None:
     assert server.run(read(server, 3)) == [0, 1, 2]
     assert server.run(read(server, 0)) == []
     assert closings(tmp_path) == before + 3
-    assert server.router.service.models["count"].streams
+    assert server.router.inference.models["count"].streams
     assert streams(server) == {"ok": 2.0}  # of which a part has come
     assert outcomes(server) == {"ok": 3.0}
 
@@ -120,7 +120,7 @@ def test_who_leaves_closes_the_generator(server: LocalServer, tmp_path: Path) ->
     before = closings(tmp_path)
 
     async def leave() -> int:
-        async with aclosing(server.router.service.stream("count", ask(-1), RequestOptions())) as parts:
+        async with aclosing(server.router.inference.stream("count", ask(-1), RequestOptions())) as parts:
             async for part in parts:
                 if part.value["i"][0] == 20:
                     break
@@ -183,7 +183,7 @@ def test_who_waits_for_the_first_part_for_too_long_is_told(server: LocalServer) 
     """While another answer, which may take longer, goes on."""
 
     async def ask_both() -> int:
-        async with aclosing(server.router.service.stream("count", ask(-1), RequestOptions(timeout_s=5.0))) as parts:
+        async with aclosing(server.router.inference.stream("count", ask(-1), RequestOptions(timeout_s=5.0))) as parts:
             await anext(parts)
             with pytest.raises(DeadlineExceeded):
                 await read(server, 1, timeout_s=0.2)
@@ -197,7 +197,7 @@ def test_submit_takes_an_answer_of_one_part(server: LocalServer, tmp_path: Path)
     before = closings(tmp_path)
 
     async def submit(n: int) -> Any:
-        return (await server.router.service.submit("count", ask(n), RequestOptions())).value["i"].tolist()
+        return (await server.router.inference.submit("count", ask(n), RequestOptions())).value["i"].tolist()
 
     assert server.run(submit(1)) == [0]
     for n in (0, 2, -1):
@@ -232,7 +232,7 @@ def test_a_slow_reader_is_given_up(slow: LocalServer, tmp_path: Path, model: str
     before = closings(tmp_path, model)
 
     async def read_slowly() -> None:
-        async with aclosing(slow.router.service.stream(model, ask(-1), RequestOptions())) as parts:
+        async with aclosing(slow.router.inference.stream(model, ask(-1), RequestOptions())) as parts:
             assert (await anext(parts)).value["i"].tolist() == [0]
             await closed(tmp_path / model, before + 1)
             async for _ in parts:
@@ -249,7 +249,7 @@ def test_a_reader_may_pause(slow: LocalServer) -> None:
 
     async def read_in_steps() -> list[int]:
         found = []
-        async with aclosing(slow.router.service.stream("blobs", ask(40), RequestOptions())) as parts:
+        async with aclosing(slow.router.inference.stream("blobs", ask(40), RequestOptions())) as parts:
             async for part in parts:
                 found.append(int(part.value["i"][0]))
                 for _ in range(20):

@@ -68,7 +68,7 @@ class Followed:
 
     def ask(self, options: RequestOptions = ASKED) -> asyncio.Task[Any]:
         """One row."""
-        return asyncio.ensure_future(self.service.submit(MODEL, tensor(1.0), options))
+        return asyncio.ensure_future(self.service.inference.submit(MODEL, tensor(1.0), options))
 
 
 async def test_a_sampled_answer_has_a_line_and_its_replica_knows_where_it_came_from() -> None:
@@ -109,7 +109,7 @@ async def test_failures_and_those_who_leave_have_a_line_and_others_have_none() -
 async def test_an_answer_in_parts_is_told_with_their_number(ends: str) -> None:
     """However it ends, in the line and in the span."""
     followed = Followed(tracing=True, sample=1.0, streams=True)
-    answer = followed.service.stream(MODEL, tensor(1.0), ASKED)
+    answer = followed.service.inference.stream(MODEL, tensor(1.0), ASKED)
     first = asyncio.ensure_future(anext(answer))
     sent = await followed.transport.next()
     sink = sent.bundle.parts
@@ -192,14 +192,18 @@ async def test_finishing_refuses_what_comes_and_waits_for_what_was_taken() -> No
     service = followed.service
     task = followed.ask()
     sent = await followed.transport.next()
-    assert service.ready()
-    service.stop_being_ready()
-    assert (service.ready(), service.model_ready(MODEL), service.live()) == (False, False, True)
-    assert await service.finish(0.0) == 1
+    assert service.administration.ready()
+    service.models.ending = True
+    assert (service.administration.ready(), service.inference.model_ready(MODEL), service.administration.live()) == (
+        False,
+        False,
+        True,
+    )
+    assert await service.inference.finish(0.0) == 1
     refused = followed.ask()
     await asyncio.wait([refused])
     assert "shutting down" in str(refused.exception())
-    finishing = asyncio.ensure_future(service.finish(60.0))
+    finishing = asyncio.ensure_future(service.inference.finish(60.0))
     sent.succeed()
     await task
     assert await finishing == 0

@@ -10,7 +10,7 @@ from typing import Any, Final
 from grpc_health.v1 import health_pb2 as pb
 
 from serve_app.api.grpc.call import GrpcCall, parse
-from serve_app.domain.service import InferenceService
+from serve_app.domain.service import Administration, Inference
 from serve_app.errors import ModelNotFound
 
 _LIST: Final[Any] = pb
@@ -28,15 +28,21 @@ class Health:
     """Answers the calls of the service.
 
     Args:
-        service: Knows what is ready.
+        inference: Knows which models are ready.
+        administration: Knows whether the server is ready.
         names: Services that are served where this one is; each is as ready as the whole server.
         watch_s: How long the current call may watch, seconds.
     """
 
     def __init__(
-        self, service: InferenceService, names: tuple[str, ...], watch_s: Callable[[], float] = lambda: math.inf
+        self,
+        inference: Inference,
+        administration: Administration,
+        names: tuple[str, ...],
+        watch_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self._service = service
+        self._inference = inference
+        self._administration = administration
         self._whole = frozenset({"", *names})
         self._watch_s = watch_s
         self._changed = asyncio.Event()
@@ -58,7 +64,7 @@ class Health:
     async def list(self, body: bytes, _: GrpcCall) -> bytes:
         """The state of everything that `check` knows."""
         parse(_LIST.HealthListRequest, body)
-        names = (*sorted(self._whole), *self._service.models)
+        names = (*sorted(self._whole), *self._inference.models)
         statuses = {name: _answer(self.status(name)) for name in names}
         listed: bytes = _LIST.HealthListResponse(statuses=statuses).SerializeToString()
         return listed
@@ -88,9 +94,9 @@ class Health:
         if self._closing:
             return NOT_SERVING
         if name in self._whole:
-            return SERVING if self._service.ready() else NOT_SERVING
-        if name in self._service.models:
-            return SERVING if self._service.model_ready(name) else NOT_SERVING
+            return SERVING if self._administration.ready() else NOT_SERVING
+        if name in self._inference.models:
+            return SERVING if self._inference.model_ready(name) else NOT_SERVING
         return UNKNOWN_SERVICE
 
     def changed(self) -> None:

@@ -22,7 +22,7 @@ from serve_app.api.open_inference.rest import repository_index
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
-from serve_app.domain.service import InferenceService
+from serve_app.domain.service import Administration, Inference
 from serve_app.errors import InvalidRequest, Unsupported
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import RouteNotFound
@@ -150,7 +150,7 @@ def check_load_parameters(names: Iterable[str]) -> None:
 
 def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(gateway.service, gateway.bodies)
+    endpoints = _Endpoints(gateway.inference, gateway.administration, gateway.bodies)
     found = [
         Route("GET", "/v2/logging", endpoints.logging),
         Route("POST", "/v2/logging", endpoints.update_logging, "administration"),
@@ -178,8 +178,9 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 class _Endpoints:
-    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
-        self._service = service
+    def __init__(self, inference: Inference, administration: Administration, bodies: BodyReader) -> None:
+        self._inference = inference
+        self._administration = administration
         self._bodies = bodies
 
     async def logging(self, _: Request) -> Response:
@@ -198,22 +199,22 @@ class _Endpoints:
 
     def _check_model(self, request: Request) -> None:
         if "model" in request.path_params:
-            self._service.find(request.path_params["model"])
+            self._inference.find(request.path_params["model"])
 
     async def index(self, request: Request) -> Response:
         wanted = await self._settings(request, may_be_empty=True)
         ready_only = wanted.get("ready") or False
         if not isinstance(ready_only, bool):
             raise InvalidRequest("ready: expected true or false")
-        return json_response(repository_index(self._service, ready_only=ready_only))
+        return json_response(repository_index(self._inference, ready_only=ready_only))
 
     async def load(self, request: Request) -> Response:
         await self._check_parameters(request)
-        return json_response(structs.asdict(await self._service.load(request.path_params["model"])))
+        return json_response(structs.asdict(await self._administration.load(request.path_params["model"])))
 
     async def unload(self, request: Request) -> Response:
         await self._check_parameters(request)
-        return json_response(structs.asdict(await self._service.unload(request.path_params["model"])))
+        return json_response(structs.asdict(await self._administration.unload(request.path_params["model"])))
 
     async def _check_parameters(self, request: Request) -> None:
         given = (await self._settings(request, may_be_empty=True)).get("parameters") or {}

@@ -13,7 +13,7 @@ from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference.configuration import joinable_parameters, model_config
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
-from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.domain.service import Administration, Inference, ModelInfo
 from serve_app.errors import ModelUnavailable, some_of
 from serve_app.payloads import TensorSpec
 
@@ -33,7 +33,7 @@ EXTENSIONS = (
 
 def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(gateway.service)
+    endpoints = _Endpoints(gateway.inference, gateway.administration)
     found = [
         Route("GET", "/v2", endpoints.server),
         Route("GET", "/v2/health/live", endpoints.live, "health"),
@@ -67,12 +67,12 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "serve-app", "version": __version__, "extensions": list(EXTENSIONS)}
 
 
-def repository_index(service: InferenceService, *, ready_only: bool = False) -> list[dict[str, str]]:
+def repository_index(inference: Inference, *, ready_only: bool = False) -> list[dict[str, str]]:
     """What there is, and whether it can take work. ``ready_only`` leaves out what cannot."""
     entries = []
-    every = [service.find(name, version) for name, info in service.models.items() for version in info.versions]
+    every = [inference.find(name, version) for name, info in inference.models.items() for version in info.versions]
     for info in every:
-        ready = service.model_ready(info.key or info.name)
+        ready = inference.model_ready(info.key or info.name)
         if ready_only and not ready:
             continue
         entries.append(
@@ -86,7 +86,7 @@ def repository_index(service: InferenceService, *, ready_only: bool = False) -> 
     if not ready_only:
         entries += [
             {"name": info.name, "version": info.version, "state": "UNAVAILABLE", "reason": "unloaded"}
-            for infos in service.unloaded.values()
+            for infos in inference.unloaded.values()
             for info in infos
         ]
     return entries
@@ -98,20 +98,21 @@ def _metadata_tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
 
 
 class _Endpoints:
-    def __init__(self, service: InferenceService) -> None:
-        self._service = service
+    def __init__(self, inference: Inference, administration: Administration) -> None:
+        self._inference = inference
+        self._administration = administration
 
     async def server(self, _: Request) -> Response:
         return json_response(server_metadata())
 
     async def live(self, _: Request) -> Response:
-        if not self._service.live():
+        if not self._administration.live():
             raise ModelUnavailable("the server is not live")
         return json_response({"live": True})
 
     async def ready(self, _: Request) -> Response:
-        if not self._service.ready():
-            waiting = [name for name in self._service.models if not self._service.model_ready(name)]
+        if not self._administration.ready():
+            waiting = [name for name in self._inference.models if not self._inference.model_ready(name)]
             raise ModelUnavailable("not ready to take work" + (f" for: {some_of(waiting)}" if waiting else ""))
         return json_response({"ready": True})
 
@@ -120,7 +121,7 @@ class _Endpoints:
 
     async def model_ready(self, request: Request) -> Response:
         info = self._find(request)
-        if not self._service.model_ready(info.key or info.name):
+        if not self._inference.model_ready(info.key or info.name):
             raise ModelUnavailable(info.fault or f"model {info.name!r} has no ready replica")
         return json_response({"name": info.name, "ready": True})
 
@@ -131,10 +132,10 @@ class _Endpoints:
         info = self._find(request)
         # Without a version, those of all versions.
         asked = info.key if info.key and "version" in request.path_params else info.name
-        return json_response({"model_stats": await self._service.total_statistics([asked])})
+        return json_response({"model_stats": await self._administration.total_statistics([asked])})
 
     async def all_statistics(self, _: Request) -> Response:
-        return json_response({"model_stats": await self._service.total_statistics(self._service.models)})
+        return json_response({"model_stats": await self._administration.total_statistics(self._inference.models)})
 
     def _find(self, request: Request) -> ModelInfo:
-        return self._service.find(request.path_params["model"], request.path_params.get("version"))
+        return self._inference.find(request.path_params["model"], request.path_params.get("version"))

@@ -164,9 +164,10 @@ class InferenceRpc:
     """
 
     def __init__(self, gateway: Gateway, explain: Explain, *, typed_answers: bool = False) -> None:
-        service = gateway.service
+        administration = gateway.administration
         self._gateway = gateway
-        self._service = service
+        self._inference = gateway.inference
+        self._administration = administration
         self._explain = explain
         self._infer = RpcInfer(typed_answers=typed_answers)
         self._reading: set[asyncio.Task[None]] = set()
@@ -176,8 +177,10 @@ class InferenceRpc:
             "CudaSharedMemoryRegister": _SHARED_MEMORY,
         }
         self.unary: Mapping[str, Unary] = {
-            "ServerLive": _answering(pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=service.live())),
-            "ServerReady": _answering(pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=service.ready())),
+            "ServerLive": _answering(pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=administration.live())),
+            "ServerReady": _answering(
+                pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=administration.ready())
+            ),
             "ModelReady": _answering(pb.ModelReadyRequest, self._model_ready),
             "ServerMetadata": _answering(pb.ServerMetadataRequest, _server_metadata),
             "ModelMetadata": _answering(pb.ModelMetadataRequest, self._model_metadata),
@@ -222,13 +225,13 @@ class InferenceRpc:
         Raises:
             ModelNotFound: There is no such model or version.
         """
-        request, service = parse(pb.ModelStatisticsRequest, body), self._service
+        request, inference = parse(pb.ModelStatisticsRequest, body), self._inference
         if request.name:
-            info = service.find(request.name, request.version or None)
+            info = inference.find(request.name, request.version or None)
             names = [info.key if info.key and request.version else info.name]
         else:
-            names = list(service.models)
-        statistics = await service.total_statistics(names)
+            names = list(inference.models)
+        statistics = await self._administration.total_statistics(names)
         return _filled(pb.ModelStatisticsResponse(), {"model_stats": list(statistics)}).SerializeToString()
 
     async def stream_infer(self, requests: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
@@ -310,40 +313,40 @@ class InferenceRpc:
 
     def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         try:
-            info = self._service.find(request.name, request.version or None)
+            info = self._inference.find(request.name, request.version or None)
         except ModelNotFound:  # clients poll this until it is there
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self._service.model_ready(info.key or info.name))
+        return pb.ModelReadyResponse(ready=self._inference.model_ready(info.key or info.name))
 
     def _model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        info = self._service.find(request.name, request.version or None)
+        info = self._inference.find(request.name, request.version or None)
         return _filled(pb.ModelMetadataResponse(), rest.model_metadata(info))
 
     def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        info = self._service.find(request.name, request.version or None)
+        info = self._inference.find(request.name, request.version or None)
         return _filled(pb.ModelConfigResponse(), {"config": rest.model_config(info)})
 
     def _index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        entries = rest.repository_index(self._service, ready_only=request.ready)
+        entries = rest.repository_index(self._inference, ready_only=request.ready)
         return _filled(pb.RepositoryIndexResponse(), {"models": entries})
 
     async def _load(self, body: bytes, _: GrpcCall) -> bytes:
         request = parse(pb.RepositoryModelLoadRequest, body)
         self._gateway.require_admin()
         administration.check_load_parameters(request.parameters)
-        await self._service.load(request.model_name)
+        await self._administration.load(request.model_name)
         return pb.RepositoryModelLoadResponse().SerializeToString()
 
     async def _unload(self, body: bytes, _: GrpcCall) -> bytes:
         request = parse(pb.RepositoryModelUnloadRequest, body)
         self._gateway.require_admin()
         administration.check_load_parameters(request.parameters)
-        await self._service.unload(request.model_name)
+        await self._administration.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse().SerializeToString()
 
     def _trace(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         if request.model_name:
-            self._service.find(request.model_name)
+            self._inference.find(request.model_name)
         asked = {
             name: [*setting.value] if name == _TRACE_LEVEL else next(iter(setting.value), None)
             for name, setting in request.settings.items()

@@ -88,7 +88,7 @@ class _Pages:
         self._described: dict[tuple[str, ...], tuple[list[ModelInfo], dict[str, Any]]] = {}
 
     async def description(self, request: Request) -> Response:
-        models = list(self._gateway.service.models.values())
+        models = list(self._gateway.inference.models.values())
         names = tuple(info.name for info in models)
         before, described = self._described.get(names, (None, {}))
         if models != before:  # who may use other models sees another description: no more of them than keys
@@ -101,7 +101,7 @@ class _Pages:
         root = escape(request.scope.get("root_path", ""))
         pictures = "".join(
             _PICTURE.format(name=escape(info.name), picture=draw(info.pipeline))
-            for info in self._gateway.service.models.values()
+            for info in self._gateway.inference.models.values()
             if info.pipeline is not None
         )
         return HTMLResponse(_PAGE.format(root=root, docs=f"{root}/docs", pictures=pictures))

@@ -24,7 +24,7 @@ from serve_app.domain.pipeline import (
     Step,
     SwitchStep,
 )
-from serve_app.domain.service import Answer, InferenceService, ModelInfo, RequestOptions
+from serve_app.domain.service import Answer, Inference, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker
 from serve_app.errors import DeadlineExceeded, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.payloads import Payload, Tensors, payload_bytes
@@ -77,7 +77,7 @@ class Run:
     def __init__(
         self,
         plan: Pipeline,
-        service: InferenceService,
+        service: Inference,
         inputs: Mapping[str, Any],
         options: RequestOptions,
         deadline: float,
@@ -268,8 +268,8 @@ class Run:
             self._variants.setdefault(step, set()).add(answer.variant)
 
 
-def model_of_step(service: InferenceService, step: ModelStep, options: RequestOptions) -> ModelInfo:
-    """The model, or the version of it, that runs a step. Raises as `InferenceService.find`."""
+def model_of_step(service: Inference, step: ModelStep, options: RequestOptions) -> ModelInfo:
+    """The model, or the version of it, that runs a step. Raises as `Inference.find`."""
     info = service.find(step.model, step.version)
     if info.key and step.version is None:
         return service.choose(step.model, Asker(options.tenant, options.request_id))

@@ -15,7 +15,7 @@ import grpc
 import orjson
 
 from api.conftest import LIMITS
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from api.rpc.conftest import request_of
 from serve_app.access.guard import Guard
 from serve_app.api.grpc_app import GrpcApp
@@ -143,8 +143,8 @@ class Host:
         self.bodies = BodyReader(
             max_body=MAX_BODY, max_held_bytes=LIMITS.max_held_bytes, offload_above=offload_above, decode_threads=2
         )
-        self.http = create_app(service, HttpSettings(), self.bodies, guard=guard, log=log)
-        self.rpc = GrpcApp(service, self.bodies, guard, log)
+        self.http = create_app(*both(service), HttpSettings(), self.bodies, guard=guard, log=log)
+        self.rpc = GrpcApp(*both(service), self.bodies, guard, log)
 
 
 class Arriving:
@@ -301,7 +301,7 @@ class StreamEndpoint(RpcEndpoint):
 
 
 def _routes() -> list[Route]:
-    return [route for route in create_app(NumpyService()).routes if route.operation is not None]
+    return [route for route in create_app(*both(NumpyService())).routes if route.operation is not None]
 
 
 HTTP_ENDPOINTS = [HttpEndpoint(route) for route in _routes()]

@@ -14,7 +14,7 @@ import tritonclient.http as triton
 from starlette.types import Message, Receive, Scope, Send
 
 from api.listener.raw_client import LARGE, Client, post, serving, until
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import HttpSettings, create_app
 from serve_app.http.body import BodyReader, BodyTooSlow
 
@@ -46,7 +46,7 @@ async def test_a_client_that_leaves_amid_its_body_cancels_its_request(sent: int)
 async def test_the_protocols_are_served_with_binary_tensors_in_place() -> None:
     """A large input becomes a view of the memory that it was read into, aligned, and the answer is right."""
     service = NumpyService()
-    app = create_app(service, HttpSettings(max_body=2**20))
+    app = create_app(*both(service), HttpSettings(max_body=2**20))
     x = np.random.default_rng(7).normal(size=(2, 50_000)).astype(np.float32)
     tensor = triton.InferInput("x", x.shape, "FP32")
     tensor.set_data_from_numpy(x)
@@ -108,7 +108,7 @@ async def test_a_body_that_takes_too_long_in_place_is_refused_and_forgotten() ->
 async def test_bodies_over_the_limit_of_the_process_are_refused_while_they_arrive() -> None:
     """What was counted is given back."""
     bodies = BodyReader(max_body=2**20, max_held_bytes=100_000, offload_above=1000, decode_threads=1)
-    app = create_app(NumpyService(), HttpSettings(), bodies)
+    app = create_app(*both(NumpyService()), HttpSettings(), bodies)
     async with serving(app) as (_, port):
         client = await Client.connect(port)
         await client.send(

@@ -15,7 +15,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from api.listener.raw_client import Client, post, serving, until
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.access.guard import Guard
 from serve_app.api.http_app import create_app
 from serve_app.api.urgency import HeadUrgency
@@ -276,7 +276,7 @@ def infer(*headers: str) -> bytes:
 async def test_what_is_wrong_is_said_alone_and_beside_others(header: str, message: str) -> None:
     """As far as it is begun: what has to wait comes with class `low`, whatever it claims, and is refused as such."""
     service = NumpyService()
-    app = create_app(service)
+    app = create_app(*both(service))
     async with serving(app, turns=by_head(IMPATIENT_S), errors_of=app.errors_of) as (listener, _):
         (high,) = await connected(listener, 1)
         hostile = await connected(listener, 100)
@@ -332,7 +332,7 @@ async def test_the_wall_clock_does_not_matter() -> None:
         since = [scope[AWAITED_SINCE] for scope in app.scopes if AWAITED_SINCE in scope]
         assert len(since) == 100 - MOST_AT_ONCE
         assert all(started <= each <= monotonic() for each in since)
-    async with serving(create_app(service), turns=by_head(IMPATIENT_S)) as (listener, _):
+    async with serving(create_app(*both(service)), turns=by_head(IMPATIENT_S)) as (listener, _):
         clients = await connected(listener, 100)
         for number, client in enumerate(clients):
             client.writer.write(infer(f"X-Priority: {('low', 'normal')[number % 2]}", "X-Timeout-Ms: 60000"))

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from api.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until, until_refused
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import create_app
 from serve_app.http.http1 import Limits
 from serve_app.http.listener import Listener, bind
@@ -22,7 +22,7 @@ from serve_app.telemetry.readings import Readings
 @pytest.mark.parametrize("path", ["/echo", "/v1/models/words/predict", "/v1/embeddings"])
 async def test_requests_beyond_the_limit_are_refused_and_their_connection_lives_on(path: str) -> None:
     """With the code of a full queue, so that clients come again; in OpenAI's words on OpenAI's routes."""
-    app, errors_of = Gated(), create_app(NumpyService()).errors_of
+    app, errors_of = Gated(), create_app(*both(NumpyService())).errors_of
     async with serving(app, Limits(requests=1), errors_of=errors_of) as (_, port):
         first, second = await Client.connect(port), await Client.connect(port)
         await first.send(post(b"x"))

@@ -14,7 +14,7 @@ import pytest
 
 from api.conftest import LIMITS
 from api.listener.raw_client import Client, post, serving, until
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import create_app
 from serve_app.errors import DeadlineExceeded, InferenceFailed, QueueFull
 from serve_app.http.http1 import Limits
@@ -34,7 +34,7 @@ def service() -> NumpyService:
 @pytest.fixture
 async def port(service: NumpyService) -> AsyncIterator[int]:
     """Where it is served."""
-    async with serving(create_app(service, LIMITS)) as (_, port):
+    async with serving(create_app(*both(service), LIMITS)) as (_, port):
         yield port
 
 
@@ -167,7 +167,7 @@ async def test_a_client_that_does_not_read_gets_no_more_made(service: NumpyServi
 async def test_a_client_that_never_reads_is_cut(service: NumpyService) -> None:
     """Its work ends with it."""
     service.parts = 10_000
-    async with serving(create_app(service, LIMITS), Limits(stall_s=0.1)) as (_, port):
+    async with serving(create_app(*both(service), LIMITS), Limits(stall_s=0.1)) as (_, port):
         client = await Client.connect(port)
         await client.send(WIDE)
         async with asyncio.timeout(30):
@@ -179,7 +179,7 @@ async def test_the_server_that_closes_ends_streams(service: NumpyService) -> Non
     """A stream gets no more than what others get: the time to drain."""
     service.parts = 2
     service.step.clear()
-    async with serving(create_app(service, LIMITS)) as (listener, port):
+    async with serving(create_app(*both(service), LIMITS)) as (listener, port):
         client = await Client.connect(port)
         await client.send(ASK)
         await client.answer(head_only=True)

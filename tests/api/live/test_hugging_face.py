@@ -14,7 +14,7 @@ from huggingface_hub.errors import BadRequestError, HfHubHTTPError
 from local_server import LocalServer
 
 from api.live.conftest import PICTURE, SOUND
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import create_app
 from serve_app.errors import ModelUnavailable, QueueFull, ServeAppError
 
@@ -202,7 +202,7 @@ def factory() -> Iterator[Callable[[NumpyService], None]]:
     """Connects the async client to an application in this process."""
 
     def connect(service: NumpyService) -> None:
-        transport = httpx2.ASGITransport(create_app(service))
+        transport = httpx2.ASGITransport(create_app(*both(service)))
         huggingface_hub.set_async_client_factory(lambda: httpx2.AsyncClient(transport=transport))
 
     yield connect

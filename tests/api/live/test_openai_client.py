@@ -14,7 +14,7 @@ import openai
 import pytest
 from local_server import LocalServer
 
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import create_app
 from serve_app.errors import ModelUnavailable, QueueFull
 from serve_app.scheduling.entry import Priority
@@ -159,7 +159,7 @@ async def test_the_client_comes_again_when_it_was_told(failure: Exception, caplo
     service.failure = failure
     caplog.set_level(logging.INFO, logger="openai")
     async with (
-        httpx2.AsyncClient(transport=httpx2.ASGITransport(create_app(service))) as client,
+        httpx2.AsyncClient(transport=httpx2.ASGITransport(create_app(*both(service)))) as client,
         openai.AsyncOpenAI(api_key="none", base_url="http://server/v1", http_client=client, max_retries=1) as api,
     ):
         reply = await api.embeddings.create(model="sentences", input="a")

@@ -13,7 +13,7 @@ from fuzz_http import fuzz
 from hypothesis_profiles import examples
 from local_server import LocalServer
 
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import create_app
 from serve_app.api.left_out import tolerant
 from serve_app.api.open_inference.wire import InferRequest
@@ -171,7 +171,7 @@ def test_its_values_are_those_of_the_server(spec: dict[str, Any]) -> None:
 
 def test_a_server_without_media_models_is_described_too() -> None:
     """No empty lists of names, which nothing could match."""
-    served = create_app(NumpyService()).described()
+    served = create_app(*both(NumpyService())).described()
     document = describe(served, [NumpyService().models["double"]])
 
     assert set(document["paths"]) == set(template()["paths"])
@@ -198,7 +198,7 @@ def test_the_page_needs_nothing_from_elsewhere(server: LocalServer) -> None:
 
 async def test_behind_a_prefix_the_page_and_the_description_know_it() -> None:
     """As where Serve mounts the application below ``route_prefix``."""
-    transport = httpx.ASGITransport(create_app(NumpyService()), root_path="/inference")
+    transport = httpx.ASGITransport(create_app(*both(NumpyService())), root_path="/inference")
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         page = await client.get("/inference/docs")
         document = await client.get("/inference/openapi.json")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from api.conftest import LIMITS
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from serve_app.api.grpc_app import SERVICES, GrpcApp
 from serve_app.api.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
@@ -119,7 +119,7 @@ def bodies() -> BodyReader:
 @pytest.fixture
 async def listener(service: NumpyService, bodies: BodyReader) -> AsyncIterator[GrpcListener]:
     """A server on a port of its own."""
-    app = GrpcApp(service, bodies, open_administration=True)
+    app = GrpcApp(*both(service), bodies, open_administration=True)
     # Larger messages than the application takes: what it says to them is said by it.
     listener = GrpcListener(app, "127.0.0.1", 0, GrpcLimits(max_message=1_000_000, calls=400))
     await listener.start()
@@ -138,7 +138,7 @@ async def client(listener: GrpcListener) -> AsyncIterator[Client]:
 @pytest.fixture
 async def typed_client(service: NumpyService, bodies: BodyReader) -> AsyncIterator[Client]:
     """Talks to a server that answers typed tensors with typed tensors."""
-    listener = GrpcListener(GrpcApp(service, bodies, typed_answers=True), "127.0.0.1", 0)
+    listener = GrpcListener(GrpcApp(*both(service), bodies, typed_answers=True), "127.0.0.1", 0)
     await listener.start()
     client = Client(listener.port)
     yield client

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2 as typed_health_pb2
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from api.protocol_service import EVERY_DATATYPE, MODELS, NumpyService
+from api.protocol_service import EVERY_DATATYPE, MODELS, NumpyService, both
 from api.rpc.conftest import INFERENCE, Client, failure, request_of
 from serve_app.api.grpc.health import Health
 from serve_app.api.grpc_app import SERVICES, GrpcApp
@@ -54,7 +54,9 @@ async def test_both_protocols_tell_the_same(
     client: Client, service: NumpyService, path: str, name: str, request_: Any, inside: str
 ) -> None:
     """Every key of the JSON has a field in the message, with the same value; a model's metadata have no parameters."""
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://server") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(*both(service))), base_url="http://server"
+    ) as http:
         expected = (await http.get(path)).json()
     if name == "ModelMetadata":
         expected.pop("parameters")
@@ -196,7 +198,7 @@ async def test_the_standard_health_service(client: Client, service: NumpyService
 
 async def test_watching_health(service: NumpyService) -> None:
     """A watcher hears every change, is told of unknown names, and is sent away at the end."""
-    health = Health(service, ())
+    health = Health(*both(service), ())
     watch = health.watch(health_pb2.HealthCheckRequest(service="double").SerializeToString(), None)  # type: ignore[arg-type]
 
     async def said() -> str:
@@ -260,7 +262,7 @@ async def test_calls_in_work_are_answered_before_the_server_closes(
 
 async def test_the_port_is_kept_but_not_open_before_the_start(service: NumpyService, bodies: BodyReader) -> None:
     """Routers share the port, and one that is not ready must not be given connections."""
-    app = GrpcApp(service, bodies)
+    app = GrpcApp(*both(service), bodies)
     first = GrpcListener(app, "127.0.0.1", 0)
     with socket.socket() as sock:
         assert sock.connect_ex(("127.0.0.1", first.port)) != 0
@@ -278,12 +280,12 @@ async def test_the_port_is_kept_but_not_open_before_the_start(service: NumpyServ
 async def test_a_port_that_somebody_has_alone(service: NumpyService, bodies: BodyReader) -> None:
     """It is said at once, and not when the models are ready."""
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
-        GrpcListener(GrpcApp(service, bodies), "127.0.0.1", taken.getsockname()[1])
+        GrpcListener(GrpcApp(*both(service), bodies), "127.0.0.1", taken.getsockname()[1])
 
 
 async def test_calls_beyond_the_limit_are_refused(service: NumpyService, bodies: BodyReader) -> None:
     """RESOURCE_EXHAUSTED, by gRPC itself."""
-    listener = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, GrpcLimits(calls=1))
+    listener = GrpcListener(GrpcApp(*both(service), bodies), "127.0.0.1", 0, GrpcLimits(calls=1))
     await listener.start()
     client = Client(listener.port)
     service.gate.clear()

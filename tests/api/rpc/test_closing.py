@@ -17,7 +17,7 @@ import psutil
 import pytest
 from steady_load import SteadyLoad
 
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from api.rpc.conftest import Client, failure, request_of
 from serve_app.api.gateway import Gateway
 from serve_app.api.grpc.call import GrpcCall
@@ -32,7 +32,7 @@ from serve_app.http.body import BodyReader
 async def test_no_call_is_lost(bodies: BodyReader) -> None:
     """Calls are answered, or find the port closed. At any time some have arrived that the event loop has not taken."""
     for _ in range(5):
-        listener = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0)
+        listener = GrpcListener(GrpcApp(*both(NumpyService()), bodies), "127.0.0.1", 0)
         await listener.start()
         load = SteadyLoad("double", 4, grpc_ports=[listener.port], clients=8, answer=lambda number: 2.0 * number)
         with load:
@@ -44,8 +44,8 @@ async def test_no_call_is_lost(bodies: BodyReader) -> None:
 
 async def test_nobody_connects_to_a_port_that_is_about_to_close(bodies: BodyReader) -> None:
     """Clients that another process on this port sent away would have their calls cancelled."""
-    first = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0)
-    shared = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", first.port)
+    first = GrpcListener(GrpcApp(*both(NumpyService()), bodies), "127.0.0.1", 0)
+    shared = GrpcListener(GrpcApp(*both(NumpyService()), bodies), "127.0.0.1", first.port)
     await first.start()
     await shared.start()
     closing = asyncio.create_task(first.close(20.0))
@@ -64,7 +64,7 @@ async def test_nobody_connects_to_a_port_that_is_about_to_close(bodies: BodyRead
 
 async def test_streams_that_are_opened_again_do_not_hold_it_up(bodies: BodyReader) -> None:
     """They end at once, whether their client comes before it knows that it should go elsewhere or after."""
-    listener = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0)
+    listener = GrpcListener(GrpcApp(*both(NumpyService()), bodies), "127.0.0.1", 0)
     await listener.start()
     client = Client(listener.port)
     opened = asyncio.Event()
@@ -91,7 +91,7 @@ async def test_streams_that_are_opened_again_do_not_hold_it_up(bodies: BodyReade
 
 async def test_a_stream_is_refused_that_comes_while_all_end(service: NumpyService, bodies: BodyReader) -> None:
     """Ray Serve's port goes on serving when streams have been told to end."""
-    app = GrpcApp(service, bodies)
+    app = GrpcApp(*both(service), bodies)
     listener = GrpcListener(app, "127.0.0.1", 0)
     await listener.start()
     client = Client(listener.port)
@@ -106,7 +106,7 @@ async def test_a_stream_is_refused_that_comes_while_all_end(service: NumpyServic
 
 async def test_a_stream_ends_that_has_not_begun_to_read_when_all_end(service: NumpyService, bodies: BodyReader) -> None:
     """What reads its requests may be cancelled before its first step."""
-    rpc = InferenceRpc(Gateway(service, bodies), lambda error, _call, _method: InvalidRequest(str(error)))
+    rpc = InferenceRpc(Gateway(*both(service), bodies), lambda error, _call, _method: InvalidRequest(str(error)))
     context: Any = SimpleNamespace(invocation_metadata=tuple, peer=str)
     stream = rpc.stream_infer(_endless(), GrpcCall(context))
     reading = asyncio.ensure_future(anext(stream))
@@ -138,7 +138,7 @@ async def test_answers_are_held_no_longer_than_their_clients_wait() -> None:
 
 async def test_a_port_opens_and_closes_where_files_are_short(bodies: BodyReader) -> None:
     """It does not open while there is none, opens when it is told to again, and closes without one."""
-    listener = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0)
+    listener = GrpcListener(GrpcApp(*both(NumpyService()), bodies), "127.0.0.1", 0)
     with _no_file_left(), pytest.raises(OSError, match="Too many open files"):
         await listener.start()
     assert not _connects(listener.port)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from api.authority import Authority
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from api.rpc.test_hostile_clients import live, secure_channel
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
@@ -30,8 +30,8 @@ async def test_certificates_that_are_being_replaced(
     authority = Authority(tmp_path)
     files = authority.server()
     service = NumpyService()
-    http = Listener(create_app(service), bind("127.0.0.1", 0))
-    rpc = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, None, Certificates(files))
+    http = Listener(create_app(*both(service)), bind("127.0.0.1", 0))
+    rpc = GrpcListener(GrpcApp(*both(service), bodies), "127.0.0.1", 0, None, Certificates(files))
     waited: list[float] = []
 
     async def wait(seconds: float) -> None:
@@ -55,8 +55,8 @@ async def test_ports_that_are_closed_before_they_are_open(bodies: BodyReader) ->
     """As those of a router that is stopped in its first turns."""
     service = NumpyService()
     http, rpc = (
-        Listener(create_app(service), bind("127.0.0.1", 0)),
-        GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0),
+        Listener(create_app(*both(service)), bind("127.0.0.1", 0)),
+        GrpcListener(GrpcApp(*both(service), bodies), "127.0.0.1", 0),
     )
     ports = DirectPorts([http, rpc])
     ports.open()
@@ -71,8 +71,8 @@ async def test_both_ports_have_the_same_certificates(tmp_path: Path, bodies: Bod
     authority, other = Authority(tmp_path / "one"), Authority(tmp_path / "other")
     files, service = authority.server(), NumpyService()
     certificates = Certificates(files, itertools.count(step=2.0).__next__)
-    http = Listener(create_app(service), bind("127.0.0.1", 0), None, certificates)
-    rpc = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, None, certificates)
+    http = Listener(create_app(*both(service)), bind("127.0.0.1", 0), None, certificates)
+    rpc = GrpcListener(GrpcApp(*both(service), bodies), "127.0.0.1", 0, None, certificates)
     ports = DirectPorts([http, rpc])
     ports.open()
     await ports.opened()
@@ -101,7 +101,7 @@ async def test_a_port_that_does_not_open_is_told(tmp_path: Path, bodies: BodyRea
     """After many tries, so that somebody can begin anew; it is tried further."""
     authority = Authority(tmp_path)
     files = authority.server()
-    rpc = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0, None, Certificates(files))
+    rpc = GrpcListener(GrpcApp(*both(NumpyService()), bodies), "127.0.0.1", 0, None, Certificates(files))
     told: list[str] = []
 
     async def wait(_seconds: float) -> None:
@@ -122,7 +122,7 @@ async def test_a_port_that_does_not_open_is_told(tmp_path: Path, bodies: BodyRea
 async def test_a_closed_port_is_not_tried_again(tmp_path: Path, bodies: BodyReader) -> None:
     """The router ends meanwhile."""
     files = Authority(tmp_path).server()
-    rpc = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0, None, Certificates(files))
+    rpc = GrpcListener(GrpcApp(*both(NumpyService()), bodies), "127.0.0.1", 0, None, Certificates(files))
 
     async def wait(_seconds: float) -> None:
         await ports.close(0.0)

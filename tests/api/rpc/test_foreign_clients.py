@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from external_clients import needs_clients, needs_perf_analyzer, run_perf_analyzer, run_script
 
-from api.protocol_service import NumpyService, model
+from api.protocol_service import NumpyService, both, model
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
@@ -92,7 +92,7 @@ class SimpleService(NumpyService):
 async def address() -> AsyncIterator[str]:
     """Where it is served."""
     bodies = BodyReader(max_body=2**20, max_held_bytes=2**24, offload_above=2**16, decode_threads=2)
-    listener = GrpcListener(GrpcApp(SimpleService(), bodies), "127.0.0.1", 0)
+    listener = GrpcListener(GrpcApp(*both(SimpleService()), bodies), "127.0.0.1", 0)
     await listener.start()
     yield f"127.0.0.1:{listener.port}"
     await listener.close(0.0)

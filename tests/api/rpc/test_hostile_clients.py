@@ -12,7 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from api.authority import Authority
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from api.rpc.conftest import INFERENCE, Client, failure, request_of
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcLimits, GrpcListener
@@ -29,7 +29,7 @@ async def serving(
 ) -> AsyncIterator[int]:
     """A server; gives its port."""
     bodies = BodyReader(max_body=2**20, max_held_bytes=2**22, offload_above=2**16, decode_threads=1)
-    app = GrpcApp(NumpyService(), bodies, **options)
+    app = GrpcApp(*both(NumpyService()), bodies, **options)
     listener = GrpcListener(app, "127.0.0.1", 0, limits, certificates)
     await listener.start()
     try:

@@ -11,7 +11,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from api.protocol_service import DOUBLE, MODELS, WIDE, NumpyService
+from api.protocol_service import DOUBLE, MODELS, WIDE, NumpyService, both
 from api.rpc.conftest import Client, Nobody, failure, next_of, parameter, request_of
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcLimits, GrpcListener
@@ -184,7 +184,7 @@ async def test_no_parts_are_made_for_a_client_that_does_not_read(service: NumpyS
         for number in range(3):
             yield ask(number=number)
 
-    answers = GrpcApp(service, bodies).stream("ModelStreamInfer", requests(), Nobody())
+    answers = GrpcApp(*both(service), bodies).stream("ModelStreamInfer", requests(), Nobody())
     await anext(answers)
     for _ in range(1000):  # turns of the event loop: all of this is done in it
         await asyncio.sleep(0)
@@ -195,7 +195,7 @@ async def test_no_parts_are_made_for_a_client_that_does_not_read(service: NumpyS
 async def test_a_client_that_never_reads_is_cut(service: NumpyService, bodies: BodyReader) -> None:
     """And its work ends."""
     service.parts = 10_000
-    listener = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, GrpcLimits(stall_s=0.1))
+    listener = GrpcListener(GrpcApp(*both(service), bodies), "127.0.0.1", 0, GrpcLimits(stall_s=0.1))
     await listener.start()
     client = Client(listener.port)
     stream = client.stream()

@@ -10,7 +10,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from api.rpc.conftest import Client, Nobody, next_of, request_of
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcLimits, GrpcListener
@@ -164,7 +164,7 @@ LARGE = request_of("wide", [("x", "FP32", np.zeros((1, 24_000), np.float32))]).S
 async def test_a_client_that_never_reads_is_cut(bodies: BodyReader) -> None:
     """What it should read is not kept for ever, and what else it asked for is not run."""
     service = Halting()
-    listener = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, GrpcLimits(stall_s=0.1))
+    listener = GrpcListener(GrpcApp(*both(service), bodies), "127.0.0.1", 0, GrpcLimits(stall_s=0.1))
     await listener.start()
     client = Client(listener.port)
     stream = client.stream()
@@ -188,7 +188,7 @@ async def test_nothing_more_is_read_while_answers_are_not(service: NumpyService,
             pulled += 1
             yield LARGE
 
-    answers = GrpcApp(service, bodies).stream("ModelStreamInfer", requests(), Nobody())
+    answers = GrpcApp(*both(service), bodies).stream("ModelStreamInfer", requests(), Nobody())
     await anext(answers)
     for _ in range(10 * AHEAD):  # turns of the event loop: all of this is done in it
         await asyncio.sleep(0)
@@ -205,7 +205,9 @@ async def test_a_request_that_fails_is_not_kept(service: NumpyService, bodies: B
     async def requests() -> AsyncIterator[bytes]:
         yield message
 
-    (answer,) = [answer async for answer in GrpcApp(service, bodies).stream("ModelStreamInfer", requests(), Nobody())]
+    (answer,) = [
+        answer async for answer in GrpcApp(*both(service), bodies).stream("ModelStreamInfer", requests(), Nobody())
+    ]
     assert pb.ModelStreamInferResponse.FromString(answer).error_message
     await asyncio.sleep(0)
     assert sys.getrefcount(message) == held
@@ -219,4 +221,7 @@ async def test_a_stream_that_breaks_is_not_kept(service: NumpyService, bodies: B
         raise ConnectionResetError("gone")
 
     nobody = Nobody()
-    assert len([each async for each in GrpcApp(service, bodies).stream("ModelStreamInfer", requests(), nobody)]) == 1
+    assert (
+        len([each async for each in GrpcApp(*both(service), bodies).stream("ModelStreamInfer", requests(), nobody)])
+        == 1
+    )

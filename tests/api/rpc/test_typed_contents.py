@@ -10,7 +10,7 @@ import grpc
 import pytest
 from msgspec.structs import replace
 
-from api.protocol_service import NumpyService
+from api.protocol_service import NumpyService, both
 from api.protocol_service import model as numpy_model
 from api.rpc.conftest import Client, failure
 from serve_app.api.grpc_app import GrpcApp
@@ -60,7 +60,7 @@ class Watching(NumpyService):
 @contextlib.asynccontextmanager
 async def serving(service: Watching) -> AsyncIterator[Client]:
     """A client of a server."""
-    listener = GrpcListener(GrpcApp(service, service.bodies, typed_answers=True), "127.0.0.1", 0)
+    listener = GrpcListener(GrpcApp(*both(service), service.bodies, typed_answers=True), "127.0.0.1", 0)
     await listener.start()
     client = Client(listener.port)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import ChainMap
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -15,20 +15,18 @@ from prometheus_client import CollectorRegistry
 from serve_app.domain.pipeline import Pipeline
 from serve_app.domain.service import (
     Answer,
-    InferenceService,
-    Loaded,
+    Inference,
     ModelInfo,
     RequestOptions,
     unknown_model,
     unknown_version,
 )
-from serve_app.domain.traffic import Asker, Table, TableChange, Traffic, described
+from serve_app.domain.traffic import Asker
 from serve_app.errors import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
     ServeAppError,
-    Unsupported,
 )
 from serve_app.http.errors import code_of, internal_error
 from serve_app.payloads import Payload
@@ -40,7 +38,7 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.pipeline import Budget, Course
 from serve_app.scheduling.queueing.lateness import shown_s
 from serve_app.telemetry.pipeline_metrics import PipelineMetrics
-from serve_app.telemetry.statistics import Statistics, describe, total
+from serve_app.telemetry.statistics import describe
 from serve_app.telemetry.trace import RequestTrace, RequestTraces
 
 _PARTS_WEIGHT: Final = 0.1
@@ -54,38 +52,35 @@ LeastSeconds = Callable[[str, int, RequestOptions], float]
 known."""
 
 
-class PipelineService:
-    """Implements `serve_app.domain.service.InferenceService`: pipelines, and all else as the service below.
+class PipelineInference:
+    """Wraps an `Inference`: adds pipelines to its models, and passes everything else on.
 
     Args:
-        service: Runs models.
+        inference: Runs models.
         pipelines: What is known of the pipelines; each has a `ModelInfo.pipeline`.
         solo_s: What models cost.
         least_s: What they cost at least, whatever may answer.
         registry: Gets the metrics.
         traces: Follow every request, for the log and for traces.
-        peer_statistics: Asks every other router for its statistics: those of its models, by name.
     """
 
     def __init__(
         self,
-        service: InferenceService,
+        inference: Inference,
         pipelines: Sequence[ModelInfo],
         solo_s: SoloSeconds,
         least_s: LeastSeconds,
         registry: CollectorRegistry,
         traces: RequestTraces | None,
-        peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None,
     ) -> None:
-        self._service = service
+        self._inner = inference
         self._solo_s = solo_s
         self._least_s = least_s
         self._metrics = PipelineMetrics(registry)
         self._traces = traces
-        self._peer_statistics = peer_statistics
         self._pipelines = {info.name: _Served(info) for info in pipelines}
         self._infos = {info.name: info for info in pipelines}
-        self._models = ChainMap[str, ModelInfo](self._infos, service.models)  # type: ignore[arg-type] # it is only read
+        self._models = ChainMap[str, ModelInfo](self._infos, inference.models)  # type: ignore[arg-type] # it is only read
         self._in_work = InWork()
 
     @property
@@ -93,14 +88,19 @@ class PipelineService:
         """The models, and then the pipelines."""
         return self._models
 
+    @property
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
+        """The unloaded models; pipelines are always there."""
+        return self._inner.unloaded
+
     def find(self, model: str, version: str | None = None) -> ModelInfo:
-        """As the service's; a pipeline has one version."""
+        """Find a model or a pipeline, which has one version."""
         served = self._pipelines.get(model)
         if served is None:
             try:
-                return self._service.find(model, version)
+                return self._inner.find(model, version)
             except ModelNotFound:
-                if model in self._service.models or model in self._service.unloaded:
+                if model in self._inner.models or model in self._inner.unloaded:
                     raise
                 raise unknown_model(model, self._models) from None
         if version is not None and version not in served.info.versions:
@@ -108,38 +108,24 @@ class PipelineService:
         return served.info
 
     def choose(self, model: str, asker: Asker) -> ModelInfo:
-        """As the service's."""
+        """Choose the version of a model that answers."""
         served = self._pipelines.get(model)
-        return self._service.choose(model, asker) if served is None else served.info
-
-    def traffic(self, model: str) -> Mapping[str, Any]:
-        """As the service's."""
-        served = self._pipelines.get(model)
-        if served is None:
-            return self._service.traffic(model)
-        only = Table(Traffic(weights={served.info.version: 100.0}))
-        return {**described(model, only, served.info.versions), "aliases": {}}
-
-    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
-        """As the service's. Raises `InvalidRequest` for a pipeline."""
-        if model in self._pipelines:
-            raise InvalidRequest(f"{model!r} is a pipeline, which has one version; change the traffic of its models")
-        return await self._service.change_traffic(model, change)
+        return self._inner.choose(model, asker) if served is None else served.info
 
     def precheck(
         self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
     ) -> None:
-        """As the service's; of a pipeline, for the models that it begins with whatever its switches choose."""
+        """Precheck a model; of a pipeline, the models that it starts with, whatever its switches choose."""
         served = self._pipelines.get(model)
         if served is None:
-            self._service.precheck(model, priority, nbytes, tenant, weight)
+            self._inner.precheck(model, priority, nbytes, tenant, weight)
             return
         if self._in_work.closed:
             raise shutting_down()
         for step in served.first:
             try:
-                info = self._service.find(step.model, step.version)
-                self._service.precheck(info.key or info.name, priority, nbytes, tenant, weight)
+                info = self._inner.find(step.model, step.version)
+                self._inner.precheck(info.key or info.name, priority, nbytes, tenant, weight)
             except ModelNotFound:
                 raise gone(step.name) from None
             except ServeAppError as error:
@@ -148,25 +134,25 @@ class PipelineService:
                 raise
 
     def refused(self, model: str, code: str) -> None:
-        """As the service's."""
+        """Count a refused request."""
         if model in self._pipelines:
             self._metrics.refused(model, code)
         else:
-            self._service.refused(model, code)
+            self._inner.refused(model, code)
 
     def submit(self, model: str, payload: Payload, options: RequestOptions) -> Coroutine[Any, Any, Answer]:
-        """As the service's; of a pipeline, the answer is tensors, as many as it has outputs."""
+        """Run a request. The answer of a pipeline is a tensor for each of its outputs."""
         served = self._pipelines.get(model)
         if served is None:
-            return self._service.submit(model, payload, options)
+            return self._inner.submit(model, payload, options)
         return self._submit(served, payload, options)
 
     async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
-        """As the service's; a pipeline answers in one part."""
+        """Run a request and give its answer in parts; a pipeline's has one."""
         if model in self._pipelines:
             yield await self.submit(model, payload, options)
             return
-        async with contextlib.aclosing(self._service.stream(model, payload, options)) as parts:
+        async with contextlib.aclosing(self._inner.stream(model, payload, options)) as parts:
             async for part in parts:
                 yield part
 
@@ -230,7 +216,7 @@ class PipelineService:
         budget, timeout_s = self._admitted(served, served.course.budget(own_s, priority, least_s), priority, options)
         run = Run(
             served.plan,
-            self._service,
+            self._inner,
             inputs,
             options,
             began + timeout_s,
@@ -276,7 +262,7 @@ class PipelineService:
         own_s, least_s = {}, {}
         for step in served.plan.models():
             try:
-                info = model_of_step(self._service, step, options)
+                info = model_of_step(self._inner, step, options)
             except ServeAppError:
                 continue
             key, known = info.key or info.name, parts.get(step.name, 0)
@@ -305,35 +291,24 @@ class PipelineService:
             )
         return admitted, left
 
-    def live(self) -> bool:
-        """As the service's."""
-        return self._service.live()
-
-    def ready(self) -> bool:
-        """As the service's: pipelines are ready where models are."""
-        return self._service.ready()
-
     def model_ready(self, model: str) -> bool:
-        """As the service's; a pipeline can take work where all its models can."""
+        """Whether a model can take work; a pipeline can if all its models can."""
         served = self._pipelines.get(model)
         if served is None:
-            return self._service.model_ready(model)
+            return self._inner.model_ready(model)
         try:
-            infos = [self._service.find(step.model, step.version) for step in served.plan.models()]
+            infos = [self._inner.find(step.model, step.version) for step in served.plan.models()]
         except ModelNotFound:
             return False
-        return all(self._service.model_ready(info.key or info.name) for info in infos)
+        return all(self._inner.model_ready(info.key or info.name) for info in infos)
 
     def status(self) -> Mapping[str, Any]:
-        """As the service's, with ``pipelines``.
+        """The pipelines by name, as the server's status shows them.
 
-        Of each whether it is ``ready``, the requests ``in_work``, and of its ``steps`` that are models the ``model``,
-        the ``own_ms`` that it is predicted to take alone, and by class the smoothed ``wait_ms``.
+        Of each: ``ready``, the requests ``in_work``, and of its ``steps`` that are models the ``model``, the ``own_ms``
+        that it is predicted to take alone, and by class the smoothed ``wait_ms``.
         """
-        return {
-            **self._service.status(),
-            "pipelines": {name: self._status(served) for name, served in self._pipelines.items()},
-        }
+        return {name: self._status(served) for name, served in self._pipelines.items()}
 
     def _status(self, served: _Served) -> Mapping[str, Any]:
         own_s, _ = self._costs(served, RequestOptions(), {})
@@ -356,51 +331,9 @@ class PipelineService:
         }
 
     def statistics(self, model: str) -> Mapping[str, Any]:
-        """As the service's; a pipeline counts as one model, whose executions are those of its steps' models."""
-        served = self._pipelines.get(model)
-        if served is None:
-            return self._service.statistics(model)
+        """Counters of a pipeline, which counts as one model; its executions are those of its steps' models."""
+        served = self._pipelines[model]
         return describe(served.info, self._metrics.statistics(model), monotonic())
-
-    def own_statistics(self) -> dict[str, Statistics]:
-        """The statistics of the pipelines in this router, by name."""
-        return {name: self.statistics(name) for name in self._pipelines}
-
-    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
-        """As the service's."""
-        names = list(models)
-        found = [*await self._service.total_statistics([name for name in names if name not in self._pipelines])]
-        pipelines = [name for name in names if name in self._pipelines]
-        if pipelines:
-            peers = [] if self._peer_statistics is None else await self._peer_statistics()
-            found += [
-                total([self.statistics(name), *(peer[name] for peer in peers if name in peer)]) for name in pipelines
-            ]
-        return found
-
-    async def metrics(self) -> tuple[bytes, str]:
-        """As the service's."""
-        return await self._service.metrics()
-
-    @property
-    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
-        """As the service's."""
-        return self._service.unloaded
-
-    async def load(self, model: str) -> Loaded:
-        """As the service's. Raises `Unsupported` for a pipeline."""
-        self._check_loadable(model)
-        return await self._service.load(model)
-
-    async def unload(self, model: str) -> Loaded:
-        """As `load`."""
-        self._check_loadable(model)
-        return await self._service.unload(model)
-
-    def _check_loadable(self, model: str) -> None:
-        if (served := self._pipelines.get(model)) is not None:
-            names = ", ".join(dict.fromkeys(step.model for step in served.plan.models()))
-            raise Unsupported(f"{model!r} is a pipeline: redeploy, or load and unload its models: {names}")
 
     async def finish(self, limit_s: float) -> int:
         """Refuse requests for pipelines from now on, and wait until those that were taken are answered.

@@ -1,0 +1,276 @@
+"""Administration of a router: readiness, status, statistics, loads and unloads, and traffic over versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from serve_app.domain.service import Inference, Loaded, unknown_model
+from serve_app.domain.traffic import Table, TableChange, Traffic, described, newest_last
+from serve_app.errors import InvalidRequest, Unsupported
+from serve_app.router.cache.response_cache import ResponseCache
+from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.models import Models
+from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
+from serve_app.telemetry.statistics import Statistics, describe, total
+from serve_app.telemetry.traffic_metrics import TrafficReading
+
+
+class Loading(Protocol):
+    """Loads and unloads models, in all routers and replicas; see `Administration`."""
+
+    async def load(self, model: str) -> Loaded:
+        """Load a model, by its key."""
+
+    async def unload(self, model: str) -> Loaded:
+        """Unload a model, by its key."""
+
+
+class RouterAdministration:
+    """Implements `serve_app.domain.service.Administration` for one router.
+
+    Args:
+        models: The models.
+        inference: The outermost one: it knows pipelines too.
+        dispatcher: Its health and scheduler are shown.
+        metrics: What the dispatcher's observer counted.
+        metrics_page: Renders the metrics of all routers.
+        peer_statistics: Asks every other router for the statistics of its models, by name; ``None``: there are none.
+        cache: Shown by the status.
+        repository: Loads and unloads models; ``None``: they stay as they are.
+        load_faults: By member of a pool, why its last load failed.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        inference: Inference,
+        dispatcher: Dispatcher,
+        metrics: RouterMetrics,
+        metrics_page: Callable[[], Awaitable[str]],
+        peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
+        cache: ResponseCache | None = None,
+        repository: Loading | None = None,
+        load_faults: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._models = models
+        self._inference = inference
+        self._dispatcher = dispatcher
+        self._scheduler = dispatcher.scheduler
+        self._metrics = metrics
+        self._metrics_page = metrics_page
+        self._peer_statistics = peer_statistics or _no_peers
+        self._cache = cache
+        self._repository = repository
+        self._load_faults = load_faults
+        self._more_status: dict[str, Callable[[], Any]] = {}
+        self._more_statistics: dict[str, Callable[[], Statistics]] = {}
+
+    def add_status(self, name: str, read: Callable[[], Any]) -> None:
+        """Show one more part in `status`, under a name of its own."""
+        self._more_status[name] = read
+
+    def add_statistics(self, model: str, read: Callable[[], Statistics]) -> None:
+        """Count one more name among the models: a pipeline."""
+        self._more_statistics[model] = read
+
+    # ---------------------------------------------------------------- readiness
+
+    def live(self) -> bool:
+        """Whether this process works at all: whoever can ask has had an answer from its event loop."""
+        return not self._dispatcher.broken
+
+    def ready(self) -> bool:
+        """Whether every model that should be running can take work, and this router will go on taking it."""
+        return all(self._keeps_ready(model) for model in self._models.by_name)
+
+    def _keeps_ready(self, model: str) -> bool:
+        """Whether this model is no reason to take the server out of service: of a pool's members, its hosts count.
+
+        Nor is one that cannot be served: the others are.
+        """
+        served = self._models.served.get(model)
+        hosted = served is not None and served.pool and self._scheduler.hosts(served.pool)
+        if self._models.by_name[model].fault or hosted:
+            return not self._models.ending and not self._dispatcher.broken
+        return self._inference.model_ready(model)
+
+    # ---------------------------------------------------------------- loads and traffic
+
+    async def load(self, model: str) -> Loaded:
+        """Have a model served from its files as they are now; see `Administration.load`."""
+        keys, repository = self._changeable(model)
+        return await _changed(model, keys, repository.load)
+
+    async def unload(self, model: str) -> Loaded:
+        """Serve a model no more, until it is loaded again; see `Administration.unload`."""
+        keys, repository = self._changeable(model)
+        return await _changed(model, keys, repository.unload)
+
+    def _changeable(self, model: str) -> tuple[Sequence[str], Loading]:
+        """What a model has replicas as, served or not, the newest version last; and what loads it."""
+        known = self._inference.models
+        if (info := known.get(model)) is not None and info.pipeline is not None:
+            names = ", ".join(dict.fromkeys(step.model for step in info.pipeline.models()))
+            raise Unsupported(f"{model!r} is a pipeline: redeploy, or load and unload its models: {names}")
+        infos = [*(served.info for served in self._models.served.values()), *self._models.unloaded.get(model, ())]
+        keys = {info.version: info.key or info.name for info in infos if info.name == model}
+        if not keys:
+            raise unknown_model(model, known)
+        pools = {served.pool for key in keys.values() if (served := self._models.served.get(key)) is not None}
+        if (pool := next(filter(None, pools), None)) is not None:
+            raise Unsupported(f"model {model!r} is a member of pool {pool!r}, which loads it when requests come for it")
+        if self._repository is None:
+            raise Unsupported("this server loads models when it starts, and keeps them")
+        return [keys[version] for version in newest_last(tuple(keys))], self._repository
+
+    def traffic(self, model: str) -> Mapping[str, Any]:
+        """How requests are spread over the versions of a model; see `described`. Of one version there are no aliases.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        info = self._inference.find(model)
+        if not info.key:
+            only = Table(Traffic(weights={info.version: 100.0}))
+            return {**described(model, only, info.versions), "aliases": {}}
+        versions = self._models.tables.models[model]
+        return described(model, versions.table, versions.versions)
+
+    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
+        """Spread them otherwise from now on; see `TrafficTables.change`.
+
+        Raises:
+            ModelNotFound: No such model.
+            InvalidRequest: It is served in one version, or as ``change`` raises it.
+            ModelUnavailable: It cannot be stored.
+        """
+        info = self._inference.find(model)
+        if info.pipeline is not None:
+            raise InvalidRequest(f"{model!r} is a pipeline, which has one version; change the traffic of its models")
+        if not info.key:
+            raise InvalidRequest(
+                f"model {model!r} is served in one version; set versions in its configuration to serve several"
+            )
+        await self._models.tables.change(self._models.tables.models[model], change)
+        return self.traffic(model)
+
+    def traffic_readings(self) -> Mapping[str, TrafficReading]:
+        """The traffic of each model with several versions, for metrics."""
+        readings = {}
+        for model, versions in self._models.tables.models.items():
+            shares = dict(versions.shares)
+            readings[model] = TrafficReading(
+                versions.table.revision, {key: shares.get(version, 0.0) for version, key in versions.keys.items()}
+            )
+        return readings
+
+    # ---------------------------------------------------------------- status and statistics
+
+    def status(self) -> Mapping[str, Any]:
+        """A snapshot of the models, JSON-able.
+
+        Returns:
+            ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
+            (``policy``, and where it has them ``fallbacks``, ``device_group`` and ``pool``); what `Scheduler.snapshot`
+            tells of its queues, replicas (of a member of a pool, the hosts that have loaded it) and predictions; and
+            its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed,
+            or why it cannot be served.
+            Where there are pools, ``pools`` has what `Scheduler.pools` tells.
+            ``understood`` is what was read from a model's folder, and where: `serve_app.domain.facts.Fact`.
+            ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``; ``compute``
+            what one of them computes with: ``threads``, ``instances`` and the ``reason``. ``cache``
+            of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
+            ``jobs`` is there where there are jobs; see `serve_app.jobs.jobs.Jobs.status`.
+            Each of several versions of a model is shown by itself, and ``traffic`` shows how requests are spread over
+            them, by model.
+        """
+        snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
+        several = self._models.tables.models
+        faults = {**self._load_faults, **self._models.faults}
+        shared = {} if self._cache is None else self._cache.status()
+        return {
+            "ready": self.ready(),
+            **({"pools": self._scheduler.pools()} if self._scheduler.has_pools else {}),
+            **({"cache": shared} if shared else {}),
+            **{name: read() for name, read in self._more_status.items()},
+            **({"traffic": {name: self.traffic(name) for name in several}} if several else {}),
+            "models": {
+                name: {
+                    "task": served.info.task,
+                    "version": served.info.version,
+                    **({"revision": served.info.revision} if served.info.revision else {}),
+                    "ready": self._inference.model_ready(name),
+                    **served.scheduling,
+                    **({"understood": [fact._asdict() for fact in served.info.facts]} if served.info.facts else {}),
+                    "joinable": {variant: verdict._asdict() for variant, verdict in served.info.joinable.items()},
+                    **snapshot[name],
+                    **served.warm_up,
+                    **({"load_fault": faults[name]} if name in faults else {}),
+                    "breaker": self._scheduler.breaker_snapshot(name, now),
+                    **({} if served.cache is None else {"cache": served.cache.status()}),
+                }
+                for name, served in self._models.served.items()
+            },
+        }
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        """Cumulative counters of one model in this router, in the V2 statistics extension's terms.
+
+        Args:
+            model: Its name, or the key of one of several versions.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        if (read := self._more_statistics.get(model)) is not None:
+            return read()
+        served = self._models.served.get(model)
+        if served is None:
+            raise self._models.unknown(model)
+        return describe(served.info, self._metrics.statistics(model), self._dispatcher.now())
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """As `statistics`, for several models, over all routers: of each all versions, if it has several.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        names = [key for model in models for key in self._keys_of(model)]
+        routers = [{name: self.statistics(name) for name in names}, *await self._peer_statistics()]
+        return [total([router[name] for router in routers if name in router]) for name in names]
+
+    def all_statistics(self) -> dict[str, Statistics]:
+        """The statistics of everything that this router serves: models, versions by key, and pipelines."""
+        return {key: self.statistics(key) for key in (*self._models.keys, *self._more_statistics)}
+
+    def _keys_of(self, model: str) -> tuple[str, ...]:
+        return (model,) if model in self._more_statistics else self._models.keys_of(model)
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """The metrics page of all routers in Prometheus' text format, and its content type."""
+        page = await self._metrics_page()
+        return page.encode(), CONTENT_TYPE
+
+
+async def _changed(model: str, keys: Sequence[str], change: Callable[[str], Awaitable[Loaded]]) -> Loaded:
+    """Load or unload all versions of a model, one after the other, also if the caller is cancelled."""
+
+    async def in_turn() -> Sequence[Loaded]:
+        return [await change(key) for key in keys]
+
+    loaded = await asyncio.shield(asyncio.ensure_future(in_turn()))
+    return Loaded(
+        model,
+        loaded[0].state,
+        ",".join(each.version for each in loaded if each.version),
+        ",".join(each.before for each in loaded if each.before),
+        ",".join(each.after for each in loaded if each.after),
+        sum(each.replicas for each in loaded),
+    )
+
+
+async def _no_peers() -> Sequence[Mapping[str, Statistics]]:
+    return ()
