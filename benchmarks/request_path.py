@@ -29,7 +29,7 @@ from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from time import process_time, thread_time
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -191,7 +191,7 @@ def make_app(
     cache = None if make_cache is None else make_cache(dispatcher, metrics)
     server = _server(dispatcher, metrics, page, cache, RoutedModel(info=info, scheduling=model, cache=kept))
     settings: Any = HttpSettings(send_request_id=False)
-    return create_app(*server, settings), replica
+    return cast(Any, create_app)(*server, settings), replica
 
 
 def _server(
