@@ -29,7 +29,7 @@ from benchmarks.server import ROOT
 from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.config import ServeFile, load_file
 from serve_app.config.profile import Profile
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.workloads import generate
 
 _CONFIG = ROOT / "benchmarks" / "calibration.yaml"
 _ROWS = {"wide": 32, "minilm": 8}

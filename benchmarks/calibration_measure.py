@@ -20,7 +20,7 @@ from benchmarks.open_loop import send_apart
 from benchmarks.open_loop_workload import Floats, Result, Workload
 from benchmarks.server import OUT, ROOT
 from serve_app.config.profile import Profile, read_profile
-from serve_app.simulation.scenario import Curve, Overheads
+from serve_app_simulator.scenario import Curve, Overheads
 
 _FOLDER = OUT / "calibration"
 _ALONE_PER_S = 10.0

@@ -9,10 +9,10 @@ from benchmarks.calibration_measure import Around, Predicted
 from benchmarks.groups import simulated_groups
 from serve_app.config import ServeFile
 from serve_app.config.profile import Profile
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Noise, Scenario, SimulatedModel
-from serve_app.simulation.workloads import Arrivals
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Noise, Scenario, SimulatedModel
+from serve_app_simulator.workloads import Arrivals
 
 _SAME_MOMENT_S = 1e-9
 

@@ -19,11 +19,11 @@ from serve_app import __version__
 from serve_app.errors import ConfigError
 
 if TYPE_CHECKING:
-    from serve_app.simulation.report import CaseResults
-    from serve_app.simulation.results import Result
-    from serve_app.simulation.scenario import Scenario
-    from serve_app.simulation.scenarios import Experiment
-    from serve_app.simulation.scenarios.systems import SystemConfig
+    from serve_app_simulator.report import CaseResults
+    from serve_app_simulator.results import Result
+    from serve_app_simulator.scenario import Scenario
+    from serve_app_simulator.scenarios import Experiment
+    from serve_app_simulator.scenarios.systems import SystemConfig
 
 _FAILED = 1
 _INVALID = 2
@@ -33,7 +33,7 @@ _TABLE_WIDTH = 250
 
 def _schema(wanted: bool) -> None:
     if wanted:
-        from serve_app.simulation.scenarios import scenario_schema  # noqa: PLC0415 - keeps the other commands quick
+        from serve_app_simulator.scenarios import scenario_schema  # noqa: PLC0415 - keeps the other commands quick
 
         sys.stdout.write(json.dumps(scenario_schema(), indent=2) + "\n")
         raise typer.Exit
@@ -60,8 +60,8 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate SCENARIO and compare the systems in it, with the code that serves; exit code 2 if it is not valid."""
-    from serve_app.simulation.report import to_json  # noqa: PLC0415
-    from serve_app.simulation.scenarios import load_scenario  # noqa: PLC0415 - keeps the other commands quick
+    from serve_app_simulator.report import to_json  # noqa: PLC0415
+    from serve_app_simulator.scenarios import load_scenario  # noqa: PLC0415 - keeps the other commands quick
 
     errors = Console(stderr=True)
     try:
@@ -100,7 +100,7 @@ def choose_systems(experiment: Experiment, names: str | None) -> tuple[SystemCon
     Raises:
         ConfigError: There is no such system.
     """
-    from serve_app.simulation.scenarios.systems import system_config  # noqa: PLC0415 - keeps the other commands quick
+    from serve_app_simulator.scenarios.systems import system_config  # noqa: PLC0415 - keeps the other commands quick
 
     listed = experiment.file.systems
     if names is None:
@@ -144,8 +144,8 @@ def run_experiment(
     Raises:
         ConfigError: The simulator refuses the scenario.
     """
-    from serve_app.simulation.report import CaseResults, surges, swept  # noqa: PLC0415 - keeps the other commands quick
-    from serve_app.simulation.run import simulate_many  # noqa: PLC0415
+    from serve_app_simulator.report import CaseResults, surges, swept  # noqa: PLC0415 - keeps the other commands quick
+    from serve_app_simulator.run import simulate_many  # noqa: PLC0415
 
     made = {system.title: system.make() for system in systems}
     found: list[CaseResults] = []
@@ -175,7 +175,7 @@ def _progress(console: Console | None) -> Progress:
 
 
 def _print_tables(experiment: Experiment, cases: Sequence[CaseResults]) -> None:
-    from serve_app.simulation.report import legend, swept, table  # noqa: PLC0415 - keeps the other commands quick
+    from serve_app_simulator.report import legend, swept, table  # noqa: PLC0415 - keeps the other commands quick
 
     out = Console()
     if not out.is_terminal:
@@ -199,14 +199,14 @@ def _prepare(folder: Path) -> None:
     except OSError as error:
         raise ConfigError((f"--output: {folder}: {error.strerror}",)) from None
     try:
-        import serve_app.simulation.plots  # noqa: F401, PLC0415 - only to see whether it can be
+        import serve_app_simulator.plots  # noqa: F401, PLC0415 - only to see whether it can be
     except ImportError as error:
         raise ConfigError((f"--output: {error}",)) from None
 
 
 def _write(experiment: Experiment, cases: Sequence[CaseResults], path: Path, folder: Path) -> None:
-    from serve_app.simulation.plots import write_plots  # noqa: PLC0415 - brings matplotlib
-    from serve_app.simulation.report import markdown, to_json  # noqa: PLC0415
+    from serve_app_simulator.plots import write_plots  # noqa: PLC0415 - brings matplotlib
+    from serve_app_simulator.report import markdown, to_json  # noqa: PLC0415
 
     file = experiment.file
     plots = write_plots(cases, folder, experiment.sweep)

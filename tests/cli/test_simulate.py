@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli import app
-from serve_app.simulation.scenarios import scenario_schema
+from serve_app_simulator.scenarios import scenario_schema
 
 SCENARIO = """\
 name: tiny

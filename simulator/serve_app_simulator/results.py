@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Scenario
-from serve_app.simulation.workloads import Arrivals
+from serve_app_simulator.scenario import Scenario
+from serve_app_simulator.workloads import Arrivals
 
 UNFINISHED, IN_TIME, LATE, DROPPED, REPLACED = range(5)
 _MOST_SIZES = 16

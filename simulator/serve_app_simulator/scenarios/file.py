@@ -13,11 +13,11 @@ from serve_app.config.problems import Location, nearest, short_repr, validation_
 from serve_app.config.router import ClassesConfig
 from serve_app.config.values import Delay, Positive, Seconds, Section, Size
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import WEIGHTS, Failure, Noise, Overheads
-from serve_app.simulation.scenarios.models import DeviceConfig, SimulatedModelConfig
-from serve_app.simulation.scenarios.pools import SimulatedPoolConfig, pool_faults
-from serve_app.simulation.scenarios.systems import OURS, AnySystem, system_config
-from serve_app.simulation.scenarios.workload import AnyStream, Factor, Rate
+from serve_app_simulator.scenario import WEIGHTS, Failure, Noise, Overheads
+from serve_app_simulator.scenarios.models import DeviceConfig, SimulatedModelConfig
+from serve_app_simulator.scenarios.pools import SimulatedPoolConfig, pool_faults
+from serve_app_simulator.scenarios.systems import OURS, AnySystem, system_config
+from serve_app_simulator.scenarios.workload import AnyStream, Factor, Rate
 
 Problem: TypeAlias = tuple[Location, str]
 Millis = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]

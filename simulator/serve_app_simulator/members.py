@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from serve_app.scheduling.decisions import Eviction, Load
-from serve_app.simulation.replica import SimulatedReplica, Turns
-from serve_app.simulation.system import Loaded, World
+from serve_app_simulator.replica import SimulatedReplica, Turns
+from serve_app_simulator.system import Loaded, World
 
 MakeReplica = Callable[[str, str, Turns], SimulatedReplica]
 """Makes the replica of a model under a name, with the session of its host."""

@@ -8,7 +8,7 @@ from math import isfinite
 
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Scenario, SimulatedModel, SimulatedPool, Stream
+from serve_app_simulator.scenario import Scenario, SimulatedModel, SimulatedPool, Stream
 
 
 def check(scenario: Scenario) -> None:

@@ -9,15 +9,15 @@ from math import exp, inf
 
 import numpy as np
 
-from serve_app.simulation.delays import SampledDelays, request_delays
-from serve_app.simulation.fleet import Fleet
-from serve_app.simulation.hosts import HostDevice, Hosts
-from serve_app.simulation.loop import Event, Loop
-from serve_app.simulation.machine import ComputeDevice, Machine, NoiseSource, Running, SharedComputeDevice
-from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, PoolUsage, Records, Usage, Waiting
-from serve_app.simulation.scenario import Overheads, Scenario, SimulatedPool
-from serve_app.simulation.system import Execution, Hop, Loaded, Request, Status, System
-from serve_app.simulation.workloads import Arrivals
+from serve_app_simulator.delays import SampledDelays, request_delays
+from serve_app_simulator.fleet import Fleet
+from serve_app_simulator.hosts import HostDevice, Hosts
+from serve_app_simulator.loop import Event, Loop
+from serve_app_simulator.machine import ComputeDevice, Machine, NoiseSource, Running, SharedComputeDevice
+from serve_app_simulator.results import DROPPED, IN_TIME, LATE, REPLACED, PoolUsage, Records, Usage, Waiting
+from serve_app_simulator.scenario import Overheads, Scenario, SimulatedPool
+from serve_app_simulator.system import Execution, Hop, Loaded, Request, Status, System
+from serve_app_simulator.workloads import Arrivals
 
 _ROUNDING_S = 1e-9
 """Sums of virtual times differ by rounding: an answer this much after the deadline is still in time."""
@@ -28,7 +28,7 @@ _TAIL = 4.0
 
 
 class SimulatedWorld:
-    """A `serve_app.simulation.system.World`.
+    """A `serve_app_simulator.system.World`.
 
     Args:
         scenario: What is simulated; has been checked.

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.report import CaseResults, Estimate, Row, estimate, summarise
-from serve_app.simulation.results import Result
+from serve_app_simulator.report import CaseResults, Estimate, Row, estimate, summarise
+from serve_app_simulator.results import Result
 
 try:
     import matplotlib as mpl

@@ -1,4 +1,4 @@
-"""What is simulated, as frozen values. `serve_app.simulation.scenarios` reads them from a file; nothing here does."""
+"""What is simulated, as frozen values. `serve_app_simulator.scenarios` reads them from a file; nothing here does."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Overheads:
 class Stream:
     """A part of the workload; several may overlap. Rates are requests per second.
 
-    ``kind`` chooses the process and which of the further fields count; see `serve_app.simulation.workloads`.
+    ``kind`` chooses the process and which of the further fields count; see `serve_app_simulator.workloads`.
     """
 
     kind: Literal["poisson", "gamma", "mmpp", "periodic", "flash_crowd", "video", "long_tail", "trace"]
@@ -215,7 +215,7 @@ class Stream:
     Where ``model`` names a pool, every kind of stream is so split over its members, and each has its own process.
     """
     path: str = ""
-    """``trace``: a CSV file; see `serve_app.simulation.trace`."""
+    """``trace``: a CSV file; see `serve_app_simulator.trace`."""
     share: Mapping[Priority, float] = field(default_factory=dict)
     """Parts of the classes in this stream, in sum 1; empty: all in ``priority``."""
     timeouts_s: Mapping[Priority, float] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serve_app.simulation.scenario import Overheads
+from serve_app_simulator.scenario import Overheads
 
 _CHUNK = 1024
 

@@ -1,7 +1,7 @@
 """Scenario files for ``serve-app simulate``: read, checked, and turned into values for the simulator.
 
 Every fault is one line that names the line of the file, the place and what is wrong there. A load of 1 is what a
-model's replicas can answer within their latency target; see `serve_app.simulation.scenarios.costs.capacity`.
+model's replicas can answer within their latency target; see `serve_app_simulator.scenarios.costs.capacity`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from serve_app.config.file import read_document
 from serve_app.config.lines import Lines
 from serve_app.config.problems import problems_of
 from serve_app.errors import ConfigError
-from serve_app.simulation.scenarios.cases import Case, make_cases
-from serve_app.simulation.scenarios.costs import read_costs
-from serve_app.simulation.scenarios.file import ScenarioFile
+from serve_app_simulator.scenarios.cases import Case, make_cases
+from serve_app_simulator.scenarios.costs import read_costs
+from serve_app_simulator.scenarios.file import ScenarioFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import isnan
 
-from serve_app.simulation.system import Request
+from serve_app_simulator.system import Request
 
 
 class Event:
-    """A scheduled action; a `serve_app.simulation.system.Timer`.
+    """A scheduled action; a `serve_app_simulator.system.Timer`.
 
     Attributes:
         when: Its time, virtual seconds.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Overheads, Scenario
+from serve_app_simulator.scenario import Overheads, Scenario
 
 
 class Request:

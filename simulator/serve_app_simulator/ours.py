@@ -1,7 +1,7 @@
 """serve_app itself as a system under test: the scheduler and the gate that serve, driven by the virtual clock.
 
-A router is the server's own core with another driver, `serve_app.simulation.router`. What a server's replica does
-around its gate, `serve_app.simulation.replica` does here.
+A router is the server's own core with another driver, `serve_app_simulator.router`. What a server's replica does
+around its gate, `serve_app_simulator.replica` does here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
-from serve_app.simulation.members import Members
-from serve_app.simulation.replica import SimulatedReplica, Turns
-from serve_app.simulation.router import Patience, SimulatedRouter
-from serve_app.simulation.scenario import Scenario, SimulatedModel
-from serve_app.simulation.system import Request, World
-from serve_app.simulation.ties import SimulatedTies
+from serve_app_simulator.members import Members
+from serve_app_simulator.replica import SimulatedReplica, Turns
+from serve_app_simulator.router import Patience, SimulatedRouter
+from serve_app_simulator.scenario import Scenario, SimulatedModel
+from serve_app_simulator.system import Request, World
+from serve_app_simulator.ties import SimulatedTies
 
 _TOTAL_BYTES = 1 << 60
 

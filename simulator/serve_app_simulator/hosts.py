@@ -9,11 +9,11 @@ from math import inf
 
 import numpy as np
 
-from serve_app.simulation.loop import Loop
-from serve_app.simulation.machine import Machine, SharedComputeDevice
-from serve_app.simulation.results import PoolUsage
-from serve_app.simulation.scenario import Device, SimulatedModel, SimulatedPool
-from serve_app.simulation.system import Loaded
+from serve_app_simulator.loop import Loop
+from serve_app_simulator.machine import Machine, SharedComputeDevice
+from serve_app_simulator.results import PoolUsage
+from serve_app_simulator.scenario import Device, SimulatedModel, SimulatedPool
+from serve_app_simulator.system import Loaded
 
 THRASH_S = 1.0
 """A member that is loaded again so soon after it was evicted from the same host was evicted in vain, seconds."""

@@ -19,8 +19,8 @@ from serve_app.scheduling.decisions import RETURNED, Dispatch
 from serve_app.scheduling.entry import UNBATCHED, Entry, Priority
 from serve_app.scheduling.gate import BatchDecision, Gate
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.simulation.system import Execution, Timer, World
-from serve_app.simulation.ties import SimulatedTies
+from serve_app_simulator.system import Execution, Timer, World
+from serve_app_simulator.ties import SimulatedTies
 
 Observed = tuple[int, int, float, str]
 """Rows, bucket, seconds and variant of one execution, as `Scheduler.on_done` takes it."""

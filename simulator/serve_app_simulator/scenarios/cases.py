@@ -9,11 +9,11 @@ from pathlib import Path
 from serve_app.config.problems import place
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Noise, Scenario, SimulatedModel, Stream
-from serve_app.simulation.scenarios.costs import capacity, loads, unit_rate
-from serve_app.simulation.scenarios.file import ScenarioFile
-from serve_app.simulation.scenarios.workload import expected_requests
-from serve_app.simulation.trace import read_trace
+from serve_app_simulator.scenario import Noise, Scenario, SimulatedModel, Stream
+from serve_app_simulator.scenarios.costs import capacity, loads, unit_rate
+from serve_app_simulator.scenarios.file import ScenarioFile
+from serve_app_simulator.scenarios.workload import expected_requests
+from serve_app_simulator.trace import read_trace
 
 _MOST_REQUESTS = 20_000_000
 _LONGEST_S = 7 * 86_400.0

@@ -7,12 +7,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from time import perf_counter
 
-from serve_app.simulation.check import check
-from serve_app.simulation.results import Result, make_result
-from serve_app.simulation.scenario import Scenario
-from serve_app.simulation.system import System
-from serve_app.simulation.workloads import Arrivals, generate
-from serve_app.simulation.world import SimulatedWorld
+from serve_app_simulator.check import check
+from serve_app_simulator.results import Result, make_result
+from serve_app_simulator.scenario import Scenario
+from serve_app_simulator.system import System
+from serve_app_simulator.workloads import Arrivals, generate
+from serve_app_simulator.world import SimulatedWorld
 
 MakeSystem = Callable[[], System]
 """Makes a system for one run; for several processes it must be picklable (a class, a `functools.partial` of one)."""

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, cre
 
 from serve_app.config.problems import nearest, short_repr, validation_error
 from serve_app.config.values import Delay, Section, Share
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.run import MakeSystem
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.run import MakeSystem
 
 OURS: Final = "serve-app"
 """Name of the system."""

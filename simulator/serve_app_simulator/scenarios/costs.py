@@ -9,10 +9,10 @@ from pathlib import Path
 from serve_app.config.problems import place
 from serve_app.config.profile import read_profile
 from serve_app.errors import ConfigError
-from serve_app.simulation.scenario import Curve, Noise, SimulatedModel, Stream
-from serve_app.simulation.scenarios.file import ScenarioFile
-from serve_app.simulation.scenarios.models import SimulatedModelConfig
-from serve_app.simulation.workloads import zipf
+from serve_app_simulator.scenario import Curve, Noise, SimulatedModel, Stream
+from serve_app_simulator.scenarios.file import ScenarioFile
+from serve_app_simulator.scenarios.models import SimulatedModelConfig
+from serve_app_simulator.workloads import zipf
 
 
 def read_costs(file: ScenarioFile, folder: Path) -> tuple[tuple[SimulatedModel, ...], Noise]:

@@ -12,9 +12,9 @@ from math import inf
 
 import numpy as np
 
-from serve_app.simulation.loop import Event, Loop
-from serve_app.simulation.scenario import Device, Failure, Noise
-from serve_app.simulation.system import Execution, Request, Status
+from serve_app_simulator.loop import Event, Loop
+from serve_app_simulator.scenario import Device, Failure, Noise
+from serve_app_simulator.system import Execution, Request, Status
 
 _CHUNK = 1024
 _EPSILON_S = 1e-12
@@ -79,7 +79,7 @@ class Running:
         work_s: What is left of it, seconds at full speed. Kept up to date by a shared device only.
         began: When it began to compute, or will.
         begun: Whether it has begun.
-        waited_s: How long requests of its model had waited by then; see `serve_app.simulation.results.Waiting`.
+        waited_s: How long requests of its model had waited by then; see `serve_app_simulator.results.Waiting`.
         done: Called with how it ended.
         raises: Whether the model will raise at its end.
     """

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from serve_app.scheduling.scaling import desired_replicas
-from serve_app.simulation.loop import Event, Loop
-from serve_app.simulation.machine import Machine
-from serve_app.simulation.scenario import Failure, SimulatedModel
+from serve_app_simulator.loop import Event, Loop
+from serve_app_simulator.machine import Machine
+from serve_app_simulator.scenario import Failure, SimulatedModel
 
 _ROUNDING_S = 1e-9
 

@@ -8,7 +8,7 @@ from itertools import islice
 
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.intake import LATE, MOST_WAITING, PER_ROUND, PER_ROUND_QUEUED, SHED, Intake
-from serve_app.simulation.system import Request, World
+from serve_app_simulator.system import Request, World
 
 
 class Processor:

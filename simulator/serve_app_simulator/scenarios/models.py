@@ -15,7 +15,7 @@ from serve_app.config.breaker import BreakerConfig
 from serve_app.config.names import checked_model_name, checked_variant_name
 from serve_app.config.problems import Location, short_repr, validation_error
 from serve_app.config.values import Delay, Milliseconds, Positive, Seconds, Section
-from serve_app.simulation.scenario import Affine, Curve, Device, SimulatedAutoscaling, SimulatedModel
+from serve_app_simulator.scenario import Affine, Curve, Device, SimulatedAutoscaling, SimulatedModel
 
 MOST_ROWS = 65_536
 """Most rows that a simulated batch may have."""

@@ -7,7 +7,7 @@
     flash_crowd   poisson at ``rate``, and at ``surge * rate`` for ``surge_s`` from ``surge_at_s``
     video         ``streams`` cameras at ``fps`` with random phases, each frame up to ``jitter`` of a gap late
     long_tail     poisson at ``rate``, over all models in their order by Zipf's law with ``exponent``
-    trace         what a file says; see `serve_app.simulation.trace`
+    trace         what a file says; see `serve_app_simulator.trace`
 
 A stream for a pool is one for each of its members, at rates by Zipf's law with ``exponent`` in their order.
 Every stream draws from a generator of its own, made of the seed and its place in the scenario: changing one stream
@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Scenario, Stream
-from serve_app.simulation.system import Request
-from serve_app.simulation.trace import read_trace
+from serve_app_simulator.scenario import Scenario, Stream
+from serve_app_simulator.system import Request
+from serve_app_simulator.trace import read_trace
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

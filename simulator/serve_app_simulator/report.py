@@ -10,8 +10,8 @@ from typing import Any
 
 from serve_app.config.device_group import size
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.results import Result
-from serve_app.simulation.scenario import Scenario
+from serve_app_simulator.results import Result
+from serve_app_simulator.scenario import Scenario
 
 # Student's t at 97.5%, by degrees of freedom from 1.
 _T = (

@@ -14,8 +14,8 @@ from serve_app.config.names import checked_model_name
 from serve_app.config.problems import Location, short_repr, validation_error
 from serve_app.config.values import Milliseconds, Positive, Section, Size
 from serve_app.scheduling.settings import Pool
-from serve_app.simulation.scenario import SimulatedModel, SimulatedPool
-from serve_app.simulation.scenarios.models import MOST_ROWS, LatencyConfig
+from serve_app_simulator.scenario import SimulatedModel, SimulatedPool
+from serve_app_simulator.scenarios.models import MOST_ROWS, LatencyConfig
 
 MOST_MEMBERS = 10_000
 """Most members that a simulated pool may have."""

@@ -15,11 +15,11 @@ from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Eviction,
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.liveness import Liveness
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.simulation.members import Members
-from serve_app.simulation.processor import Processor
-from serve_app.simulation.replica import Sent, SimulatedReplica
-from serve_app.simulation.system import Loaded, Request, Timer, World
-from serve_app.simulation.ties import SimulatedTies
+from serve_app_simulator.members import Members
+from serve_app_simulator.processor import Processor
+from serve_app_simulator.replica import Sent, SimulatedReplica
+from serve_app_simulator.system import Loaded, Request, Timer, World
+from serve_app_simulator.ties import SimulatedTies
 
 _NUMBERS = count(1)
 
