@@ -22,7 +22,7 @@ from serve_app_simulator.scenario import Scenario
 
 FOLDER = OUT / "scheduling"
 """Where the files are."""
-_OURS = {"ours.py", "router.py", "replica.py", "report.py", "plots.py"}
+_OURS = {"ours.py", "router.py", "replica.py", "report.py", "plots.py", "command.py"}
 _SHARED = ("entry.py", "batching/latency.py", "scaling.py", "settings.py")
 """What baselines use of the scheduler's package."""
 
@@ -64,7 +64,7 @@ def _recorded(scenario: Scenario) -> list[str]:
 
 @cache
 def _source() -> str:
-    server, simulator = (Path(package.__file__).parent for package in (serve_app, serve_app_simulator))
+    server, simulator = Path(serve_app.__file__).parent, Path(serve_app_simulator.__file__).parent
     paths = [path for path in simulator.rglob("*.py") if path.name not in _OURS]
     paths += [server / "scheduling" / name for name in _SHARED]
     content = b"".join(path.read_bytes() for path in sorted(paths))

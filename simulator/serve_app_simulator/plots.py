@@ -8,16 +8,13 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
 from serve_app.scheduling.entry import Priority
 from serve_app_simulator.report import CaseResults, Estimate, Row, estimate, summarise
 from serve_app_simulator.results import Result
-
-try:
-    import matplotlib as mpl
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("plots need matplotlib: pip install 'serve-app[simulate]'") from error
 
 OURS = {"serve-app": "#1f6f8b"}
 """The colour that nobody else gets."""

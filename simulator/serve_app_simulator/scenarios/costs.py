@@ -9,6 +9,7 @@ from pathlib import Path
 from serve_app.config.problems import place
 from serve_app.config.profile import read_profile
 from serve_app.errors import ConfigError
+from serve_app_simulator.measured_curve import MeasuredCurve
 from serve_app_simulator.scenario import Curve, Noise, SimulatedModel, Stream
 from serve_app_simulator.scenarios.file import ScenarioFile
 from serve_app_simulator.scenarios.models import SimulatedModelConfig
@@ -70,8 +71,8 @@ def _read_model(config: SimulatedModelConfig, folder: Path) -> tuple[SimulatedMo
                 known = ", ".join(profile.variants) or "none"
                 message = f"{config.profile} has no variant {variant.name!r}; there are: {known}"
                 raise ConfigError((f"variants[{number}].name: {message}",))
-            variants[variant.name] = profile.curve(variant.name)
-    return config.simulated(profile.curve(), variants), profile.spread()
+            variants[variant.name] = MeasuredCurve.of(profile, variant.name)
+    return config.simulated(MeasuredCurve.of(profile), variants), profile.spread()
 
 
 def capacity(model: SimulatedModel, between_s: float = 0.0) -> float:

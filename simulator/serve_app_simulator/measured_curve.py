@@ -1,9 +1,11 @@
-"""The cost of a batch between and beyond the shapes that were measured."""
+"""The cost of a batch by a profile, between and beyond the shapes that were measured."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+
+from serve_app.config.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,30 @@ class MeasuredCurve:
     """
 
     lines: tuple[tuple[int, tuple[int, ...], tuple[float, ...], float, float], ...]
+
+    @classmethod
+    def of(cls, profile: Profile, variant: str = "", quantile: float | None = None) -> MeasuredCurve:
+        """The curve of a variant, or of the model itself. Raises KeyError if it was not measured.
+
+        Args:
+            profile: With the points.
+            variant: Name of the variant; empty for the model itself.
+            quantile: Goes through this quantile instead of the mean. The median suits a profile whose machine had
+                other work too.
+        """
+        lines = []
+        for fit in sorted((fit for fit in profile.fits if fit.variant == variant), key=lambda fit: fit.bucket):
+            points = sorted(
+                (point.rows, point.mean_s if quantile is None else point.quantile(quantile))
+                for point in profile.shapes
+                if (point.variant, point.bucket) == (variant, fit.bucket)
+            )
+            if points:
+                rows, seconds = zip(*points, strict=True)
+                lines.append((fit.bucket, rows, seconds, fit.alpha_s, fit.beta_s))
+        if not lines:
+            raise KeyError(variant)
+        return cls(tuple(lines))
 
     def __call__(self, rows: int, bucket: int = 0) -> float:
         """Seconds."""
