@@ -42,13 +42,13 @@ def run(
     as_json: bool = False,
     processes: int = 1,
 ) -> int:
-    """Simulate a scenario file, print tables or JSON, and write a report.
+    """Simulate a scenario file, print tables or JSON, and write a report into ``output`` if given.
 
     Args:
         scenario: The file.
         seeds: Number of seeds; by default those in the file.
         systems: Labels of the systems to compare, separated by commas; by default all in the file.
-        output: Folder of the report; by default none is written.
+        output: Folder of the report.
         as_json: Print JSON instead of tables.
         processes: Number of simulations that run at once.
 

@@ -12,13 +12,7 @@ _CHUNK = 1024
 
 
 class SampledDelays:
-    """Times that scatter around a median.
-
-    Args:
-        median_s: Seconds; 0 stays 0.
-        scatter: Sigma of their lognormal distribution; 0: all are the median.
-        seed: Of this sequence.
-    """
+    """Times around a median: lognormal with sigma ``scatter``, or constant where that or the median is 0."""
 
     __slots__ = ("_drawn", "_median_s", "_rng", "_scatter")
 
@@ -29,7 +23,7 @@ class SampledDelays:
         self._drawn: list[float] = []
 
     def __call__(self) -> float:
-        """The next one, seconds."""
+        """The next delay, seconds."""
         if self._rng is None:
             return self._median_s
         if not self._drawn:
@@ -38,5 +32,5 @@ class SampledDelays:
 
 
 def request_delays(overheads: Overheads, seed: int) -> SampledDelays:
-    """The ways of requests to the system, in the order of their arrivals: the same for every system."""
+    """The delays of requests on their way to the system, in order of arrival: the same for every system."""
     return SampledDelays(overheads.request_s, overheads.scatter, (seed, 0, 7))

@@ -14,20 +14,12 @@ _ROUNDING_S = 1e-9
 
 
 class Fleet:
-    """The replicas of one model.
-
-    Args:
-        model: What they run.
-        loop: Of the simulation.
-        make_machine: Makes the replica of this number, counted from 1.
-        tell: Called with this fleet when the list has changed.
-        waiting_rows: The model's rows that wait for an execution.
+    """The replicas of one model: they start, die, and come and go with the load.
 
     Attributes:
-        model: As given.
-        listed: Replicas that systems know, by name, in the order in which they came.
-        target: How many there should be.
-        running_rows: Rows that execute now.
+        listed: Replicas that systems know, by name, oldest first.
+        target: Replicas wanted.
+        running_rows: Rows in execution.
     """
 
     def __init__(
@@ -61,7 +53,7 @@ class Fleet:
             self._loop.at(self.model.autoscaling.interval_s, self._autoscale)
 
     def fail(self, failure: Failure) -> None:
-        """Something goes wrong with a replica now."""
+        """Break a replica now. Nothing happens if it is not there."""
         alive = self._alive()
         if failure.replica >= len(alive):
             return
@@ -74,7 +66,7 @@ class Fleet:
             self._die(machine, failure)
 
     def kill(self, machine: Machine) -> None:
-        """End the process of a replica, if it hangs."""
+        """Kill a replica's process if it hangs."""
         if machine.status != "hangs":
             return
         if machine.name in self.listed and machine.hang_of is not None:
@@ -104,7 +96,7 @@ class Fleet:
             self._tell(self)
 
     def _start(self, after_s: float) -> None:
-        """One more replica is asked for."""
+        """Ask for one more replica."""
 
         def up() -> None:
             self._starting.remove(event)
@@ -115,14 +107,14 @@ class Fleet:
         self._starting.append(event)
 
     def _stop_one(self) -> None:
-        """One replica too many: the last that starts, else the last listed, which finishes what it has been sent."""
+        """Stop a replica: one that starts, else the one listed last, which finishes its work."""
         if self._starting:
             self._starting.pop().cancel()
         elif alive := self._alive():
             self._unlist(alive[-1])
 
     def _autoscale(self) -> None:
-        """As Ray Serve does: the number changes once a direction has been asked for for its direction's delay."""
+        """Scale as Ray Serve does: once a direction has been wanted for its delay."""
         settings = self.model.autoscaling
         assert settings is not None
         now = self._loop.now

@@ -20,12 +20,7 @@ THRASH_S = 1.0
 
 
 class HostDevice(SharedComputeDevice):
-    """The cores of a host, which loads slow down.
-
-    Args:
-        loop: Of the simulation.
-        pool: Its speed.
-    """
+    """The cores of a host, slower while it loads."""
 
     __slots__ = ("_loads", "_slowdown")
 
@@ -39,7 +34,7 @@ class HostDevice(SharedComputeDevice):
         return super().speed(running) / (self._slowdown if self._loads else 1.0)
 
     def loads(self, more: int) -> None:
-        """So many more loads are going on from now on."""
+        """Count loads that begin, or end with a negative number."""
         self._progress()
         self._loads += more
         self._plan()
@@ -50,12 +45,9 @@ class _Host:
     """A process.
 
     Attributes:
-        name: Its name.
-        device: What it computes on.
-        used_bytes: Of what it has, and of what it loads.
-        residents: What runs each member that is loaded.
-        loading: Members that it loads.
-        evicted: When each member was evicted last, seconds.
+        used_bytes: Memory of members that are loaded or loading.
+        residents: What runs each loaded member.
+        evicted: Time of each member's last eviction.
     """
 
     name: str
@@ -69,18 +61,9 @@ class _Host:
 class Hosts:
     """The processes of one pool.
 
-    Args:
-        pool: The pool.
-        models: Its members, by name.
-        loop: Of the simulation.
-        seed: Of the times that loads take.
-        make_machine: Makes what runs a member, with its name, model and device.
-        retire: Told of one that is evicted.
-        warm_up_s: What happens before this does not count, seconds.
-
     Attributes:
-        names: Of the processes.
-        usage: What they did.
+        names: Their names.
+        usage: What they did from ``warm_up_s`` on.
     """
 
     def __init__(
@@ -106,7 +89,7 @@ class Hosts:
         self.usage = PoolUsage()
 
     def asked(self, model: str) -> None:
-        """A request for a member has come."""
+        """Count a request for a member as a hit or a miss."""
         if self._loop.now >= self._warm_up_s:
             if self._copies[model]:
                 self.usage.hits += 1

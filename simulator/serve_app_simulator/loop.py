@@ -15,12 +15,7 @@ from serve_app_simulator.system import Request
 
 
 class Event:
-    """A scheduled action; a `serve_app_simulator.system.Timer`.
-
-    Attributes:
-        when: Its time, virtual seconds.
-        action: What will be done; ``None`` when it was done or cancelled.
-    """
+    """A scheduled action; a `serve_app_simulator.system.Timer`. ``action`` is ``None`` once it ran or was cancelled."""
 
     __slots__ = ("action", "when")
 
@@ -29,7 +24,7 @@ class Event:
         self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
-        """Do not run it. Harmless when it has run."""
+        """Do not run the action. No-op if it has run."""
         self.action = None
 
 
@@ -66,12 +61,9 @@ class Loop:
         self._stopped = True
 
     def run(self, arrivals: Iterator[Request], arrive: Callable[[Request], None], until: float) -> None:
-        """Let time pass until nothing is left to do, `stop` is called, or the time is ``until``.
+        """Process arrivals, ascending in time, and actions.
 
-        Args:
-            arrivals: Ascending in ``arrival``.
-            arrive: Called with each of them at its time.
-            until: Actions later than this do not run.
+        Ends when none is left, `stop` is called, or the next one is later than ``until``.
         """
         heap = self._heap
         following = next(arrivals, None)

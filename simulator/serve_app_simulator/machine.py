@@ -21,12 +21,10 @@ _EPSILON_S = 1e-12
 
 
 class NoiseSource:
-    """What makes a replica's true execution times differ from the curve: factors, stalls and episodes, by seed.
+    """Random factors, stalls and slow episodes of one replica's executions.
 
-    Args:
-        noise: How they scatter.
-        seed: Of this replica. Two systems under test with one seed meet the same noise at a replica's n-th execution,
-            and the same episodes at the same times.
+    Under one seed, every system meets the same noise at a replica's n-th execution, and the same episodes at the same
+    times.
     """
 
     __slots__ = ("_drifts", "_episode", "_factors", "_noise", "_rng", "_stalls")
@@ -74,13 +72,10 @@ class Running:
     """An execution that has begun.
 
     Attributes:
-        requests: Whose batch it is.
         rows: Rows, padding included.
-        work_s: What is left of it, seconds at full speed. Kept up to date by a shared device only.
+        work_s: Work left, seconds at full speed. Only a shared device keeps it up to date.
         began: When it began to compute, or will.
-        begun: Whether it has begun.
         waited_s: How long requests of its model had waited by then; see `serve_app_simulator.results.Waiting`.
-        done: Called with how it ended.
         raises: Whether the model will raise at its end.
     """
 
@@ -107,7 +102,7 @@ class Running:
 
 
 class ComputeDevice:
-    """Where executions make progress. This one belongs to a single replica, so nothing slows it down."""
+    """Where executions make progress. A device of a single replica: nothing slows it down."""
 
     __slots__ = ("_event", "_loop")
 
@@ -116,11 +111,11 @@ class ComputeDevice:
         self._event: Event | None = None
 
     def add(self, running: Running, end: Callable[[], None]) -> None:
-        """Let it compute what is left of it, and call ``end`` then."""
+        """Compute the rest of an execution, then call ``end``."""
         self._event = self._loop.at(self._loop.now + running.work_s, end)
 
     def remove(self, running: Running) -> None:
-        """Stop it where it is."""
+        """Interrupt an execution."""
         if self._event is not None:
             running.work_s = max(0.0, self._event.when - self._loop.now)
             self._event.cancel()
@@ -191,26 +186,17 @@ class Machine:
     """One replica: starting, listed, hanging, draining, or dead.
 
     Args:
-        name: As systems know it, like ``wide#1``.
-        model: Name of its model.
-        loop: Of the simulation.
-        processor: What it computes on.
-        noise: Of its execution times.
-        stall_s: How long a stall lasts.
-        between_s: Draws the time from the end of an execution until the next can begin.
-        luck: Numbers from 0 to 1: which executions raise while a part of them do.
-        on_begin: Told when an execution begins to compute.
-        on_end: Told how it ended.
+        between_s: Draws the pause between two executions.
+        luck: Draws from 0 to 1: which executions raise while a part of them do.
+        on_begin: Called when an execution begins to compute.
+        on_end: Called when it ends, with whether the replica died under it.
 
     Attributes:
-        running: What it executes now.
-        dead: Whether it has died.
-        born: When it was listed first; ``None`` while it starts.
+        born: When it was first listed; ``None`` while it starts.
         gone: When it left the list or died.
         busy_until: End of its last execution.
         held_until: No execution makes progress before this: a pause, a stall, or a hang.
-        hangs_until: Its process stands still until then; past: it does not.
-        hang_of: Why it hangs, or did last.
+        hang_of: The failure that made it hang last.
         changed: Called when it goes on or dies.
     """
 
@@ -281,12 +267,12 @@ class Machine:
         return f"<Machine {self.name} {'dead' if self.dead else 'busy' if self.running else 'idle'}>"
 
     def listed(self) -> None:
-        """It is up."""
+        """Begin to serve."""
         self.born = self._loop.now
         self._await_stall()
 
     def execute(self, requests: Sequence[Request], rows: int, mean_s: float, done: Callable[[Execution], None]) -> None:
-        """Begin an execution; the caller has seen that the machine is idle and alive."""
+        """Begin an execution. The machine has to be idle and alive."""
         now = self._loop.now
         begins = max(now, self.held_until)
         work_s = mean_s * self._noise.factor(begins)
@@ -311,14 +297,14 @@ class Machine:
         self._failing_until = self._loop.now + failure.lasts_s
 
     def hang(self, failure: Failure) -> None:
-        """Its process stands still from now on."""
+        """Stop the process for as long as the failure lasts."""
         self.hang_of = failure
         self.hangs_until = self._loop.now + failure.lasts_s
         self._hold_until(self.hangs_until)
         self._loop.at(self.hangs_until, self._go_on)
 
     def die(self) -> None:
-        """What runs fails now."""
+        """Die now. The running execution fails."""
         self.dead = True
         if self._stalls is not None:
             self._stalls.cancel()

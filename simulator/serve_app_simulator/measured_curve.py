@@ -23,13 +23,10 @@ class MeasuredCurve:
 
     @classmethod
     def of(cls, profile: Profile, variant: str = "", quantile: float | None = None) -> MeasuredCurve:
-        """The curve of a variant, or of the model itself. Raises KeyError if it was not measured.
+        """The curve of a variant, or of the model itself.
 
-        Args:
-            profile: With the points.
-            variant: Name of the variant; empty for the model itself.
-            quantile: Goes through this quantile instead of the mean. The median suits a profile whose machine had
-                other work too.
+        It goes through the means, or through ``quantile`` of each point: the median suits a profile whose machine had
+        other work too. Raises KeyError if the variant was not measured.
         """
         lines = []
         for fit in sorted((fit for fit in profile.fits if fit.variant == variant), key=lambda fit: fit.bucket):

@@ -1,7 +1,6 @@
-"""Members of pools at their hosts: what serve_app's hosts do with what they are told to load and to unload.
+"""Members of pools at their hosts: how serve_app's hosts load, unload and run them.
 
-A host reads its messages in the order in which they were sent, loads one member after the other, and runs one batch at
-a time over all that it has.
+A host handles its messages in order, loads one member after the other, and runs one batch at a time over all members.
 """
 
 from __future__ import annotations
@@ -18,13 +17,7 @@ MakeReplica = Callable[[str, str, Turns], SimulatedReplica]
 
 
 class Members:
-    """All members at all hosts.
-
-    Args:
-        world: Where they are.
-        replicas: By name: takes in those that have been loaded.
-        make_replica: Makes them.
-    """
+    """All members at all hosts. Adds the replicas of loaded members to ``replicas``, by name."""
 
     def __init__(self, world: World, replicas: dict[str, SimulatedReplica], make_replica: MakeReplica) -> None:
         self._world = world
@@ -38,17 +31,17 @@ class Members:
         self._at: dict[tuple[str, str], str] = {}
 
     def replica_of(self, model: str, name: str) -> str:
-        """What a router calls by this name: a replica, or a member at a host."""
+        """The name of the replica that runs a model at a replica or host."""
         return self._at[model, name] if model in self._pool_of else name
 
     def load(self, load: Load, done: Callable[[str, Loaded], None]) -> None:
-        """Have a member loaded, and tell of it with the name of its pool."""
+        """Load a member; ``done`` gets the name of its pool."""
         self._tell(
             load.host, partial(self._world.load_member, load.model, load.host, partial(self._loaded, load, done))
         )
 
     def evict(self, eviction: Eviction) -> None:
-        """Have a member unloaded."""
+        """Unload a member."""
         self._replicas.pop(self._at.pop((eviction.model, eviction.host))).retire()
         self._tell(eviction.host, partial(self._world.evict_member, eviction.model, eviction.host))
 

@@ -1,7 +1,7 @@
-"""serve_app itself as a system under test: the scheduler and the gate that serve, driven by the virtual clock.
+"""serve_app itself as a system under test: the server's scheduler and gate under the virtual clock.
 
-A router is the server's own core with another driver, `serve_app_simulator.router`. What a server's replica does
-around its gate, `serve_app_simulator.replica` does here.
+`serve_app_simulator.router` drives the server's router core, and `serve_app_simulator.replica` simulates what surrounds
+the gate in a server's replica.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class ServeApp:
         return settings if self._policy is None else replace(settings, policy=cast("Any", self._policy))
 
     def _seed(self, model: str, bucket: int) -> None:
-        """Give the schedulers what a warm-up profile would tell of this cost bucket."""
+        """Seed schedulers and gates with the warm-up profile of a cost bucket."""
         self._seeded.add((model, bucket))
         points = self._profile(model, bucket)
         for router in self._routers:
@@ -164,7 +164,7 @@ class ServeApp:
                 replica.gate.seed(points)
 
     def _profile(self, model: str, bucket: int) -> list[tuple[int, int, float, str]]:
-        """What a warm-up profile would tell of a cost bucket; nothing where the model's curve is not known."""
+        """The warm-up profile of a cost bucket; empty if the model's curve is not known."""
         known = self._models[model]
         if not known.known:
             return []

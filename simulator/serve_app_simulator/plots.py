@@ -42,12 +42,7 @@ def colours(systems: Sequence[str], known: Mapping[str, str] = OURS) -> dict[str
 
 
 def over_sweep(cases: Sequence[CaseResults], sweep: str) -> Figure:
-    """Attainment and goodput over the number that is swept.
-
-    Args:
-        cases: One per value, in rising order, each with the same systems.
-        sweep: Name of the number.
-    """
+    """Plot attainment and goodput over the swept number. The cases ascend, each with the same systems."""
     summaries = [{row.system: row for row in summarise(case)} for case in cases]
     values = [0.0 if case.value is None else case.value for case in cases]
     with _style():
@@ -67,7 +62,7 @@ def over_sweep(cases: Sequence[CaseResults], sweep: str) -> Figure:
 
 
 def over_time(case: CaseResults, known: Mapping[str, str] = OURS) -> Figure:
-    """Attainment of each class and rows queued over virtual time, surges shaded; for ``known`` see `colours`."""
+    """Plot attainment of each class and rows queued over virtual time, surges shaded."""
     labels = _labels(case)
     with _style():
         figure, panels = _panels_over_time(len(labels) + 1)
@@ -87,7 +82,7 @@ def over_time(case: CaseResults, known: Mapping[str, str] = OURS) -> Figure:
 
 
 def latency_bars(case: CaseResults) -> Figure:
-    """Median and 99th percentile of the latency of answers per system."""
+    """Plot the median and the 99th percentile of each system's latency."""
     rows = [row for row in summarise(case) if row.p50_ms is not None and row.p99_ms is not None]
     with _style():
         figure = Figure(figsize=(9.0, 3.4), layout="constrained")
@@ -102,7 +97,7 @@ def latency_bars(case: CaseResults) -> Figure:
 
 
 def bars(case: CaseResults) -> Figure:
-    """Goodput, attainment per class, wasted work and rows per batch of every system in one scenario."""
+    """Plot goodput, attainment per class, wasted work and rows per batch of each system."""
     rows = summarise(case)
     palette = colours(list(case.results))
     labels = _labels(case)
@@ -130,15 +125,15 @@ def bars(case: CaseResults) -> Figure:
 
 
 def write_plots(cases: Sequence[CaseResults], folder: Path, sweep: str = "") -> dict[str, str]:
-    """Draw what fits the cases, each as SVG and PNG.
+    """Draw the plots that fit the cases, as SVG and PNG.
 
     Args:
         cases: One, or one per value of the sweep.
-        folder: Where they go; it exists.
-        sweep: Name of the number that is swept.
+        folder: An existing folder.
+        sweep: Name of the swept number.
 
     Returns:
-        File names of the SVGs by what they show.
+        File names of the SVGs by title.
     """
     figures: dict[str, tuple[str, Callable[[], Figure]]] = {}
     if len(cases) > 1:
@@ -157,7 +152,7 @@ def write_plots(cases: Sequence[CaseResults], folder: Path, sweep: str = "") -> 
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write ``path`` with the endings ``.svg`` and ``.png``; the same figures give the same bytes."""
+    """Write ``path`` with the endings ``.svg`` and ``.png``. Equal figures give equal bytes."""
     with _style():
         figure.savefig(path.with_name(f"{path.name}.svg"), format="svg", metadata={"Date": None})
         figure.savefig(path.with_name(f"{path.name}.png"), format="png", dpi=120, metadata={"Software": None})

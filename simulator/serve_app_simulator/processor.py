@@ -12,18 +12,12 @@ from serve_app_simulator.system import Request, World
 
 
 class Processor:
-    """A thread with an event loop, which reads requests, refuses or begins them, and sends answers back.
+    """A thread with an event loop that reads requests, refuses or begins them, and sends answers.
 
-    Each round first refuses and begins requests of the intake. Then it takes what has come meanwhile: answers, and
-    requests, which are begun at once while they are few and none waits. What is done in one half of a round takes
-    effect together at its end. Connections are not modelled: the processor reads every request that has arrived.
-
-    Args:
-        world: Whose clock it follows, and whose overheads say what each thing takes. Where all take no time,
-            everything is done at once.
-        min_share: Part of all turns that a class gets while it waits; see `Intake`.
-        begin: Begins a request.
-        refuse: Refuses one.
+    A round first refuses and begins requests of the intake. Then it takes the answers and requests that arrived
+    meanwhile, and begins those requests at once while they are few and none waits. What is done in one half of a round
+    takes effect at its end. Where the overheads of the world are zero, everything is done at once. Connections are not
+    modelled: every request that has arrived is read.
     """
 
     def __init__(
@@ -45,7 +39,7 @@ class Processor:
         self._stall_at = world.next_stall_s()
 
     def arrive(self, request: Request) -> None:
-        """A request has reached the router."""
+        """Queue a request that has reached the router."""
         if not self._costs.router_takes_time:
             self._begin(request)
             return
@@ -54,12 +48,7 @@ class Processor:
             self._poll(0)
 
     def answer(self, requests: int, send: Callable[[], None]) -> None:
-        """The answers to some requests have come from a replica.
-
-        Args:
-            requests: How many.
-            send: Called when the processor has encoded them.
-        """
+        """Queue the answers to some requests; ``send`` is called once they are encoded."""
         if self._costs.router_answer_s <= 0.0:
             send()
             return
@@ -69,7 +58,7 @@ class Processor:
             self._poll(0)
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do this when the processor has worked for so long from now on; stalls hold it up."""
+        """Call ``action`` after so much work; stalls delay it."""
         now, stall_s = self._world.now, self._world.scenario.noise.router_stall_s
         end = now + seconds
         while self._stall_at < end:
@@ -79,7 +68,7 @@ class Processor:
         self._world.at(end, action)
 
     def _round(self) -> None:
-        """Refuse what cannot be in time, and begin the most urgent."""
+        """Refuse requests that would be late, and begin the most urgent ones."""
         intake, costs, now = self._intake, self._costs, self._world.now
         refused = list(islice(intake.give_up(now), SHED))
         begun: list[Request] = []
@@ -99,11 +88,7 @@ class Processor:
         self._poll(len(begun))
 
     def _poll(self, begun: int) -> None:
-        """Take what has come.
-
-        Args:
-            begun: Requests that were begun in this round before.
-        """
+        """Take arrived requests and answers; ``begun`` requests were begun in this round already."""
         unread, self._unread = self._unread, []
         answers, self._answers = self._answers, []
         answered, self._answered = self._answered, 0

@@ -1,9 +1,9 @@
 """A simulated replica: one gate, and around it what `serve_app.replica` does in a server.
 
-Entries that reach a busy replica wait at its gate. When the session is free the gate composes a batch of them; bundles
-whose entries are in it are answered after it, and what else they brought goes back to their routers. A batch that
-raises is run again entry by entry, and then the replica tries an input that is known to be good, once a second at most.
-While its process hangs, messages lie unread.
+Entries that reach a busy replica wait at its gate. When the session is free the gate composes a batch of them. Bundles
+with entries in it are answered after it; their other entries return to their routers. A batch that raises is run again
+entry by entry; then the replica runs an input that is known to be good, at most once a second. While its process hangs,
+messages are not read.
 """
 
 from __future__ import annotations
@@ -96,12 +96,11 @@ class Sent:
 
 
 class _Run:
-    """Entries that run together, in pieces where they have more rows than a batch may.
+    """Entries that run together, in pieces if they exceed the rows of a batch.
 
     Attributes:
-        entries: Their entries at the gate.
         left: Rows that have not run.
-        bucket: What they are padded to.
+        bucket: The cost bucket to which they are padded.
     """
 
     __slots__ = ("bucket", "entries", "left")
@@ -113,14 +112,13 @@ class _Run:
 
 
 class _Batch:
-    """What the gate has let through, while it has the session.
+    """A batch of the gate while it has the session.
 
     Attributes:
-        bundles: With entries in it, and which of its entries each has.
-        runs: Those that have not ended.
-        variant: What it runs on.
-        ran: Executions so far that did not raise.
-        codes: Of entries without an answer, why.
+        bundles: Bundles with entries in it.
+        runs: Runs that have not ended.
+        ran: Executions that did not raise.
+        codes: Error codes of entries without an answer.
     """
 
     __slots__ = ("bundles", "codes", "ran", "runs", "variant")
@@ -134,11 +132,7 @@ class _Batch:
 
 
 class Turns:
-    """The session of a host: members of a pool run one batch at a time, the most urgent class that waits first.
-
-    Args:
-        world: Its clock.
-    """
+    """The session of a host: one member runs a batch at a time, the one with the most urgent class first."""
 
     __slots__ = ("_busy", "_waiting", "_world")
 
@@ -148,7 +142,7 @@ class Turns:
         self._waiting: dict[SimulatedReplica, None] = {}
 
     def take(self, replica: SimulatedReplica) -> bool:
-        """Whether a member may run a batch now; otherwise it is asked again when it is its turn."""
+        """Whether a member may run a batch now. Otherwise its `open` is called when it is its turn."""
         if self._busy:
             self._waiting[replica] = None
             return False
@@ -157,7 +151,7 @@ class Turns:
         return True
 
     def leave(self, ready_at: float) -> None:
-        """A member has run its batch, or had none after all; the next may begin then."""
+        """End a member's turn; the next one begins at ``ready_at``."""
         self._world.at(ready_at, self._next)
 
     def _next(self) -> None:
@@ -212,7 +206,7 @@ class SimulatedReplica:
         world.watch(name, self._changed)
 
     def arrive(self, sent: Sent) -> None:
-        """A bundle has reached the replica. What travels is the budget left, so that the way does not count."""
+        """Take in a bundle. Entries keep the budget they had left when it was sent: the way does not count."""
         if (status := self._world.status(self._name)) != "works":
             if status == "dead":
                 sent.reached = False
@@ -248,7 +242,7 @@ class SimulatedReplica:
         self.open()
 
     def recall(self, sent: Sent, entries: Collection[Entry]) -> None:
-        """A router does not wait for these entries of a bundle any more; those that wait here do not run."""
+        """Return those of a bundle's entries that wait here; their router needs no answer any more."""
         if self._world.status(self._name) == "hangs":
             self._unread.append(partial(self.recall, sent, entries))
             return
@@ -260,13 +254,13 @@ class SimulatedReplica:
         self.open()
 
     def retire(self) -> None:
-        """It is unloaded, with nothing there: it begins nothing more."""
+        """Stop: the member is unloaded, with nothing at the gate."""
         if self._reopening is not None:
             self._reopening.cancel()
             self._reopening = None
 
     def probe(self, answer: Callable[[], None]) -> None:
-        """A router asks whether it is alive; its event loop answers while its session runs."""
+        """Answer a router's liveness probe, also while the session runs, but not while the process hangs."""
         status = self._world.status(self._name)
         if status == "works":
             answer()
@@ -274,7 +268,7 @@ class SimulatedReplica:
             self._unread.append(partial(self.probe, answer))
 
     def _changed(self) -> None:
-        """The process goes on, or is dead: then all that is here fails, and connections end at once."""
+        """React to the process: it went on, or died and everything here fails."""
         if self._world.status(self._name) == "dead":
             self._died(())
         unread, self._unread = self._unread, []
@@ -284,7 +278,7 @@ class SimulatedReplica:
             self.open()
 
     def _take_out(self, sent: Sent, here: Entry, *, elsewhere: bool = False) -> None:
-        """An entry goes back to its router."""
+        """Return an entry to its router."""
         self.gate.remove(here, elsewhere=elsewhere)
         self._tied.pop(here, None)
         del self._here[here.id], sent.waiting[here.id]
@@ -330,7 +324,7 @@ class SimulatedReplica:
                 self._reply(sent, sent.done)
 
     def _reopen_at(self, recheck_at: float) -> None:
-        """Ask the gate again at this moment; what has come since may have to go sooner than what was there."""
+        """Ask the gate again then, instead of when it said before."""
         if self._reopening is not None:
             self._reopening.cancel()
         self._reopening = self._world.at(recheck_at, self._reopen)
@@ -357,7 +351,7 @@ class SimulatedReplica:
         self._step(_Batch(bundles, self._runs_of(turn), turn.variant))
 
     def _runs_of(self, turn: BatchDecision) -> list[_Run]:
-        """One run, padded to the largest cost bucket; or one for each, where padding would change answers."""
+        """One run, padded to the largest cost bucket; one per bucket where padding would change answers."""
         if self._pads:
             return [_Run(turn.entries, turn.rows, turn.bucket)]
         of_bucket: dict[int, list[Entry]] = {}
@@ -393,7 +387,7 @@ class SimulatedReplica:
         self._step(batch)
 
     def _run_alone(self, batch: _Batch, run: _Run) -> None:
-        """Entries whose run has raised run again, each by itself; one that did already has failed."""
+        """Run the entries of a run that raised each by itself. An entry that was alone has failed."""
         now = self._world.now
         if len(run.entries) == 1:
             batch.codes[run.entries[0].payload] = InferenceFailed.code
@@ -405,7 +399,7 @@ class SimulatedReplica:
                 batch.codes[here.payload] = DeadlineExceeded.code
 
     def _answer(self, batch: _Batch) -> None:
-        """A batch has run: the session is free, and its bundles are answered."""
+        """Free the session, and answer the bundles of a batch."""
         works: bool | None = None
         if InferenceFailed.code in batch.codes.values():
             works = self._works()
@@ -426,14 +420,14 @@ class SimulatedReplica:
             self._reply(sent, sent.done)
 
     def _works(self) -> bool:
-        """Whether the model runs an input that is known to be good, as tried now or within the last second."""
+        """Whether the model runs an input that is known to be good, tried at most once a second."""
         now = self._world.now
         if self._tried is None or now - self._tried[0] >= _TRIED_EVERY_S:
             self._tried = now, self._world.example_runs(self._name)
         return self._tried[1]
 
     def _died(self, bundles: Iterable[Sent]) -> None:
-        """The replica is gone: what ran and what waited here fails."""
+        """Fail everything that ran and waited here."""
         self._busy = False
         waiting = dict.fromkeys(self._here.values())
         for sent in waiting:

@@ -47,7 +47,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of independent values. Raises ValueError without any."""
+    """The mean of independent values, at least one, with its interval."""
     if not values:
         raise ValueError("needs at least one value")
     if len(values) == 1:
@@ -193,7 +193,7 @@ def _milliseconds(values: Sequence[float | None]) -> Estimate | None:
 
 
 def table(case: CaseResults) -> tuple[list[str], list[list[str]]]:
-    """The table of one scenario as text: its header and one line per system. Columns without any value are left out."""
+    """The table of one scenario: header and one line per system. Columns without any value are left out."""
     rows = summarise(case)
     labels = list(dict.fromkeys(label for row in rows for label in row.classes))
     columns: list[tuple[str, Callable[[Row], str]]] = [
@@ -236,7 +236,7 @@ def _recovery(row: Row) -> str:
 
 
 def swept(sweep: str, value: float | None, between: str = " ") -> str:
-    """The number that is swept and its value, as people write them; empty without."""
+    """The swept number and its value as text; empty without."""
     if value is None:
         return ""
     return f"{sweep}{between}{size(int(value)) if sweep == 'memory' else f'{value:g}'}"
@@ -270,16 +270,7 @@ def markdown(
     notes: Sequence[str] = (),
     plots: Mapping[str, str] | None = None,
 ) -> str:
-    """The report as Markdown.
-
-    Args:
-        name: Its title.
-        description: What the scenario shows.
-        cases: One, or one per value of the sweep.
-        sweep: Name of the number that is swept.
-        notes: Lines about the scenario and how to reproduce it.
-        plots: Paths of pictures, relative to the report, by what they show.
-    """
+    """The report as Markdown. ``plots`` are paths of pictures, relative to the report, by title."""
     parts = [f"# {name}"]
     if description:
         parts.append(description.strip())
@@ -295,7 +286,7 @@ def markdown(
 
 
 def legend(cases: Sequence[CaseResults]) -> str:
-    """What the columns mean, in a few sentences."""
+    """Explains the columns in a few sentences."""
     seeds = len(next(iter(cases[0].results.values())))
     sentences = [
         f"Means over {seeds} seeds ± 95% confidence intervals." if seeds > 1 else "One seed, so no intervals.",

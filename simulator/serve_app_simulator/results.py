@@ -31,13 +31,13 @@ _QUANTILES = (0.5, 0.9, 0.99)
 
 
 class Records:
-    """What became of every request, by its id.
+    """How every request ended, by its id.
 
     Attributes:
         outcome: One of the five ends.
         latency_s: From leaving the client to reaching it again; NaN without an answer.
         server_s: Server time charged to it.
-        vain_s: The part of it charged when it had ended already.
+        vain_s: The part of it charged after it had ended.
     """
 
     __slots__ = ("latency_s", "outcome", "server_s", "vain_s")
@@ -98,12 +98,10 @@ class PoolUsage:
 class Waiting:
     """When requests of one model waited: they had reached the system, did not execute, and had not ended.
 
-    Args:
-        start_s: Time before this does not count, virtual seconds.
-        end_s: Time after this does not count.
+    Only the time from ``start_s`` to ``end_s`` counts.
 
     Attributes:
-        requests: That wait now.
+        requests: Waiting now.
         waited_s: How long at least one has waited.
         replicas: Listed now.
         replica_s: Time of listed replicas while at least one has waited.
@@ -123,18 +121,18 @@ class Waiting:
         self._since = start_s
 
     def add(self, requests: int, now: float) -> None:
-        """So many more wait now, or fewer."""
+        """Add waiting requests, or remove some with a negative number."""
         if not (self.requests and self.requests + requests):
             self.note(now)
         self.requests += requests
 
     def list(self, replicas: int, now: float) -> None:
-        """So many replicas are listed now."""
+        """Set the number of listed replicas."""
         self.note(now)
         self.replicas = replicas
 
     def note(self, now: float) -> None:
-        """Add up what has passed."""
+        """Add up the time that has passed."""
         until = min(max(now, self._start_s), self._end_s)
         if self.requests:
             self.waited_s += until - self._since
@@ -279,16 +277,12 @@ class Result:
         return found
 
     def recovery_s(self, after_s: float, *, rows: int | None = None, before_s: float = 10.0) -> float | None:
-        """How long after a moment the queue was as short as before it, and stayed so for one more step.
+        """Seconds from a moment until the queue was as short as before it, for two steps; ``None`` if it never was.
 
         Args:
-            after_s: The moment: a surge's or a failure's end, virtual seconds.
-            rows: What counts as short; ``None``: the most that waited in ``before_s`` seconds at the beginning of the
-                counted time.
+            after_s: The moment: the end of a surge or a failure, virtual seconds.
+            rows: Length of a short queue; by default the most rows that waited in the first ``before_s`` seconds.
             before_s: See ``rows``.
-
-        Returns:
-            Seconds, as exact as the series' steps; ``None`` when it stayed longer.
         """
         queued, step_s = self.series.queued_rows, self.series.step_s
         if rows is None:

@@ -39,12 +39,11 @@ class Patience(NamedTuple):
 
 
 class _Watched:
-    """A replica that a router watches while it has requests in flight there.
+    """A replica with requests of a router in flight.
 
     Attributes:
         bundles: Bundles in flight.
         data_received: Whether any data has come since the last look.
-        liveness: Tells whether it is alive.
     """
 
     __slots__ = ("bundles", "data_received", "liveness")
@@ -117,7 +116,7 @@ class SimulatedRouter:
         self._timer: Timer | None = None
 
     def arrive(self, request: Request) -> None:
-        """A request has reached this router, whose processor reads it."""
+        """Queue a request for the processor."""
         self._processor.arrive(request)
 
     def _arrived(self, request: Request) -> None:
@@ -140,7 +139,7 @@ class SimulatedRouter:
             self._world.drop(request)
 
     def _replace(self, entry: Entry, stream: int) -> None:
-        """A new frame of a stream makes the one that still waits worthless, here or at a gate."""
+        """Drop the frame of a stream that still waits, here or at a gate, for a newer one."""
         older = self._frames.get(stream)
         if older is not None:
             older.payload.replaced = True
@@ -154,17 +153,17 @@ class SimulatedRouter:
         self._world.drop(entry.payload)
 
     def on_replicas(self, model: str, names: Sequence[str]) -> None:
-        """The list of a model's replicas has changed."""
+        """Take over a changed list of a model's replicas."""
         self._core.on_replicas(model, names, self._world.now)
         for name in names:
             self._core.on_linked(model, name, linked=True)
 
     def on_hosts(self, pool: str, names: Sequence[str]) -> None:
-        """The list of a pool's hosts."""
+        """Take over the list of a pool's hosts."""
         self._core.on_hosts(pool, names, self._world.now)
 
     def done(self, sent: Sent) -> None:
-        """A bundle's answer has come back. Its answers go to the clients when the processor has encoded them."""
+        """Answer the clients of a bundle once the processor has encoded the answers."""
         self._processor.answer(len(sent.dispatch.entries), partial(self._answered_by, sent))
 
     def _answered_by(self, sent: Sent) -> None:
@@ -191,13 +190,13 @@ class SimulatedRouter:
                 self._drop_replaced(entry)
 
     def failed(self, sent: Sent) -> None:
-        """A bundle failed with its replica."""
+        """Give up a bundle that failed with its replica."""
         if (watched := self._watched.pop(str(sent.dispatch.replica), None)) is not None:
             watched.liveness.end()
         self._core.lost(sent.dispatch, self._world.now, replica_lost=True, reached=sent.reached)
 
     def _watch(self, dispatch: Dispatch) -> None:
-        """A bundle goes to a replica, which may become unresponsive."""
+        """Watch the replica of a bundle, which may become unresponsive."""
         name = str(dispatch.replica)
         if (watched := self._watched.get(name)) is None:
             ask = partial(self._ask, name)
@@ -206,7 +205,7 @@ class SimulatedRouter:
         watched.liveness.begin()
 
     def _ask(self, name: str) -> None:
-        """Probe a replica. Its answer is on its way for as long as a message usually is."""
+        """Probe a replica. Probe and answer travel as long as a message usually does."""
         hop_s, at = self._world.overheads.send_s, self._world.at
 
         def answered() -> None:
@@ -270,10 +269,10 @@ class SimulatedRouter:
         self._world.drop(entry.payload)
 
     def timed_out(self, dispatch: Dispatch) -> None:
-        """See `Driver.timed_out`. Nobody reads a log here."""
+        """See `Driver.timed_out`. There is no log."""
 
     def changed(self, changes: Sequence[Change]) -> None:
-        """See `Driver.changed`. Nobody reads a log here."""
+        """See `Driver.changed`. There is no log."""
 
     # ------------------------------------------------------------ as `Loader`
 

@@ -27,14 +27,14 @@ def simulate(
     name: str = "",
     step_s: float = 1.0,
 ) -> Result:
-    """Simulate one system once.
+    """Simulate one system once. Under one seed, all systems meet the same arrivals.
 
     Args:
-        scenario: What happens.
+        scenario: The scenario.
         make_system: Makes the system under test.
-        seed: Of arrivals and noise. The same seed gives every system the same arrivals.
-        arrivals: The scenario's arrivals under this seed, where they are known already.
-        name: Of the system, for the result; its ``name`` or its class's when empty.
+        seed: Of arrivals and noise.
+        arrivals: The scenario's arrivals under this seed, if they have been generated already.
+        name: Name of the system in the result; by default its ``name`` or that of its class.
         step_s: Resolution of the result's series, virtual seconds.
 
     Raises:
@@ -73,21 +73,16 @@ def simulate_many(
     *,
     step_s: float = 1.0,
 ) -> dict[str, list[Result]]:
-    """Simulate several systems under several seeds, interleaved: all systems under the first seed come first.
+    """Simulate several systems under several seeds, all systems under the first seed first.
 
-    Args:
-        scenario: What happens.
-        systems: By name, what makes each.
-        seeds: Of arrivals and noise.
-        processes: How many run at once. Above 1, scenario and systems must be picklable.
-        on_progress: Told of every result as it comes.
-        step_s: As in `simulate`.
+    With more than one process, scenario and systems must be picklable. ``on_progress`` is called with each result as it
+    comes.
 
     Returns:
-        By system's name, its results in the order of the seeds.
+        Results by the system's name, in the order of the seeds.
 
     Raises:
-        ConfigError: As `simulate`.
+        ConfigError: The scenario is impossible, or a trace cannot be read.
     """
     seeds = tuple(seeds)
     check(scenario)

@@ -14,20 +14,15 @@ class Request:
 
     Attributes:
         id: Its place in the order of arrival.
-        model: Name of the model.
-        priority: Its class.
-        arrival: When the client sent it, virtual seconds.
         deadline: When the answer becomes worthless; end to end.
-        rows: Rows it adds to a batch.
-        bucket: Its cost bucket.
         stream: Number of the video stream that it is a frame of, or -1. A newer frame makes a waiting one worthless.
-        tenant: Who sent it; empty for nobody in particular.
+        tenant: Its sender, or empty.
         ended: When it was answered, rejected or dropped; ``None`` before that.
         answered: Whether it ended with an answer (in time or not).
-        raised: Whether its last execution raised, so that it has no answer; the world's.
-        replaced: Set by a system before it drops a frame because a newer one of its stream has arrived.
+        raised: Whether its last execution raised, so that it has no answer. Set by the world.
+        replaced: Set by a system before it drops a frame for a newer one.
         server_s: Server time charged to it so far, seconds.
-        waits: Whether it has reached the system, does not execute and has not ended; the world's.
+        waits: Whether it has reached the system, does not execute and has not ended. Set by the world.
     """
 
     __slots__ = (
@@ -68,9 +63,9 @@ class Execution(NamedTuple):
     """How an execution ended.
 
     Attributes:
-        seconds: How long it ran, as the replica would measure it.
-        failed: Whether the replica died under it; then nobody was answered.
-        raised: Whether the model raised: the replica lives, and what would be answered of it is an error.
+        seconds: Its duration, as the replica would measure it.
+        failed: Whether the replica died under it, so that nothing was answered.
+        raised: Whether the model raised: the replica lives, and its answers are errors.
     """
 
     seconds: float
@@ -82,9 +77,9 @@ class Loaded(NamedTuple):
     """A member of a pool has been loaded.
 
     Attributes:
-        replica: What runs it from now on, as `World.execute` takes it.
-        seconds: How long that took.
-        nbytes: What it holds, bytes.
+        replica: The replica that runs it, for `World.execute`.
+        seconds: Duration of the load.
+        nbytes: Memory it holds.
     """
 
     replica: str
@@ -104,7 +99,7 @@ class Timer(Protocol):
     """A scheduled action."""
 
     def cancel(self) -> None:
-        """Do not run it. Harmless when it has run."""
+        """Do not run the action. No-op if it has run."""
 
 
 class World(Protocol):
@@ -116,17 +111,17 @@ class World(Protocol):
 
     @property
     def scenario(self) -> Scenario:
-        """What is simulated. Systems may read models' settings and, where ``known``, curves; never the noise."""
+        """The scenario. Systems may read models' settings and, where ``known``, curves; never the noise."""
 
     @property
     def overheads(self) -> Overheads:
-        """The scenario's, without the hop to the system, which is over when a request arrives there.
+        """The scenario's overheads, without the hop to the system, which is over when a request arrives there.
 
-        They are medians: what a message really takes is drawn (`hop_s`), and the system itself waits for it (`at`).
+        They are medians. The system itself waits (`at`) for what a message really takes (`hop_s`).
         """
 
     def hop_s(self, hop: Hop) -> float:
-        """How long the next message takes, seconds; each call draws anew. Systems must not plan by what they draw."""
+        """Draw the time that the next message takes, seconds. Systems must not plan with it."""
 
     def next_stall_s(self) -> float:
         """Seconds from the end of a stall of a router's processor to the next; ``inf`` where there are none."""
@@ -158,63 +153,59 @@ class World(Protocol):
         """When an idle replica can begin: now, or after the pause since its last execution."""
 
     def status(self, replica: str) -> Status:
-        """Whether a replica's process runs. Nothing that is sent to one that hangs is read before it goes on."""
+        """Whether a replica's process runs. A replica that hangs reads no message before it goes on."""
 
     def watch(self, replica: str, changed: Callable[[], None]) -> None:
-        """Have ``changed`` called when a replica goes on that hung, and when it dies. What hangs tells nobody."""
+        """Call ``changed`` when a replica that hung goes on, and when it dies; not when it begins to hang."""
 
     def kill(self, replica: str) -> None:
-        """End the process of a replica that hangs; any other is left alone. Its successor starts at once."""
+        """Kill a replica that hangs; its successor starts at once. Any other is left alone."""
 
     def example_runs(self, replica: str) -> bool:
         """Whether an input that is known to be good runs at a replica now. Takes no time."""
 
     def answer(self, request: Request, left: float | None = None, hop: Hop = "answer") -> None:
-        """The answer leaves now and reaches the client by this hop. No-op when ended already.
+        """Send the answer by this hop. No-op if the request has ended.
 
-        Where the last execution raised, it is an error: the request gets no answer.
-
-        Args:
-            request: Whose answer it is.
-            left: When it left, if that is past: then the system has waited for the hop itself, and it is there now.
-            hop: Which way it goes.
+        If its last execution raised, the answer is an error: the request counts as dropped. A system that has waited
+        for the hop itself says when the answer ``left``; then it arrives now.
         """
 
     def drop(self, request: Request) -> None:
-        """It gets no answer: rejected, expired, or shed. No-op when ended already."""
+        """End a request without an answer: rejected, expired, or shed. No-op if it has ended."""
 
     def load(self, model: str) -> int:
         """Rows running at the model's replicas."""
 
     def hosts(self, pool: str) -> Sequence[str]:
-        """The processes of a pool, by name."""
+        """Names of the processes of a pool."""
 
     def load_member(self, model: str, host: str, done: Callable[[Loaded], None]) -> None:
-        """Have a host load a member of its pool now, and call ``done`` when it can execute.
+        """Load a member of a pool at a host now, and call ``done`` when it can execute.
 
-        Raises ValueError for what a server must never do: a member that the host has or loads, and one for which it
-        has not the memory. Loads of one host run at the same time; it is the system's to have them wait.
+        Raises ValueError if the host has or loads the member already, or lacks the memory. Loads at one host run at the
+        same time; a system that wants them one by one has to wait.
         """
 
     def evict_member(self, model: str, host: str) -> None:
-        """Have a host unload a member. Raises ValueError where it is not there, or executes."""
+        """Unload a member. Raises ValueError if it is not loaded, or executes."""
 
 
 class System(Protocol):
-    """A serving system under test: takes requests, says what runs where. Made anew for every run.
+    """A serving system under test: takes requests and decides what runs where. Made anew for every run.
 
     Every request must end in `World.answer` or `World.drop`; those that have not when the simulation ends count as
     missed.
     """
 
     def start(self, world: World) -> None:
-        """Called once before anything else."""
+        """Begin; called once before anything else."""
 
     def replicas(self, model: str, names: Sequence[str]) -> None:
-        """The list of a model's replicas has changed; called for the first ones right after `start`."""
+        """Take over a changed list of a model's replicas; first called right after `start`."""
 
     def arrive(self, request: Request) -> None:
-        """A request has reached the system now."""
+        """Take in a request that has reached the system now."""
 
     def queued_rows(self, model: str) -> int:
         """Rows that wait for an execution, for autoscaling."""

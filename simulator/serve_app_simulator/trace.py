@@ -50,11 +50,7 @@ class Trace:
 
 
 def read_trace(path: str | Path, models: Collection[str]) -> Trace:
-    """Read a trace.
-
-    Args:
-        path: A CSV file as the module's docstring says, UTF-8.
-        models: The names that its column ``model`` may hold.
+    """Read a CSV file in UTF-8, as the module's docstring describes it, with requests to these models.
 
     Raises:
         ConfigError: The file cannot be read or is wrong; the message names the file, the first wrong line (the one

@@ -68,7 +68,7 @@ class Arrivals:
         return len(self.arrival)
 
     def requests(self) -> Iterator[Request]:
-        """One after the other; each is made when it is asked for."""
+        """Make the requests one by one."""
         classes = {int(priority): priority for priority in Priority}
         for start in range(0, len(self), _CHUNK):
             part = slice(start, start + _CHUNK)
@@ -99,11 +99,7 @@ class Arrivals:
 
 
 def generate(scenario: Scenario, seed: int) -> Arrivals:
-    """The arrivals of all of a scenario's streams.
-
-    Raises:
-        ConfigError: A trace cannot be read.
-    """
+    """Generate the arrivals of all of a scenario's streams. Raises ConfigError if a trace cannot be read."""
     models = tuple(model.scheduling.name for model in scenario.models)
     tenants = tuple(dict.fromkeys(("", *(stream.tenant for stream in scenario.workload))))
     parts: list[Arrivals] = []
@@ -207,7 +203,7 @@ def mmpp(rng: np.random.Generator, stream: Stream, start: float, end: float) -> 
 
 
 def zipf(models: int, exponent: float) -> Floats:
-    """Parts of the models by their rank, in sum 1."""
+    """Parts of the models by rank, summing to 1."""
     weights: Floats = np.arange(1, models + 1, dtype=np.float64) ** -exponent
     weights /= weights.sum()
     return weights
@@ -246,7 +242,7 @@ def _drawn(stream: Stream, models: tuple[str, ...], end: float, rng: np.random.G
 def _of_members(
     stream: Stream, models: tuple[str, ...], members: tuple[str, ...], end: float, seed: tuple[int, int]
 ) -> Arrivals:
-    """A stream of each member of a pool, whose popularity falls in their order by Zipf's law."""
+    """Generate a stream for each member of a pool, with rates that fall in their order by Zipf's law."""
     parts = []
     for number, (name, part) in enumerate(zip(members, zipf(len(members), stream.exponent).tolist(), strict=True)):
         rng = np.random.default_rng([*seed, number])
@@ -287,7 +283,7 @@ def _video(rng: np.random.Generator, stream: Stream, start: float, end: float, f
 
 
 def _trace(stream: Stream, models: tuple[str, ...], end: float) -> Arrivals:
-    """What the file says, ``start_s`` later, as far as it lies before ``end``."""
+    """Read a trace, shifted by ``start_s`` and cut off at ``end``."""
     trace = read_trace(stream.path, models)
     times = trace.arrival + stream.start_s
     kept = times < end

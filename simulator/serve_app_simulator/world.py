@@ -28,13 +28,7 @@ _TAIL = 4.0
 
 
 class SimulatedWorld:
-    """A `serve_app_simulator.system.World`.
-
-    Args:
-        scenario: What is simulated; has been checked.
-        seed: Of the noise.
-        step_s: How often the queue is looked at, virtual seconds.
-    """
+    """A `serve_app_simulator.system.World` of a checked scenario; samples queues every ``step_s`` virtual seconds."""
 
     def __init__(self, scenario: Scenario, seed: int, step_s: float) -> None:
         self._scenario = scenario
@@ -80,12 +74,12 @@ class SimulatedWorld:
 
     @property
     def scenario(self) -> Scenario:
-        """What is simulated."""
+        """See `World.scenario`."""
         return self._scenario
 
     @property
     def overheads(self) -> Overheads:
-        """What a system has to wait for itself, besides executions."""
+        """See `World.overheads`."""
         return self._overheads
 
     @property
@@ -94,7 +88,7 @@ class SimulatedWorld:
         return self._loop.events
 
     def run(self, system: System, arrivals: Arrivals) -> Records:
-        """Let the system serve the arrivals. Ends when all have ended, or when no answer can be in time any more."""
+        """Serve the arrivals. Ends when all have ended, or when no answer can be in time any more."""
         self._records = Records(len(arrivals))
         self._open = len(arrivals)
         self._system = system
@@ -233,13 +227,13 @@ class SimulatedWorld:
 
     @property
     def pools(self) -> dict[str, PoolUsage]:
-        """What the hosts of each pool did, by its name."""
+        """Usage of each pool's hosts, by its name."""
         return {name: hosts.usage for name, hosts in self._hosts.items()}
 
     # ------------------------------------------------------------------ requests
 
     def _sent(self, request: Request) -> None:
-        """A request has left its client."""
+        """Let a request leave its client."""
         hop_s = self._request_s()
         if hop_s > 0.0:
             self._loop.at(self._loop.now + hop_s, partial(self._reached, request))
@@ -247,7 +241,7 @@ class SimulatedWorld:
             self._reached(request)
 
     def _reached(self, request: Request) -> None:
-        """A request is at the system."""
+        """Hand a request to the system."""
         request.waits = True
         self._waiting[request.model].add(1, self._loop.now)
         if (hosts := self._hosts_of.get(request.model)) is not None:
@@ -273,7 +267,7 @@ class SimulatedWorld:
         running.waited_s = waiting.waited_s
 
     def _executed(self, machine: Machine, running: Running, failed: bool) -> None:
-        """An execution has ended: charge for it and tell the system."""
+        """Charge for an execution that has ended, and tell the system."""
         seconds = self._count(machine, running)
         self._fleets[machine.model].running_rows -= running.rows
         if not failed:
@@ -289,7 +283,7 @@ class SimulatedWorld:
         running.done(Execution(seconds, failed, running.raises and not failed))
 
     def _count(self, machine: Machine, running: Running) -> float:
-        """Take an execution into the sums. Returns how long it ran."""
+        """Add an execution to the sums. Returns its duration."""
         now, usage = self._loop.now, self.usage
         machine.busy_until = now
         warm_up_s = self._scenario.warm_up_s
@@ -324,7 +318,7 @@ class SimulatedWorld:
         return Hosts(pool, members, self._loop, self._seed, self._make_member, self._retire, self._scenario.warm_up_s)
 
     def _make_member(self, name: str, model: str, device: HostDevice) -> Machine:
-        """What runs a member of a pool from now on, at one host."""
+        """Make the machine that runs a member of a pool at a host."""
         self._loaded += 1
         machine = self._machine(name, model, self._loaded, device)
         machine.listed()
@@ -358,7 +352,7 @@ class SimulatedWorld:
         return self._system.queued_rows(model)
 
     def _count_replica(self, machine: Machine) -> None:
-        """Add a replica's time on the list or at work, as far as it is counted."""
+        """Add a replica's counted time on the list or at work."""
         duration_s = self._scenario.duration_s
         gone = duration_s if machine.gone is None else max(machine.gone, machine.busy_until)
         born = machine.born if machine.born is not None else gone

@@ -27,7 +27,6 @@ class Experiment:
     """A checked scenario file.
 
     Attributes:
-        file: What it says.
         cases: The scenarios: one, or one per value of the sweep.
     """
 
@@ -41,11 +40,7 @@ class Experiment:
 
 
 def load_scenario(path: Path) -> Experiment:
-    """Read and check a scenario file, with the profiles and traces that it names.
-
-    Raises:
-        ConfigError: With one line per fault.
-    """
+    """Read and check a scenario file, with its profiles and traces. Raises ConfigError, a line per fault."""
     lines = _lines(path)
     if lines.is_other:
         raise ConfigError(("must hold a mapping with the keys name, models and workload",))
@@ -57,15 +52,7 @@ def load_scenario(path: Path) -> Experiment:
 
 
 def parse_scenario(document: Mapping[str, Any], folder: Path) -> Experiment:
-    """Check what a scenario file holds.
-
-    Args:
-        document: Plain data, as YAML gives it.
-        folder: What paths are relative to.
-
-    Raises:
-        ConfigError: With one line per fault.
-    """
+    """Check a scenario file's content; paths in it are relative to ``folder``. Raises ConfigError, a line per fault."""
     try:
         file = ScenarioFile.model_validate(document)
     except ValidationError as error:

@@ -38,13 +38,7 @@ class Case:
 
 
 def make_cases(file: ScenarioFile, models: tuple[SimulatedModel, ...], noise: Noise, folder: Path) -> tuple[Case, ...]:
-    """The scenarios of a file.
-
-    Args:
-        file: The scenario file.
-        models: Its models with their curves.
-        noise: How execution times scatter.
-        folder: What paths are relative to.
+    """The scenarios of a file, with the curves and the noise of its models.
 
     Raises:
         ConfigError: A deadline is shorter than an execution, or the workload is empty or too large to simulate.

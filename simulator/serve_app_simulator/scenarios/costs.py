@@ -17,11 +17,7 @@ from serve_app_simulator.workloads import zipf
 
 
 def read_costs(file: ScenarioFile, folder: Path) -> tuple[tuple[SimulatedModel, ...], Noise]:
-    """The models with their curves, and how execution times scatter.
-
-    Args:
-        file: The scenario file.
-        folder: What paths are relative to.
+    """The models of a file with their curves, and how execution times scatter.
 
     Raises:
         ConfigError: A profile is missing, broken or of another model, or a model cannot meet its own latency target.
@@ -78,11 +74,7 @@ def _read_model(config: SimulatedModelConfig, folder: Path) -> tuple[SimulatedMo
 def capacity(model: SimulatedModel, between_s: float = 0.0) -> float:
     """Rows per second that a model's replicas can answer within its latency target, each with a device of its own.
 
-    ``replicas * max(b / L(b))`` over the batch sizes ``b`` with ``L(b) <= slo_s``. It is what a load of 1 means.
-
-    Args:
-        model: The model.
-        between_s: A pause after every batch, to be counted with it.
+    ``replicas * max(b / (L(b) + between_s))`` over the batch sizes ``b`` with ``L(b) <= slo_s``: a load of 1.
     """
     settings = model.scheduling
     sizes = range(1, settings.max_rows + 1)
@@ -91,12 +83,7 @@ def capacity(model: SimulatedModel, between_s: float = 0.0) -> float:
 
 
 def loads(models: Sequence[SimulatedModel], streams: Sequence[Stream]) -> dict[str, float]:
-    """Load of each model that has replicas, 1 being its `capacity`. Surges do not count, nor do traces.
-
-    Args:
-        models: All of them.
-        streams: The workload.
-    """
+    """Load of each model that has replicas, as a part of its `capacity`, without surges and traces."""
     offered = {model.scheduling.name: 0.0 for model in models}
     for stream in streams:
         if stream.kind == "long_tail":
@@ -111,13 +98,9 @@ def loads(models: Sequence[SimulatedModel], streams: Sequence[Stream]) -> dict[s
 
 
 def unit_rate(models: Sequence[SimulatedModel], model: str, exponent: float, rows: int) -> float:
-    """Requests per second that are a load of 1.
+    """Requests per second, of so many rows each, that are a load of 1 of a model.
 
-    Args:
-        models: All of them.
-        model: The model that is asked; empty for all of them by Zipf's law, where the highest load counts.
-        exponent: Zipf's exponent.
-        rows: Rows of each request.
+    An empty name means all models by Zipf's law with this exponent; then the highest load counts.
     """
     if model:
         return next(capacity(each) for each in models if each.scheduling.name == model) / rows

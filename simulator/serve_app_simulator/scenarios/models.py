@@ -210,12 +210,7 @@ class SimulatedModelConfig(Section):
         return self
 
     def simulated(self, curve: Curve, variants: Mapping[str, Curve]) -> SimulatedModel:
-        """The values for the simulator.
-
-        Args:
-            curve: What its batches cost.
-            variants: What those of its variants cost.
-        """
+        """The values for the simulator, with the curves of the model and of its variants."""
         scaling = self.autoscaling
         return SimulatedModel(
             scheduling=replace(

@@ -77,18 +77,14 @@ def _read(given: Any) -> SystemConfig:
 
 
 def system_config(name: str) -> SystemConfig:
-    """The system without options.
-
-    Raises:
-        ValueError: It is no other; says where that one is.
-    """
+    """The system without options. Raises ValueError for another name, with where that one is."""
     if name != OURS:
         raise ValueError(unknown_system(name))
     return _Section()
 
 
 def unknown_system(name: object) -> str:
-    """What to say about a name that is not serve_app's."""
+    """The message for a name that is not serve_app's."""
     if name in _ELSEWHERE:
         return f"{name} is simulated in benchmarks/scheduling now (make bench-scheduling); here there is {OURS} only"
     guess = nearest(str(name), (OURS,))

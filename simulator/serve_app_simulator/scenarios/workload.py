@@ -40,8 +40,8 @@ class StreamConfig(Section):
         """The value for the simulator.
 
         Args:
-            folder: What paths are relative to.
-            default_timeouts: Deadline per class where the stream names none, seconds.
+            folder: Paths are relative to it.
+            default_timeouts: Deadline per class if the stream has none, seconds.
             unit_rate: Requests per second that are a load of 1.
         """
 
@@ -90,17 +90,13 @@ class _ClassifiedStream(StreamConfig):
         return self
 
     def classes(self) -> dict[Priority, float]:
-        """Parts of the classes, in sum 1."""
+        """Parts of the classes, summing to 1."""
         if self.share is None:
             return {PRIORITIES[self.priority]: 1.0}
         return {PRIORITIES[name]: part for name, part in self.share.items() if part > 0}
 
     def timeouts(self, defaults: Mapping[Priority, float]) -> dict[Priority, float]:
-        """Deadline of each of its classes, seconds after arrival.
-
-        Args:
-            defaults: Per class where the stream names none.
-        """
+        """Deadline of each of its classes, seconds after arrival; ``defaults`` are for a stream without."""
         if self.timeout_ms is None:
             return {priority: defaults[priority] for priority in self.classes()}
         if isinstance(self.timeout_ms, dict):
