@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -41,5 +42,6 @@ def test_the_simulator_has_the_servers_version_and_license() -> None:
 def test_imports_stay_apart(imported: str, absent: str) -> None:
     """No command loads the simulator but its own, which loads no Ray, and matplotlib only where it draws."""
     program = f"import sys, {imported}; print({absent!r} in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
     assert ended.stdout == "False\n"
