@@ -5,6 +5,8 @@
 # Not built in this repository's CI, which has no Docker engine: the steps were run by hand outside a container, and the
 # tag below has not been pulled. Check that it exists, and pin its digest (name:tag@sha256:...) before you rely on it.
 #
+# It has no simulator (`serve-app simulate`), which no server needs.
+#
 # The base image gives Python 3.11 and the system libraries that Ray expects. Packages come from the lock alone, into an
 # environment of their own, so that none of the base image's is imported.
 

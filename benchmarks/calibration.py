@@ -29,7 +29,8 @@ from benchmarks.server import ROOT
 from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.config import ServeFile, load_file
 from serve_app.config.profile import Profile
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.measured_curve import MeasuredCurve
+from serve_app_simulator.workloads import generate
 
 _CONFIG = ROOT / "benchmarks" / "calibration.yaml"
 _ROWS = {"wide": 32, "minilm": 8}
@@ -84,7 +85,7 @@ def calibrate(
             around = measure_around(server, load, profile, cores, around_s)
             measured.append(Measured.of(load, repetition, profile, around, routers))
             progress.console.print(measured[-1].line(), highlight=False, soft_wrap=True)
-            curve = profile.curve()
+            curve = MeasuredCurve.of(profile)
             # The first repetition's profile sets the rates of all, and of all numbers of routers.
             if (routers, load.model) not in plan:
                 plan[0, load.model] = plan.get((0, load.model)) or cases(load, curve, seconds)
@@ -125,7 +126,7 @@ def _run(
 ) -> Run:
     arrivals = generate(scenario_of(case, file, profile, around), repetition)
     again = 0
-    while disturbed(observed := observe(server, case, Workload.of(arrivals), profile.curve(), cores), case):
+    while disturbed(observed := observe(server, case, Workload.of(arrivals), MeasuredCurve.of(profile), cores), case):
         if again == _MOST_AGAIN:
             break
         again += 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Curve, Stream
+from serve_app_simulator.scenario import Curve, Stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from benchmarks.open_loop import send_apart
 from benchmarks.open_loop_workload import Floats, Result, Workload
 from benchmarks.server import OUT, ROOT
 from serve_app.config.profile import Profile, read_profile
-from serve_app.simulation.scenario import Curve, Overheads
+from serve_app_simulator.measured_curve import MeasuredCurve
+from serve_app_simulator.scenario import Curve, Overheads
 
 _FOLDER = OUT / "calibration"
 _ALONE_PER_S = 10.0
@@ -136,7 +137,7 @@ def measure_around(server: PinnedServer, load: Load, profile: Profile, cores: Co
     outside_s = max(0.0, client_s - router_s)
     overheads = Overheads(request_s=outside_s / 2, send_s=inside_s / 2, answer_s=(inside_s + outside_s) / 2)
 
-    curve = profile.curve()
+    curve = MeasuredCurve.of(profile)
     many = max(4 * load.max_rows // load.rows, round(seconds * load.capacity(curve)))
     arrival_s: Floats = np.linspace(0.0, seconds / _OVERLOAD, many, endpoint=False)
     result, counted = _patient(server, load, arrival_s, cores)

@@ -9,10 +9,11 @@ from benchmarks.calibration_measure import Around, Predicted
 from benchmarks.groups import simulated_groups
 from serve_app.config import ServeFile
 from serve_app.config.profile import Profile
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Noise, Scenario, SimulatedModel
-from serve_app.simulation.workloads import Arrivals
+from serve_app_simulator.measured_curve import MeasuredCurve
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Noise, Scenario, SimulatedModel
+from serve_app_simulator.workloads import Arrivals
 
 _SAME_MOMENT_S = 1e-9
 
@@ -27,7 +28,7 @@ def scenario_of(case: Case, file: ServeFile, profile: Profile, around: Around, s
         around: Of the model. The pause after a batch is part of the batch, in proportion to its rows.
         slowdown: Time of executions as a multiple of the profile's.
     """
-    curve, pause_s = profile.curve(), around.between_s / case.load.max_rows
+    curve, pause_s = MeasuredCurve.of(profile), around.between_s / case.load.max_rows
 
     def slowed(rows: int, bucket: int) -> float:
         return curve(rows, bucket) * slowdown + pause_s * rows
@@ -75,6 +76,6 @@ def predict(
     result = simulate(scenario_of(case, file, profile, around, slowdown), system, seed, arrivals=arrivals)
     # The pauses are no part of the real executions.
     pause_s = around.between_s * result.batch_rows / case.load.max_rows
-    executing_s = slowdown * profile.curve()(max(1, round(result.batch_rows)), case.load.bucket)
+    executing_s = slowdown * MeasuredCurve.of(profile)(max(1, round(result.batch_rows)), case.load.bucket)
     utilisation = result.utilisation * executing_s / (executing_s + pause_s)
     return Predicted(groups=simulated_groups(result), batch_rows=result.batch_rows, utilisation=utilisation)

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from benchmarks.open_loop_workload import Result, Workload
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.results import Result as Simulated
-from serve_app.simulation.results import Tally
+from serve_app_simulator.results import Result as Simulated
+from serve_app_simulator.results import Tally
 
 
 @dataclass(frozen=True, slots=True)

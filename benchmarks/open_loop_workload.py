@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from benchmarks.failure import BenchmarkError
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.trace import read_trace
-from serve_app.simulation.workloads import Arrivals
+from serve_app_simulator.trace import read_trace
+from serve_app_simulator.workloads import Arrivals
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -101,7 +101,7 @@ class Workload:
 
     @classmethod
     def read(cls, path: Path, models: Sequence[str]) -> Workload:
-        """Read a trace; see `serve_app.simulation.trace`.
+        """Read a trace; see `serve_app_simulator.trace`.
 
         Args:
             path: The file.

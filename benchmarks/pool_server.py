@@ -35,7 +35,7 @@ from benchmarks.session import ending_in_order, measuring
 from serve_app.composition.pools import expand_pools
 from serve_app.config import AppArgs
 from serve_app.config.files import CACHE_VARIABLE
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.workloads import generate
 
 _PART = 0.12
 _CONNECTIONS = 32

@@ -17,7 +17,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.niceness import session_first
 from benchmarks.pool_server_load import POOL
 from benchmarks.server import is_ready, role
-from serve_app.simulation.scenario import Affine
+from serve_app_simulator.scenario import Affine
 
 _START_WITHIN_S = 900.0
 """A thousand models are read several times until it is ready."""

@@ -15,7 +15,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.open_loop_workload import Floats, Ints, Workload
 from benchmarks.pool_members import answer, member_name, request
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Stream
+from serve_app_simulator.scenario import Stream
 
 POOL = "many"
 WARM_UP_S = 10.0

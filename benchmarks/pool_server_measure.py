@@ -22,7 +22,7 @@ from benchmarks.pool_server_load import Beside, ask_once, capacity
 from benchmarks.requests import write_requests
 from benchmarks.server import OUT
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Overheads
+from serve_app_simulator.scenario import Overheads
 
 _FOLDER = OUT / "pool-server"
 _ALONE_PER_S = 10.0

@@ -12,11 +12,11 @@ from benchmarks.pool_server_counted import Counted
 from benchmarks.pool_server_load import POOL, bursts
 from benchmarks.pool_server_measure import Costs
 from serve_app.config import AppArgs
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.results import PoolUsage
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Affine, Noise, Overheads, Scenario, SimulatedModel, SimulatedPool
-from serve_app.simulation.workloads import Arrivals
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.results import PoolUsage
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Affine, Noise, Overheads, Scenario, SimulatedModel, SimulatedPool
+from serve_app_simulator.workloads import Arrivals
 
 _NOISE = Noise("lognormal", 0.08)
 _SPREAD = 0.3

@@ -9,11 +9,11 @@ import numpy as np
 from simulation_builders import make_model, make_scenario
 
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.results import Records
-from serve_app.simulation.scenario import Overheads, Scenario
-from serve_app.simulation.system import Execution, Request, System
-from serve_app.simulation.workloads import Arrivals
-from serve_app.simulation.world import SimulatedWorld
+from serve_app_simulator.results import Records
+from serve_app_simulator.scenario import Overheads, Scenario
+from serve_app_simulator.system import Execution, Request, System
+from serve_app_simulator.workloads import Arrivals
+from serve_app_simulator.world import SimulatedWorld
 
 
 class Ask(NamedTuple):

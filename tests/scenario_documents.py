@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from serve_app.errors import ConfigError
-from serve_app.simulation.scenarios import Experiment, parse_scenario
+from serve_app_simulator.scenarios import Experiment, parse_scenario
 
 VALID = """\
 name: test

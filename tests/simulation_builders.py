@@ -11,9 +11,9 @@ import numpy as np
 
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
-from serve_app.simulation.scenario import Affine, Scenario, SimulatedModel, Stream
-from serve_app.simulation.system import Execution, Request, World
-from serve_app.simulation.workloads import Arrivals
+from serve_app_simulator.scenario import Affine, Scenario, SimulatedModel, Stream
+from serve_app_simulator.system import Execution, Request, World
+from serve_app_simulator.workloads import Arrivals
 
 HIGH, NORMAL, LOW = Priority
 

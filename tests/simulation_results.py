@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.simulation.results import Result, Series, Tally
+from serve_app_simulator.results import Result, Series, Tally
 
 
 def tally(offered: int, in_time: int, latency_s: float | None = 0.02) -> Tally:

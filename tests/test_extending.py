@@ -97,7 +97,7 @@ def test_a_change_of_the_product(heading: str, others: tuple[str, ...], tmp_path
     (tmp_path / "test_example.py").write_text(code)
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     files = ["test_example.py", *(str(ROOT / "tests" / name) for name in others)]
-    paths = [tmp_path, ROOT, ROOT / "client", ROOT / "tests"]
+    paths = [tmp_path, ROOT, ROOT / "client", ROOT / "simulator", ROOT / "tests"]
     plugins = ["-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin"]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "--noconftest", *plugins, *files],

@@ -13,6 +13,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "client").glob("*.md")),
+    *sorted((ROOT / "simulator").glob("*.md")),
     *sorted((ROOT / "examples").glob("*.md")),
 ]
 

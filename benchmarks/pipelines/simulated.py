@@ -15,10 +15,10 @@ from typing import Any, Final
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.pipeline import Budget, Course
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Affine, Noise, Scenario, SimulatedModel, Stream
-from serve_app.simulation.system import Hop, Request, System, World
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Affine, Noise, Scenario, SimulatedModel, Stream
+from serve_app_simulator.system import Hop, Request, System, World
 
 ALPHA_S: Final = 0.004
 BETA_S: Final = 0.001

@@ -23,7 +23,7 @@ from serve_app.scheduling.placement import devices
 from serve_app.scheduling.queueing.probes import Probes
 from serve_app.scheduling.queueing.queue import ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.simulation.scenario import Scenario
+from serve_app_simulator.scenario import Scenario
 
 Change = Callable[[Scenario], Scenario]
 

@@ -11,10 +11,10 @@ from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Table, as_values, percent, plain, times
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.report import Estimate, estimate
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Curve, Stream
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.report import Estimate, estimate
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Curve, Stream
 
 CURVES: dict[str, Curve] = {"25 ms + 5 ms a row": TYPICAL, "wide": WIDE, "minilm": MINILM}
 SLOWDOWNS = (1.2, 1.5, 2.0, 3.0, 1000.0)

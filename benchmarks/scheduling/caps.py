@@ -13,9 +13,9 @@ from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.scheduling.batching import blocking_limit
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.report import estimate
-from serve_app.simulation.run import simulate
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.report import estimate
+from serve_app_simulator.run import simulate
 
 WORKLOADS = ("classes/r1/n1/0.5", "classes/r1/n1/0.8", "classes/r1/n1/1.5", "classes/r1/n2/0.8", "classes/r1/n2/1.5")
 QUANTILES = (0.0, 0.02, 0.035, 0.05, 0.1, 0.2)

@@ -29,8 +29,8 @@ from benchmarks.scheduling.conditions import (
 )
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.simulation.scenario import Affine, Curve, Device, Noise, Scenario, SimulatedModel, Stream
-from serve_app.simulation.workloads import zipf
+from serve_app_simulator.scenario import Affine, Curve, Device, Noise, Scenario, SimulatedModel, Stream
+from serve_app_simulator.workloads import zipf
 
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.1, 1.3)
 DEADLINES = (2.0, 3.0, 5.0, 10.0)

@@ -12,8 +12,8 @@ from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory, Measured
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.report import Estimate
-from serve_app.simulation.results import Result
+from serve_app_simulator.report import Estimate
+from serve_app_simulator.results import Result
 
 BEST = (SLIDING, TRITON)
 HEADER = (

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from serve_app.config.measured_curve import MeasuredCurve
 from serve_app.config.profile_points import fit_affine
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
-from serve_app.simulation.scenario import Affine, Curve, Noise, Overheads, Scenario, SimulatedModel, Stream
-from serve_app.simulation.scenarios.costs import capacity
+from serve_app_simulator.measured_curve import MeasuredCurve
+from serve_app_simulator.scenario import Affine, Curve, Noise, Overheads, Scenario, SimulatedModel, Stream
+from serve_app_simulator.scenarios.costs import capacity
 
 TYPICAL = Affine(0.025, 0.005)
 """25 ms per batch and 5 ms per row: a model of tens of milliseconds, for which a batch pays."""

@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.scheduling.ablations import ABLATIONS
 from benchmarks.scheduling.baselines.triton import Triton
 from benchmarks.scheduling.conditions import OVERHEADS
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.run import MakeSystem
-from serve_app.simulation.scenario import Scenario
-from serve_app.simulation.system import Request
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.run import MakeSystem
+from serve_app_simulator.scenario import Scenario
+from serve_app_simulator.system import Request
 
 OURS = "serve-app"
 IN_PROCESS = "serve-app in process"

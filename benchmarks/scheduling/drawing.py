@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.publishing import picture_style
-from serve_app.simulation.plots import OURS, colours
-from serve_app.simulation.report import Estimate
+from serve_app_simulator.plots import OURS, colours
+from serve_app_simulator.report import Estimate
 
 COLOURS = {
     **OURS,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serve_app.simulation.report import Estimate
+from serve_app_simulator.report import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

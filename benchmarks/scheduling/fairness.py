@@ -13,9 +13,9 @@ from benchmarks.scheduling.contenders import OURS, SLIDING, Case, ours
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory, Measured
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.report import Estimate
-from serve_app.simulation.results import Result
-from serve_app.simulation.scenario import Scenario, Stream
+from serve_app_simulator.report import Estimate
+from serve_app_simulator.results import Result
+from serve_app_simulator.scenario import Scenario, Stream
 
 POLITE, FLOOD = "polite", "flood"
 UNFAIR = "everybody one tenant"

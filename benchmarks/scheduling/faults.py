@@ -13,10 +13,10 @@ from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_valu
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import COPIES, BreakerSettings
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.report import Estimate, estimate
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Failure, Scenario, Stream
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.report import Estimate, estimate
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Failure, Scenario, Stream
 
 _LOAD = 0.25
 """Of two replicas, so that one alone can do it as well."""

@@ -10,9 +10,9 @@ from benchmarks.scheduling.drawing import COLOURS
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent, plain
 from benchmarks.scheduling.laboratory import Laboratory, Measured
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.plots import over_time
-from serve_app.simulation.report import Estimate, estimate
-from serve_app.simulation.scenario import SimulatedAutoscaling, SimulatedModel, Stream
+from serve_app_simulator.plots import over_time
+from serve_app_simulator.report import Estimate, estimate
+from serve_app_simulator.scenario import SimulatedAutoscaling, SimulatedModel, Stream
 
 SHARE = {Priority.HIGH: 0.2, Priority.NORMAL: 0.5, Priority.LOW: 0.3}
 TIMEOUTS_S = {Priority.HIGH: 0.3, Priority.NORMAL: 0.6, Priority.LOW: 1.25}

@@ -19,10 +19,10 @@ from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.devices import DedicatedDevice
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.report import estimate
-from serve_app.simulation.run import simulate
-from serve_app.simulation.system import Request, World
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.report import estimate
+from serve_app_simulator.run import simulate
+from serve_app_simulator.system import Request, World
 
 WORKLOADS = ("overload/1.5", "overload/3", "gamma/3x/1.1")
 WAYS = {"as it is": inf} | {f"wait over {part:g} x budget": part for part in (1, 1.5, 2, 3)}

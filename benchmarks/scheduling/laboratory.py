@@ -16,11 +16,11 @@ from benchmarks.scheduling.baselines.tuning import tuned
 from benchmarks.scheduling.bounds.choice import Bound, bound_for
 from benchmarks.scheduling.contenders import Case, Contender
 from benchmarks.scheduling.memory import remembered
-from serve_app.simulation.report import CaseResults, Estimate, estimate
-from serve_app.simulation.results import Result
-from serve_app.simulation.run import MakeSystem, simulate
-from serve_app.simulation.scenario import Scenario
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.report import CaseResults, Estimate, estimate
+from serve_app_simulator.results import Result
+from serve_app_simulator.run import MakeSystem, simulate
+from serve_app_simulator.scenario import Scenario
+from serve_app_simulator.workloads import generate
 
 
 @dataclass(frozen=True, slots=True)

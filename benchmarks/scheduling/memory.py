@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 import serve_app
+import serve_app_simulator
 from benchmarks.process import OUT
-from serve_app.simulation.scenario import Scenario
+from serve_app_simulator.scenario import Scenario
 
 FOLDER = OUT / "scheduling"
 """Where the files are."""
-_OURS = {"ours.py", "router.py", "replica.py", "report.py", "plots.py"}
+_OURS = {"ours.py", "router.py", "replica.py", "report.py", "plots.py", "command.py"}
 _SHARED = ("entry.py", "batching/latency.py", "scaling.py", "settings.py")
 """What baselines use of the scheduler's package."""
 
@@ -63,8 +64,8 @@ def _recorded(scenario: Scenario) -> list[str]:
 
 @cache
 def _source() -> str:
-    package = Path(serve_app.__file__).parent
-    paths = [path for path in (package / "simulation").rglob("*.py") if path.name not in _OURS]
-    paths += [package / "scheduling" / name for name in _SHARED]
+    server, simulator = Path(serve_app.__file__).parent, Path(serve_app_simulator.__file__).parent
+    paths = [path for path in simulator.rglob("*.py") if path.name not in _OURS]
+    paths += [server / "scheduling" / name for name in _SHARED]
     content = b"".join(path.read_bytes() for path in sorted(paths))
     return sha256(content + np.__version__.encode()).hexdigest()

@@ -16,9 +16,9 @@ from benchmarks.scheduling.laboratory import Laboratory
 from benchmarks.scheduling.shared_device import SETTINGS, setting
 from benchmarks.scheduling.shares import low_share
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.report import Estimate
-from serve_app.simulation.results import Result
-from serve_app.simulation.scenario import Affine, Overheads, Scenario, Stream
+from serve_app_simulator.report import Estimate
+from serve_app_simulator.results import Result
+from serve_app_simulator.scenario import Affine, Overheads, Scenario, Stream
 
 Value = Callable[[Result], float]
 

@@ -15,12 +15,12 @@ from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_valu
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling, Pool
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.report import Estimate, estimate
-from serve_app.simulation.results import Result
-from serve_app.simulation.run import MakeSystem, simulate
-from serve_app.simulation.scenario import Affine, Scenario, SimulatedModel, SimulatedPool, Stream
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.report import Estimate, estimate
+from serve_app_simulator.results import Result
+from serve_app_simulator.run import MakeSystem, simulate
+from serve_app_simulator.scenario import Affine, Scenario, SimulatedModel, SimulatedPool, Stream
+from serve_app_simulator.workloads import generate
 
 OURS, RESIDENT, BOUND = "serve-app", "all resident", "bound"
 _POOL = "pool"

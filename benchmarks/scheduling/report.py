@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from benchmarks.scheduling.experiment import Experiment
-from serve_app.simulation.plots import save
-from serve_app.simulation.report import markdown_table
+from serve_app_simulator.plots import save
+from serve_app_simulator.report import markdown_table
 
 _INTRODUCTION = (
     "Written by `make bench-scheduling`; the figures behind it are in `scheduling.json`. The simulator runs the "

@@ -13,8 +13,8 @@ from benchmarks.scheduling.laboratory import Laboratory
 from benchmarks.scheduling.shares import low_share
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.simulation.results import Result
-from serve_app.simulation.scenario import Affine, Device, Scenario, SimulatedModel, Stream
+from serve_app_simulator.results import Result
+from serve_app_simulator.scenario import Affine, Device, Scenario, SimulatedModel, Stream
 
 UNBATCHED = "per-model queues"
 RATES = (20.0, 40.0, 60.0, 80.0)

@@ -8,8 +8,8 @@ from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.results import Result
-from serve_app.simulation.scenario import Stream
+from serve_app_simulator.results import Result
+from serve_app_simulator.scenario import Stream
 
 LOADS = (0.6, 0.8, 1.0, 1.5, 2.0, 3.0)
 SHARE = 0.05

@@ -6,8 +6,8 @@ from benchmarks.scheduling.conditions import L1_S, MODEL, one_model, rate_at, sc
 from benchmarks.scheduling.contenders import ours
 from benchmarks.scheduling.experiment import Experiment, Finding
 from benchmarks.scheduling.laboratory import Laboratory
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Stream
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Stream
 
 MILLION = 1_000_000
 

@@ -12,9 +12,9 @@ from benchmarks.scheduling.contenders import OURS, TRITON, Case, Contender, Trit
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, plain, times
 from benchmarks.scheduling.laboratory import Laboratory, Measured
-from serve_app.simulation.report import estimate
-from serve_app.simulation.run import MakeSystem
-from serve_app.simulation.scenario import Curve, Stream
+from serve_app_simulator.report import estimate
+from serve_app_simulator.run import MakeSystem
+from serve_app_simulator.scenario import Curve, Stream
 
 FPS = 30.0
 WANTED = 0.99

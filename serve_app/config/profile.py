@@ -17,7 +17,6 @@ from typing import Any
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
 from serve_app.config.files import read_file
-from serve_app.config.measured_curve import MeasuredCurve
 from serve_app.config.problems import Location, problems_of, short_repr, validation_error
 from serve_app.config.profile_points import Bytes, Fit, Point
 from serve_app.config.values import Positive, Section
@@ -183,28 +182,6 @@ class Profile(Section):
     def variants(self) -> tuple[str, ...]:
         """The variants measured, without the model itself."""
         return tuple(dict.fromkeys(point.variant for point in self.shapes if point.variant))
-
-    def curve(self, variant: str = "", quantile: float | None = None) -> MeasuredCurve:
-        """The mean execution time of a variant. Raises KeyError when it was not measured.
-
-        Args:
-            variant: Name of the variant; empty for the model itself.
-            quantile: Take this quantile instead. The median is what a machine costs that was not disturbed, where the
-                one that was measured had other work too.
-        """
-        lines = []
-        for fit in sorted((fit for fit in self.fits if fit.variant == variant), key=lambda fit: fit.bucket):
-            points = sorted(
-                (point.rows, point.mean_s if quantile is None else point.quantile(quantile))
-                for point in self.shapes
-                if (point.variant, point.bucket) == (variant, fit.bucket)
-            )
-            if points:
-                rows, seconds = zip(*points, strict=True)
-                lines.append((fit.bucket, rows, seconds, fit.alpha_s, fit.beta_s))
-        if not lines:
-            raise KeyError(variant)
-        return MeasuredCurve(tuple(lines))
 
     def spread(self, variant: str = "") -> float:
         """The scatter of a variant's execution times around their mean: sigma of a lognormal distribution.

@@ -17,9 +17,9 @@ from simulation_builders import HIGH, LOW, NORMAL, make_model, make_scenario
 from benchmarks.scheduling.baselines import BASELINES
 from benchmarks.scheduling.baselines.serving import Baseline, Rate, known_latency, objective_s
 from benchmarks.scheduling.baselines.tuning import grid_of, tune, tuned
-from serve_app.simulation.results import IN_TIME, LATE, REPLACED, UNFINISHED
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import (
+from serve_app_simulator.results import IN_TIME, LATE, REPLACED, UNFINISHED
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import (
     Affine,
     Device,
     Failure,
@@ -29,7 +29,7 @@ from serve_app.simulation.scenario import (
     SimulatedAutoscaling,
     Stream,
 )
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.workloads import generate
 
 EVERY = pytest.mark.parametrize("name", list(BASELINES))
 FULL = 8 / 0.013

@@ -7,8 +7,8 @@ from baselines_runs import Ask, Begun, run, serve
 from simulation_builders import make_model, make_scenario
 
 from benchmarks.scheduling.baselines import RayServeBatch
-from serve_app.simulation.results import DROPPED, IN_TIME, LATE
-from serve_app.simulation.scenario import Affine, Failure
+from serve_app_simulator.results import DROPPED, IN_TIME, LATE
+from serve_app_simulator.scenario import Affine, Failure
 
 TEN_MS = Affine(0.01, 0.0)
 

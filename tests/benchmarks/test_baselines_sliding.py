@@ -7,8 +7,8 @@ from baselines_runs import Ask, Begun, run, serve
 from simulation_builders import HIGH, LOW, make_model, make_scenario
 
 from benchmarks.scheduling.baselines import SlidingWindow
-from serve_app.simulation.results import DROPPED, IN_TIME
-from serve_app.simulation.scenario import Affine
+from serve_app_simulator.results import DROPPED, IN_TIME
+from serve_app_simulator.scenario import Affine
 
 TEN_MS = Affine(0.01, 0.0)
 

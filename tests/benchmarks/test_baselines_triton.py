@@ -9,8 +9,8 @@ from baselines_runs import Ask, Begun, serve
 from simulation_builders import HIGH, LOW
 
 from benchmarks.scheduling.baselines import Triton
-from serve_app.simulation.results import DROPPED, IN_TIME, LATE
-from serve_app.simulation.scenario import Affine, Overheads
+from serve_app_simulator.results import DROPPED, IN_TIME, LATE
+from serve_app_simulator.scenario import Affine, Overheads
 
 TEN_MS = Affine(0.01, 0.0)
 

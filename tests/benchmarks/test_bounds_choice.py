@@ -15,10 +15,10 @@ from simulation_builders import HIGH, LOW, NORMAL, Fifo, make_arrivals, make_cla
 
 from benchmarks.scheduling.bounds.choice import Bound, bound_for
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.run import MakeSystem, simulate
-from serve_app.simulation.scenario import Affine, Device, Noise, Overheads, Scenario, SimulatedAutoscaling, Stream
-from serve_app.simulation.workloads import Arrivals, generate
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.run import MakeSystem, simulate
+from serve_app_simulator.scenario import Affine, Device, Noise, Overheads, Scenario, SimulatedAutoscaling, Stream
+from serve_app_simulator.workloads import Arrivals, generate
 
 MIXED = {HIGH: 0.2, NORMAL: 0.5, LOW: 0.3}
 TIMEOUTS = {HIGH: 0.05, NORMAL: 0.1, LOW: 0.4}

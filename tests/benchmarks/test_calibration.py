@@ -23,8 +23,8 @@ from serve_app.config.profile import FORMAT, Memory, Profile
 from serve_app.config.profile import Machine as ProfiledMachine
 from serve_app.config.profile_points import Point, fit_points
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Affine, Overheads
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.scenario import Affine, Overheads
+from serve_app_simulator.workloads import generate
 
 LOAD = Load("wide", rows=32, bucket=0, max_rows=128)
 CURVE = Affine(0.003, 0.0002)

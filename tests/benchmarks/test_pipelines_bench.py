@@ -11,7 +11,7 @@ from benchmarks.machine import describe
 from benchmarks.pipelines.__main__ import LOADS, STEPS, Report, render
 from benchmarks.pipelines.served import Kept, Served, Way
 from benchmarks.pipelines.simulated import POLICIES, Chain, scenario
-from serve_app.simulation.run import simulate
+from serve_app_simulator.run import simulate
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -21,8 +21,8 @@ from serve_app.composition import describe_models, expand_pools, read_args, with
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.config import AppArgs
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Overheads
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.scenario import Overheads
+from serve_app_simulator.workloads import generate
 
 MEMBERS = 3
 COUNTED = Counted(

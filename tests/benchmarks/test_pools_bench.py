@@ -10,10 +10,10 @@ from benchmarks.scheduling.baselines.pools import ModelMesh, Multiplexed, PoolSy
 from benchmarks.scheduling.bounds.loading import loading_bound
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, Pool
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Affine, Scenario, SimulatedModel, SimulatedPool, Stream
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Affine, Scenario, SimulatedModel, SimulatedPool, Stream
+from serve_app_simulator.workloads import generate
 
 _SYSTEMS = (ModelMesh, Multiplexed, Swapping)
 

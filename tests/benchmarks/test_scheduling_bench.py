@@ -17,10 +17,10 @@ from benchmarks.scheduling.contenders import OURS, SLIDING, TRITON, Case, Triton
 from benchmarks.scheduling.experiment import Experiment, Finding, Table
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.check import check
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Scenario, Stream
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.check import check
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Scenario, Stream
+from serve_app_simulator.workloads import generate
 
 
 def _overload(load: float = 2.0, seconds: float = 5.0) -> Scenario:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli import app
-from serve_app.simulation.scenarios import scenario_schema
+from serve_app_simulator.scenarios import scenario_schema
 
 SCENARIO = """\
 name: tiny
@@ -118,3 +120,18 @@ def test_wrong_options_are_named(scenario: Path, tmp_path: Path) -> None:
     )
     assert run(scenario, "--output", scenario) == (2, "", f"{scenario}: --output: {scenario}: File exists\n")
     assert run(scenario, "--seeds", 0)[0] == 2
+
+
+@pytest.mark.parametrize("option", ["tiny.yaml", "--schema"])
+def test_without_the_simulator_the_command_says_how_to_install_it(option: str) -> None:
+    """In one line, with exit code 1; the other commands do not need it."""
+    program = f"""
+import sys
+sys.modules["serve_app_simulator"] = None
+from serve_app.cli import app
+app(["simulate", {option!r}])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    install = "pip install 'serve-app[simulate]', or ./simulator in a checkout"
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"serve-app simulate needs the simulator: {install}\n"

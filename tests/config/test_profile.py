@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -218,47 +217,6 @@ def test_quantiles_are_interpolated() -> None:
     assert made.quantile(0.75) == pytest.approx(76.0)
 
 
-# --- for the simulator ----------------------------------------------------------------------------------------------
-
-
-def test_the_curve_passes_through_the_means() -> None:
-    """In between, straight lines; beyond, the fit as it meets the last point."""
-    curve = make([point(2, 0.5, 0.7), point(4, 1.0), point(8, 1.2)]).curve()
-    assert [curve(rows, 0) for rows in (2, 3, 4, 6, 8)] == pytest.approx([0.6, 0.8, 1.0, 1.1, 1.2])
-    (fit,) = fit_points([point(2, 0.6), point(4, 1.0), point(8, 1.2)])
-    line = [fit.alpha_s + fit.beta_s * rows for rows in (1, 2, 8, 16)]
-    assert curve(1, 0) == pytest.approx(0.6 * line[0] / line[1])
-    assert curve(16, 0) == pytest.approx(1.2 * line[3] / line[2])
-
-
-def test_a_straight_line_goes_on_straight() -> None:
-    """Where the points lie on their line, so does everything else."""
-    curve = STRAIGHT.curve()
-    assert [curve(rows, 0) for rows in (1, 3, 8, 100)] == pytest.approx([0.5, 1.0, 2.25, 25.25])
-
-
-def test_unknown_buckets_follow_the_known_ones() -> None:
-    """As the latency model does it: a line in between, in proportion above, half fixed below."""
-    curve = make([point(1, 1.0, bucket=16), point(1, 3.0, bucket=32)]).curve()
-    assert [curve(1, bucket) for bucket in (8, 16, 24, 32, 64)] == pytest.approx([0.75, 1.0, 2.0, 3.0, 6.0])
-
-
-def test_variants_have_curves_of_their_own() -> None:
-    """And one that was not measured is a KeyError."""
-    profile = make([point(1, 1.0), point(1, 0.5, variant="int8")])
-    assert (profile.variants, profile.curve("int8")(1, 0)) == (("int8",), 0.5)
-    with pytest.raises(KeyError, match="int4"):
-        profile.curve("int4")
-    with pytest.raises(KeyError, match="int4"):
-        profile.spread("int4")
-
-
-def test_a_curve_can_go_to_another_process() -> None:
-    """Simulations of several seeds run side by side."""
-    curve = STRAIGHT.curve()
-    assert pickle.loads(pickle.dumps(curve)) == curve
-
-
 @pytest.mark.parametrize("sigma", [0.02, 0.1, 0.4])
 def test_the_noise_is_that_of_the_runs(sigma: float) -> None:
     """Lognormal times give their sigma back, though one run in fifty is held up for long."""
@@ -273,6 +231,12 @@ def test_the_noise_is_that_of_the_runs(sigma: float) -> None:
 def test_a_steady_machine_has_no_noise() -> None:
     """Equal times do not scatter."""
     assert make([point(1, 0.5, 0.5, 0.5)]).spread() == 0.0
+
+
+def test_a_variant_that_was_not_measured_has_no_noise() -> None:
+    """It is a KeyError."""
+    with pytest.raises(KeyError, match="int4"):
+        STRAIGHT.spread("int4")
 
 
 def test_affine_fit_never_has_a_negative_part() -> None:

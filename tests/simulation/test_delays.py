@@ -9,13 +9,13 @@ from simulation_builders import Fifo, Scripted, make_arrivals, make_model, make_
 
 from benchmarks.scheduling.baselines import SlidingWindow, Triton
 from benchmarks.scheduling.baselines.serial import Serial
-from serve_app.simulation.delays import SampledDelays
-from serve_app.simulation.machine import NoiseSource
-from serve_app.simulation.results import IN_TIME, LATE, Waiting
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Affine, Noise, Overheads, Stream
-from serve_app.simulation.system import World
-from serve_app.simulation.world import SimulatedWorld
+from serve_app_simulator.delays import SampledDelays
+from serve_app_simulator.machine import NoiseSource
+from serve_app_simulator.results import IN_TIME, LATE, Waiting
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Affine, Noise, Overheads, Stream
+from serve_app_simulator.system import World
+from serve_app_simulator.world import SimulatedWorld
 
 TAILED = Overheads(0.002, 0.003, 0.005, 0.004, 0.5)
 

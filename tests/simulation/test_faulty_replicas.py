@@ -13,12 +13,12 @@ from simulation_builders import Fifo, make_arrivals, make_model, make_scenario
 
 from serve_app.errors import ConfigError
 from serve_app.scheduling.settings import BreakerSettings
-from serve_app.simulation.check import check
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.results import Result
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Affine, Failure, SimulatedModel, Stream
-from serve_app.simulation.world import SimulatedWorld
+from serve_app_simulator.check import check
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.results import Result
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Affine, Failure, SimulatedModel, Stream
+from serve_app_simulator.world import SimulatedWorld
 
 _BREAKER = BreakerSettings(reset_s=3.0, ejection_s=60.0)
 _STEADY = Stream("periodic", "m", rate=100.0, timeout_s=1.0)

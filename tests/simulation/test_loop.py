@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.loop import Loop
-from serve_app.simulation.system import Request
+from serve_app_simulator.loop import Loop
+from serve_app_simulator.system import Request
 
 
 def _requests(*times: float) -> list[Request]:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 from simulation_builders import HIGH, LOW, NORMAL, make_arrivals, make_classes, make_model, make_scenario
 
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.results import Result
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import (
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.results import Result
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import (
     Affine,
     Device,
     Failure,
@@ -27,7 +27,7 @@ from serve_app.simulation.scenario import (
     SimulatedAutoscaling,
     Stream,
 )
-from serve_app.simulation.system import Execution, Hop, Request, World
+from serve_app_simulator.system import Execution, Hop, Request, World
 
 
 class _Watch:

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 from simulation_results import result
 
-from serve_app.simulation.plots import (
+from serve_app_simulator.plots import (
     bars,
     colours,
     latency_bars,
@@ -20,7 +20,7 @@ from serve_app.simulation.plots import (
     save,
     write_plots,
 )
-from serve_app.simulation.report import CaseResults
+from serve_app_simulator.report import CaseResults
 
 
 def case(value: float | None = None, surges: tuple[tuple[float, float], ...] = ()) -> CaseResults:

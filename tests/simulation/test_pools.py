@@ -10,11 +10,11 @@ from simulation_builders import HIGH, LOW, NORMAL, Scripted, make_classes, make_
 
 from serve_app.errors import ConfigError
 from serve_app.scheduling.settings import Pool
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Affine, Overheads, Scenario, SimulatedPool, Stream
-from serve_app.simulation.system import Execution, Loaded, World
-from serve_app.simulation.workloads import generate
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Affine, Overheads, Scenario, SimulatedPool, Stream
+from serve_app_simulator.system import Execution, Loaded, World
+from serve_app_simulator.workloads import generate
 
 _SHARE = {HIGH: 0.2, NORMAL: 0.5, LOW: 0.3}
 

@@ -15,14 +15,14 @@ from simulation_builders import HIGH, LOW, NORMAL, Scripted, make_arrivals, make
 
 from benchmarks.scheduling.baselines.serial import Serial
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.processor import Processor
-from serve_app.simulation.results import Result
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Affine, Noise, Overheads, Stream
-from serve_app.simulation.scenarios import load_scenario
-from serve_app.simulation.system import Request, World
-from serve_app.simulation.world import SimulatedWorld
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.processor import Processor
+from serve_app_simulator.results import Result
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Affine, Noise, Overheads, Stream
+from serve_app_simulator.scenarios import load_scenario
+from serve_app_simulator.system import Request, World
+from serve_app_simulator.world import SimulatedWorld
 
 ROUTER = Path(__file__).parents[2] / "configs" / "scenarios" / "router.yaml"
 SHARE = {HIGH: 0.2, NORMAL: 0.6, LOW: 0.2}

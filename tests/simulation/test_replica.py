@@ -12,11 +12,11 @@ from simulation_builders import NORMAL, make_arrivals, make_model, make_scenario
 from serve_app.errors import DeadlineExceeded
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.simulation.replica import Sent, SimulatedReplica
-from serve_app.simulation.scenario import Affine
-from serve_app.simulation.system import Request, World
-from serve_app.simulation.ties import SimulatedTies
-from serve_app.simulation.world import SimulatedWorld
+from serve_app_simulator.replica import Sent, SimulatedReplica
+from serve_app_simulator.scenario import Affine
+from serve_app_simulator.system import Request, World
+from serve_app_simulator.ties import SimulatedTies
+from serve_app_simulator.world import SimulatedWorld
 
 LATE_S = 0.02
 """Enough for the fallback, and not for the exact model."""

@@ -13,7 +13,7 @@ from simulation_results import result
 
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
-from serve_app.simulation.report import (
+from serve_app_simulator.report import (
     CaseResults,
     Estimate,
     estimate,
@@ -26,7 +26,7 @@ from serve_app.simulation.report import (
     table,
     to_json,
 )
-from serve_app.simulation.scenario import Affine, Scenario, SimulatedModel, Stream
+from serve_app_simulator.scenario import Affine, Scenario, SimulatedModel, Stream
 
 
 def test_an_estimate_is_the_mean_with_students_interval() -> None:

@@ -13,10 +13,10 @@ from simulation_builders import HIGH, LOW, NORMAL, Fifo, make_model, make_scenar
 
 from serve_app.errors import ConfigError
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.results import Result, Series, Tally
-from serve_app.simulation.run import MakeSystem, simulate, simulate_many
-from serve_app.simulation.scenario import Affine, Failure, Noise, Overheads, SimulatedModel, Stream
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.results import Result, Series, Tally
+from serve_app_simulator.run import MakeSystem, simulate, simulate_many
+from serve_app_simulator.scenario import Affine, Failure, Noise, Overheads, SimulatedModel, Stream
 
 MIXED = make_scenario(
     Stream("gamma", "m", rate=700.0, cv=3.0, timeout_s=0.1, share={HIGH: 0.2, NORMAL: 0.5, LOW: 0.3}),

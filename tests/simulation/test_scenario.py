@@ -19,11 +19,11 @@ from serve_app.config.profile import Machine, Memory, Profile
 from serve_app.config.profile_points import Fit, Point
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.simulation.ours import ServeApp
-from serve_app.simulation.scenario import Affine, Failure, Noise, Overheads, Stream
-from serve_app.simulation.scenarios import load_scenario, scenario_schema
-from serve_app.simulation.scenarios.costs import capacity, loads
-from serve_app.simulation.scenarios.models import Piecewise
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.scenario import Affine, Failure, Noise, Overheads, Stream
+from serve_app_simulator.scenarios import load_scenario, scenario_schema
+from serve_app_simulator.scenarios.costs import capacity, loads
+from serve_app_simulator.scenarios.models import Piecewise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCENARIOS = sorted((CONFIGS / "scenarios").glob("*.yaml"))

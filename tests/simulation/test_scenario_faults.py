@@ -16,7 +16,7 @@ from scenario_documents import INT8, VALID, document, model, problems, stream, w
 
 from serve_app.config.lines import Lines
 from serve_app.errors import ConfigError
-from serve_app.simulation.scenarios import load_scenario, parse_scenario
+from serve_app_simulator.scenarios import load_scenario, parse_scenario
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SCENARIOS = sorted((CONFIGS / "scenarios").glob("*.yaml"))

@@ -10,10 +10,10 @@ import pytest
 from scenario_documents import document, parsed, problems
 
 from serve_app.scheduling.settings import Pool
-from serve_app.simulation.report import CaseResults, swept, table
-from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Affine, SimulatedPool
-from serve_app.simulation.scenarios import load_scenario
+from serve_app_simulator.report import CaseResults, swept, table
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scenario import Affine, SimulatedPool
+from serve_app_simulator.scenarios import load_scenario
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20

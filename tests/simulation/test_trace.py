@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.errors import ConfigError
-from serve_app.simulation.trace import read_trace
+from serve_app_simulator.trace import read_trace
 
 HEADER = "arrival,model,class,rows,deadline\n"
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from simulation_builders import HIGH, LOW, NORMAL, make_model, make_scenario
 
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Stream
-from serve_app.simulation.workloads import Arrivals, generate
+from serve_app_simulator.scenario import Stream
+from serve_app_simulator.workloads import Arrivals, generate
 
 
 def _arrivals(*streams: Stream, seed: int = 1, duration_s: float = 1000.0, **more: Any) -> Arrivals:

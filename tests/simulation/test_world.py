@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from simulation_builders import Fifo, Scripted, make_arrivals, make_model, make_scenario
 
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, UNFINISHED, Records
-from serve_app.simulation.scenario import (
+from serve_app_simulator.results import DROPPED, IN_TIME, LATE, REPLACED, UNFINISHED, Records
+from serve_app_simulator.scenario import (
     Affine,
     Device,
     Failure,
@@ -22,9 +22,9 @@ from serve_app.simulation.scenario import (
     SimulatedAutoscaling,
     Stream,
 )
-from serve_app.simulation.system import Execution, Request, System, World
-from serve_app.simulation.workloads import Arrivals
-from serve_app.simulation.world import SimulatedWorld
+from serve_app_simulator.system import Execution, Request, System, World
+from serve_app_simulator.workloads import Arrivals
+from serve_app_simulator.world import SimulatedWorld
 
 ONE_SECOND = Affine(1.0, 0.0)
 

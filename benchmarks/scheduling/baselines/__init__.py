@@ -14,7 +14,7 @@ from benchmarks.scheduling.baselines.ray_serve import RayServeBatch
 from benchmarks.scheduling.baselines.sliding import SlidingWindow
 from benchmarks.scheduling.baselines.symphony import Symphony
 from benchmarks.scheduling.baselines.triton import Triton
-from serve_app.simulation.system import System
+from serve_app_simulator.system import System
 
 BASELINES: Mapping[str, Callable[..., System]] = MappingProxyType(
     {

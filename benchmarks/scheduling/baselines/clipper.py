@@ -16,8 +16,8 @@ from collections import deque
 from functools import partial
 
 from benchmarks.scheduling.baselines.serving import Baseline, ModelServer, Worker, objective_s
-from serve_app.simulation.scenario import SimulatedModel
-from serve_app.simulation.system import Request, Timer, World
+from serve_app_simulator.scenario import SimulatedModel
+from serve_app_simulator.system import Request, Timer, World
 
 _DECREASE = 0.9
 

@@ -26,8 +26,8 @@ from math import inf
 from benchmarks.scheduling.baselines.planned import PlannedServer
 from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, known_latency
 from serve_app.scheduling.batching.latency import LatencyModel
-from serve_app.simulation.scenario import SimulatedModel
-from serve_app.simulation.system import Request, World
+from serve_app_simulator.scenario import SimulatedModel
+from serve_app_simulator.system import Request, World
 
 _QUANTILE = 0.99
 _WINDOW = 10

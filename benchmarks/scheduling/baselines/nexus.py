@@ -30,8 +30,8 @@ from benchmarks.scheduling.baselines.serving import (
     known_latency,
     objective_s,
 )
-from serve_app.simulation.scenario import SimulatedModel
-from serve_app.simulation.system import Request, World
+from serve_app_simulator.scenario import SimulatedModel
+from serve_app_simulator.system import Request, World
 
 Plan = Literal["rate", "saturated"]
 """Which target to use: the one for the measured rate, or always that of saturation."""

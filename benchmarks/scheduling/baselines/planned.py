@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from benchmarks.scheduling.baselines.serving import ROUNDING_S, ModelServer, Worker
 from serve_app.scheduling.batching.latency import LatencyModel
-from serve_app.simulation.scenario import SimulatedModel
-from serve_app.simulation.system import Request, Timer, World
+from serve_app_simulator.scenario import SimulatedModel
+from serve_app_simulator.system import Request, Timer, World
 
 
 class Action(NamedTuple):

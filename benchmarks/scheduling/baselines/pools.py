@@ -30,7 +30,7 @@ from typing import ClassVar
 from zlib import crc32
 
 from benchmarks.scheduling.baselines.serial import Serial
-from serve_app.simulation.system import Execution, Loaded, Request, World
+from serve_app_simulator.system import Execution, Loaded, Request, World
 
 _RATE_S = 10.0
 
@@ -79,7 +79,7 @@ class PoolHost:
 
 
 class PoolSystem:
-    """What these servers have in common; see `serve_app.simulation.system.System`.
+    """What these servers have in common; see `serve_app_simulator.system.System`.
 
     Args:
         batched: Whether requests of a model that wait run together.

@@ -25,8 +25,8 @@ from random import Random
 
 from benchmarks.scheduling.baselines.serial import Serial
 from benchmarks.scheduling.baselines.serving import Baseline, ModelServer, Worker
-from serve_app.simulation.scenario import SimulatedModel
-from serve_app.simulation.system import Request, Timer, World
+from serve_app_simulator.scenario import SimulatedModel
+from serve_app_simulator.system import Request, Timer, World
 
 _FIRST_BACKOFF_S = 0.025
 _LONGEST_BACKOFF_S = 0.5

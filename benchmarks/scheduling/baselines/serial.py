@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from serve_app.simulation.system import World
+from serve_app_simulator.system import World
 
 
 class Serial:

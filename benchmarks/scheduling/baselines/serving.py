@@ -18,8 +18,8 @@ from math import inf
 from typing import ClassVar
 
 from serve_app.scheduling.batching.latency import LatencyModel
-from serve_app.simulation.scenario import Scenario, SimulatedModel, Stream
-from serve_app.simulation.system import Execution, Hop, Request, World
+from serve_app_simulator.scenario import Scenario, SimulatedModel, Stream
+from serve_app_simulator.system import Execution, Hop, Request, World
 
 ROUNDING_S = 1e-9
 """Sums of virtual times differ by rounding: what is late by less than this is in time, for the world as well."""
@@ -173,7 +173,7 @@ class ModelServer(ABC):
 
 
 class Baseline(ABC):
-    """A serving system made of one `ModelServer` per model; see `serve_app.simulation.system.System`.
+    """A serving system made of one `ModelServer` per model; see `serve_app_simulator.system.System`.
 
     Attributes:
         name: What it is called in results.

@@ -23,8 +23,8 @@ from math import inf
 
 from benchmarks.scheduling.baselines.planned import PlannedServer
 from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, Rate, known_latency, objective_s
-from serve_app.simulation.scenario import SimulatedModel
-from serve_app.simulation.system import Request, World
+from serve_app_simulator.scenario import SimulatedModel
+from serve_app_simulator.system import Request, World
 
 _RATE_INTERVAL_S = 0.05
 _RATE_INTERVALS = 100

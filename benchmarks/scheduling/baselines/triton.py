@@ -23,8 +23,8 @@ from typing import Literal, NamedTuple, get_args
 
 from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, Worker, known_latency
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Scenario, SimulatedModel
-from serve_app.simulation.system import Request, Timer, World
+from serve_app_simulator.scenario import Scenario, SimulatedModel
+from serve_app_simulator.system import Request, Timer, World
 
 Timeout = Literal["none", "budget", "one", "full", "half"]
 """How long clients let a request wait in the queue: for ever, as long as they wait themselves, less the overheads and

@@ -26,9 +26,9 @@ from benchmarks.scheduling.baselines.ray_serve import RayServeBatch
 from benchmarks.scheduling.baselines.sliding import SlidingWindow
 from benchmarks.scheduling.baselines.symphony import Symphony
 from benchmarks.scheduling.baselines.triton import Timeout, Triton
-from serve_app.simulation.run import simulate_many
-from serve_app.simulation.scenario import Scenario
-from serve_app.simulation.system import System
+from serve_app_simulator.run import simulate_many
+from serve_app_simulator.scenario import Scenario
+from serve_app_simulator.system import System
 
 MakeSystem = Callable[[], System]
 _KEPT = 3

@@ -30,8 +30,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.scheduling.bounds.programme import Floats, Integers, Programme
-from serve_app.simulation.scenario import Affine, Scenario
-from serve_app.simulation.workloads import Arrivals
+from serve_app_simulator.scenario import Affine, Scenario
+from serve_app_simulator.workloads import Arrivals
 
 _SLOT_S = 0.5
 _WINDOW_S = 30.0

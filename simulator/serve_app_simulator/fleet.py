@@ -1,0 +1,144 @@
+"""How many replicas a model has: start-up, autoscaling, deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from serve_app.scheduling.scaling import desired_replicas
+from serve_app_simulator.loop import Event, Loop
+from serve_app_simulator.machine import Machine
+from serve_app_simulator.scenario import Failure, SimulatedModel
+
+_ROUNDING_S = 1e-9
+
+
+class Fleet:
+    """The replicas of one model: they start, die, and come and go with the load.
+
+    Attributes:
+        listed: Replicas that systems know, by name, oldest first.
+        target: Replicas wanted.
+        running_rows: Rows in execution.
+    """
+
+    def __init__(
+        self,
+        model: SimulatedModel,
+        loop: Loop,
+        make_machine: Callable[[Fleet, int], Machine],
+        tell: Callable[[Fleet], None],
+        waiting_rows: Callable[[str], int],
+    ) -> None:
+        self.model = model
+        self.name = model.scheduling.name
+        self.listed: dict[str, Machine] = {}
+        self.target = model.replicas
+        self.running_rows = 0
+        self._loop = loop
+        self._make_machine = make_machine
+        self._tell = tell
+        self._waiting_rows = waiting_rows
+        self._starting: list[Event] = []
+        self._last = 0
+        # Which direction autoscaling has asked for, and since when.
+        self._wanted: tuple[int, float] | None = None
+
+    def start(self) -> None:
+        """List the first replicas and begin to watch the load."""
+        for _ in range(self.model.replicas):
+            self._list()
+        self._tell(self)
+        if self.model.autoscaling is not None:
+            self._loop.at(self.model.autoscaling.interval_s, self._autoscale)
+
+    def fail(self, failure: Failure) -> None:
+        """Break a replica now. Nothing happens if it is not there."""
+        alive = self._alive()
+        if failure.replica >= len(alive):
+            return
+        machine = alive[failure.replica]
+        if failure.kind == "hang":
+            machine.hang(failure)
+        elif failure.kind == "fail":
+            machine.fail(failure)
+        else:
+            self._die(machine, failure)
+
+    def kill(self, machine: Machine) -> None:
+        """Kill a replica's process if it hangs."""
+        if machine.status != "hangs":
+            return
+        if machine.name in self.listed and machine.hang_of is not None:
+            self._die(machine, machine.hang_of)
+        else:
+            machine.die()
+
+    def _die(self, machine: Machine, failure: Failure) -> None:
+        machine.gone = now = self._loop.now
+        self._start(failure.down_s)
+        self._loop.at(now + min(failure.noticed_s, failure.down_s), partial(self._unlist, machine))
+        machine.die()
+
+    def _alive(self) -> list[Machine]:
+        return [machine for machine in self.listed.values() if not machine.dead]
+
+    def _list(self) -> None:
+        self._last += 1
+        machine = self._make_machine(self, self._last)
+        machine.listed()
+        self.listed[machine.name] = machine
+
+    def _unlist(self, machine: Machine) -> None:
+        if machine.gone is None:
+            machine.gone = self._loop.now
+        if self.listed.pop(machine.name, None) is not None:
+            self._tell(self)
+
+    def _start(self, after_s: float) -> None:
+        """Ask for one more replica."""
+
+        def up() -> None:
+            self._starting.remove(event)
+            self._list()
+            self._tell(self)
+
+        event = self._loop.at(self._loop.now + after_s, up)
+        self._starting.append(event)
+
+    def _stop_one(self) -> None:
+        """Stop a replica: one that starts, else the one listed last, which finishes its work."""
+        if self._starting:
+            self._starting.pop().cancel()
+        elif alive := self._alive():
+            self._unlist(alive[-1])
+
+    def _autoscale(self) -> None:
+        """Scale as Ray Serve does: once a direction has been wanted for its delay."""
+        settings = self.model.autoscaling
+        assert settings is not None
+        now = self._loop.now
+        self._loop.at(now + settings.interval_s, self._autoscale)
+        wanted = desired_replicas(
+            self._waiting_rows(self.name) + self.running_rows,
+            settings.target_rows,
+            self.target,
+            settings.min_replicas,
+            settings.max_replicas,
+        )
+        direction = (wanted > self.target) - (wanted < self.target)
+        if not direction:
+            self._wanted = None
+            return
+        if self._wanted is None or self._wanted[0] != direction:
+            self._wanted = (direction, now)
+        delay_s = settings.upscale_delay_s if direction > 0 else settings.downscale_delay_s
+        if now - self._wanted[1] < delay_s - _ROUNDING_S:
+            return
+        self._wanted = None
+        while self.target < wanted:
+            self.target += 1
+            self._start(self.model.startup_s)
+        while self.target > wanted:
+            self.target -= 1
+            self._stop_one()
