@@ -1,4 +1,4 @@
-"""Replicas that die, hang and fail, with and without what is there for it: ties, hedging, circuit breakers."""
+"""Replicas that die, hang and fail, with and without ties and circuit breakers."""
 
 from __future__ import annotations
 
@@ -43,24 +43,20 @@ class Way:
     """What there is for faults.
 
     Attributes:
-        hedge_share: Most rows that are also run elsewhere.
         copies: Replicas that have an entry at once; 1: none is tied, as where replicas are on several nodes.
         breaker: Circuit breakers and ejection.
     """
 
-    hedge_share: float = 0.05
     copies: int = COPIES
     breaker: BreakerSettings | None = _BREAKER
 
 
 WAYS: Mapping[str, Way] = {
     "all": Way(),
-    "no hedging": Way(hedge_share=0.0),
     "no ties": Way(copies=1),
-    "neither": Way(hedge_share=0.0, copies=1),
     "no breaker": Way(breaker=None),
 }
-_HANG = ("all", "no hedging", "no ties", "neither")
+_HANG = ("all", "no ties")
 _CELLS = (
     ("none", "all"),
     *product(("dies",), ("all", "no ties")),
@@ -94,7 +90,7 @@ def measure(fault: str, way: str, seconds: float, seed: int) -> tuple[float, flo
     network_s = (OVERHEADS.send_s + OVERHEADS.answer_s) * OVERHEADS.mean_factor
 
     def serve_app() -> ServeApp:
-        return ServeApp(network_s=network_s, hedge_share=given.hedge_share, replica_kill_s=_KILL_S)
+        return ServeApp(network_s=network_s, replica_kill_s=_KILL_S)
 
     result = simulate(faulty(fault, given, seconds), serve_app, seed)
     return result.attainment, result.classes["high"].attainment, result.goodput
@@ -121,9 +117,7 @@ def run(lab: Laboratory) -> Experiment:
         f"happens to one of them. What hangs is killed after {_KILL_S:g} s, and {_DOWN_S:g} s after a death there is a "
         "successor. An error is a miss.",
         [
-            _finding("ties, a hang of 1.5 s", gain("hangs 1.5 s", "no hedging", "neither")),
-            _finding("hedging without ties, a hang of 1.5 s", gain("hangs 1.5 s", "no ties", "neither")),
-            _finding("hedging besides ties, a hang of 1.5 s", gain("hangs 1.5 s", "all", "no hedging")),
+            _finding("ties, a hang of 1.5 s", gain("hangs 1.5 s", "all", "no ties")),
             _finding("circuit breaker, a replica that fails", gain("fails", "all", "no breaker")),
         ],
         [

@@ -27,7 +27,7 @@ from serve_app.config.values import Section
 from serve_app.domain.settings import CacheSettings
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
 
 def _models_from_somewhere(schema: dict[str, Any]) -> None:
@@ -243,7 +243,6 @@ class AppArgs(Section):
             total_bytes=int(self.router.limits.max_bytes),
             high_headroom=self.router.limits.high_headroom,
             network_s=self.router.network_ms / 1000,
-            hedge=HedgeSettings(share=self.router.faults.hedge_share),
         )
 
 

@@ -148,12 +148,6 @@ class FaultsConfig(Section):
     `null`: it is left to Ray Serve's health checks, which take `health.check_period_s` and three `check_timeout_s`.
     """
 
-    hedge_share: Share = 0.05
-    """Hedging limit: the fraction of all rows that may also run on a second replica because the first is overdue.
-
-    0 turns hedging off.
-    """
-
     @model_validator(mode="after")
     def _check(self) -> FaultsConfig:
         if self.replica_kill_s is not None and self.replica_kill_s < self.replica_silence_s:

@@ -140,12 +140,6 @@ def least_s(model: ModelState, device: Device, entries: int, *, exact: bool) -> 
     return min(execution_s(latency, rows, 0, model.settings.max_rows) for latency in latencies)
 
 
-def meets_deadline_behind_queue(entry: Entry, model: ModelState, device: Device, now: float) -> bool:
-    """Whether an entry would be in time behind everything queued in its class and above; also if that is unknown."""
-    wait = drain_s(model, device, entry.priority, now)
-    return wait is None or now + wait + _own_s(entry, model.latencies.of(entry.variant), model) <= entry.deadline
-
-
 def too_slow(entry: Entry, model: ModelState, now: float, ready_s: float = 0.0) -> Rejection | None:
     """Refuse an entry that could not be in time even if it began now and alone, or return ``None``.
 

@@ -10,7 +10,7 @@ from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.slots import Replica
 
 _deadline = attrgetter("deadline")
-_RUNNING = EntryState.RUNNING
+_QUEUED, _RUNNING = EntryState.QUEUED, EntryState.RUNNING
 _STALE_ALLOWED = 64
 
 
@@ -24,7 +24,6 @@ class Bundle:
         entries: In the order sent. An entry that is not RUNNING any more has ended, and its late result is waste.
         rows: Rows of the bundle.
         begins: When it was sent, seconds.
-        settled: Whether no hedge of any of its entries is to be thought of any more.
         detached: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
         recalled: Whether any of its entries was.
         first_deadline: The earliest of its entries' deadlines, seconds.
@@ -42,7 +41,6 @@ class Bundle:
         "recalled",
         "replica",
         "rows",
-        "settled",
     )  # fmt: skip
 
     def __init__(
@@ -55,7 +53,6 @@ class Bundle:
         begins: float = 0.0,
     ) -> None:
         self.begins = begins
-        self.settled = False
         self.detached = self.recalled = False
         self.id = id
         self.model = model
@@ -68,21 +65,22 @@ class Bundle:
 
     @property
     def next_deadline(self) -> float | None:
-        """Deadline of the next entry that is still RUNNING, or ``None``."""
+        """Deadline of the next entry that has not ended and may be answered from here, or ``None``."""
         while self._due < len(self._by_deadline):
             entry = self._by_deadline[self._due]
-            if entry.state is _RUNNING:
+            if entry.state is _RUNNING or (entry.state is _QUEUED and self.id in entry.bundles):
                 return entry.deadline
             self._due += 1
         return None
 
     def pop_due(self, now: float) -> Entry | None:
         """The next RUNNING entry whose deadline has passed, once each; ``None`` when there is none."""
-        deadline = self.next_deadline
-        if deadline is None or deadline > now:
-            return None
-        self._due += 1
-        return self._by_deadline[self._due - 1]
+        while (deadline := self.next_deadline) is not None and deadline <= now:
+            self._due += 1
+            entry = self._by_deadline[self._due - 1]
+            if entry.state is _RUNNING:  # one that is queued as well expires there
+                return entry
+        return None
 
     def postponed(self) -> None:
         """The deadline of one of its entries is later than before."""

@@ -410,12 +410,14 @@ class RouterCore(Generic[SentT]):
             self._driver.changed(decisions.changes)
 
     def _send(self, dispatch: Dispatch, now: float) -> None:
-        tied = self._places is not None and len(dispatch.entries[0].bundles) > 1
+        first = dispatch.entries[0]
+        # A retry beside a silent replica has no place: that replica may have taken it, and hang.
+        tied = self._places is not None and len(first.bundles) > 1 and first.attempts == 1
         places = self._place(dispatch.entries, self._places) if tied and self._places is not None else ()
         sent = self._driver.send(dispatch, now, places)
         # Its own execution, and what runs or waits at the replica before it, are not the replica's silence.
         due = now + self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
-        if dispatch.entries[0].answer_by:
+        if first.answer_by:
             due = inf  # answers in parts take as long as they may; a replica that stands still finds that out itself
         self._flights[dispatch.bundle_id] = _Flight(dispatch, sent, due, tied=tied)
         self._look_at = min(self._look_at, due)

@@ -148,29 +148,6 @@ class Entry:
         """Whether it is for the exact model, and no fallback may stand in."""
         return self.batch_key == EXACT_ONLY
 
-    def hedge(self, avoid: str) -> Entry:
-        """A second copy of this request, to be tried away from a replica; NEW, with this one's attempts."""
-        copy = Entry(
-            self.id,
-            self.model,
-            self.priority,
-            self.arrival,
-            self.deadline,
-            self.rows,
-            self.bucket,
-            self.nbytes,
-            self.payload,
-            self.variant,
-            default_of=self.default_of,
-            tenant=self.tenant,
-            weight=self.weight,
-            spent_s=self.spent_s,
-        )
-        copy.batch_key = self.batch_key
-        copy.attempts = self.attempts
-        copy.avoid = avoid
-        return copy
-
     def __repr__(self) -> str:
         return (
             f"<Entry {self.id} {self.model} {self.priority.label} {self.state.value}"

@@ -44,7 +44,6 @@ from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Eviction
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.health.breakers import Breakers, Refused
-from serve_app.scheduling.hedging import Hedges
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.agenda import Agenda
 from serve_app.scheduling.placement.devices import DedicatedDevice, Device, NextBundle, SharedDevice
@@ -100,7 +99,8 @@ class Scheduler:
         }
         self._agenda = Agenda()
         self._bundles = BundlesInFlight()
-        self._hedges = Hedges(limits.hedge, self._models, self._device_of, self._bounds, self._bundles, self._agenda)
+        # Replicas that send no data and have bundles in flight.
+        self._silent: set[Replica] = set()
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
@@ -138,7 +138,6 @@ class Scheduler:
             device.join(model)
         self._models[name] = model
         self._device_of[name] = device
-        self._hedges.add_model(model)
 
     def remove_model(
         self, name: str, now: float, successor: str | None = None, refusal: Rejection | None = None
@@ -164,7 +163,7 @@ class Scheduler:
         model = self._models.pop(name)
         self._refusals[name] = refusal or removed_model(name)
         device = self._device_of.pop(name)
-        for entry in model.queue.clear():
+        for entry in self._uncarried(model.queue.clear()):
             self._move_to_successor(entry, successor_model, now)
         detached_bundles = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.detached]
         if isinstance(device, SharedDevice):
@@ -174,7 +173,7 @@ class Scheduler:
         else:
             self._agenda.forget(device)
             self._shared = {group: shared for group, shared in self._shared.items() if shared is not device}
-        self._hedges.remove_model(model, detached_bundles)
+        self._silent.difference_update(model.slots.replicas.values(), [bundle.replica for bundle in detached_bundles])
         for bundle in detached_bundles:
             bundle.detached = True
             bundle.replica.listed = False
@@ -189,11 +188,7 @@ class Scheduler:
 
     def _move_to_successor(self, entry: Entry, successor_model: ModelState | None, now: float) -> None:
         """Let an entry of a removed model, which no replica has, arrive at another model."""
-        if (
-            successor_model is None
-            or (entry.variant and entry.variant not in successor_model.settings.variants)
-            or entry.id in self._hedges.pairs  # of a hedged request the other copy answers, or is refused if it is lost
-        ):
+        if successor_model is None or (entry.variant and entry.variant not in successor_model.settings.variants):
             self._fail_removed(entry)
             return
         self._end(entry)  # it arrives anew, where there may be no room for it
@@ -292,9 +287,9 @@ class Scheduler:
             model = self._models[entry.model]
             model.queue.remove(entry)
             self._touch(model)
+            self._bundles.recall(entry)
             self._end(entry)
         elif entry.state is _RUNNING:
-            self._hedges.settle(entry, answered=False)
             self._bundles.recall(entry)
             self._end(entry)
 
@@ -305,7 +300,8 @@ class Scheduler:
         self._agenda.touch(device, known)
         gone = known.slots.set_replicas(replicas, now)
         self._let_go(gone, device)
-        self._hedges.replicas_changed(now)
+        if self._silent:
+            self._silent.intersection_update([bundle.replica for bundle in self._bundles.all()])
 
     def on_hosts(self, pool: str, hosts: Collection[str], now: float) -> None:
         """Take the list of a pool's processes as it is now. One that is new has nothing loaded.
@@ -317,7 +313,6 @@ class Scheduler:
             self._let_go(model.slots.set_replicas(device.resident_at(model), now), device)
             device.active[model] = None
         self._agenda.touched[device] = None
-        self._hedges.replicas_changed(now)
 
     def on_loaded(self, pool: str, model: str, host: str, seconds: float, nbytes: int, now: float) -> None:
         """A host has loaded a member that it was told to: from now on it may run there.
@@ -353,7 +348,7 @@ class Scheduler:
         device.residency.failed(model, host, now, refusal)
         known = self._models.get(model)
         if known is not None and (refused := device.refusal(known, now)) is not None:
-            for entry in known.queue.clear():
+            for entry in self._uncarried(known.queue.clear()):
                 self._end(entry)
                 self._displaced.append(Refused(entry, refused))
         self._residency_changed(device, model, now)
@@ -368,7 +363,6 @@ class Scheduler:
         if (model := self._models.get(name)) is not None and self._device_of[name] is device:
             self._let_go(model.slots.set_replicas(device.resident_at(model), now), device)
             device.active[model] = None
-            self._hedges.replicas_changed(now)
         self._agenda.touched[device] = None
 
     def _unavailable(self, entry: Entry, model: ModelState, now: float) -> Rejection | None:
@@ -430,36 +424,40 @@ class Scheduler:
             self._agenda.touched[device] = None
         answered: list[Entry] = []
         vain = nbytes = 0
+        if self._silent:
+            self._silent.discard(bundle.replica)
         for entry in bundle.entries:
-            if entry.state is not _RUNNING or entry.deadline <= now:
+            if entry.state is _QUEUED and bundle_id in entry.bundles:  # its replica was silent: the answer still counts
+                if entry.deadline <= now or entry in returned or entry in dropped:
+                    self._drop_carrier(entry, bundle_id)
+                    continue
+                self._models[entry.model].queue.remove(entry)
+            elif entry.state is not _RUNNING or entry.deadline <= now:
                 if entry not in returned and entry not in dropped:
                     vain += entry.rows
                 if entry.state is _RUNNING:
                     self._late.append(entry)
+                continue
             elif (
                 len(entry.bundles) > 1
                 and entry.begun != bundle_id
                 and (entry.begun or entry in returned or entry in dropped)
             ):
-                self._leave(entry, bundle_id, now)
+                self._leave(entry, bundle_id, tried=False)
+                continue
             elif returned and entry in returned and entry.begun != bundle_id:
                 if bundle.replica.name is not None:  # a wake-up bundle was not counted
                     self._uncount_attempt(entry)
-                if not self._hedges.carried_elsewhere(entry):
-                    self._requeue(entry, model)
-            else:
-                entry.state = _DONE
-                nbytes += entry.nbytes
-                answered.append(entry)
+                self._requeue(entry, model)
+                continue
+            elif entry.attempts > 1 and len(entry.bundles) > 1:
+                self._bundles.recall(entry, but=bundle_id)
+            entry.state = _DONE
+            nbytes += entry.nbytes
+            answered.append(entry)
         self._bounds.nbytes -= nbytes
         if model is not None and vain and executions:
             model.wasted_rows += vain
-        hedges = self._hedges
-        if hedges.suspects or hedges.stuck:
-            hedges.responsive(bundle.replica, now)
-        if hedges.pairs:
-            for entry in answered:
-                hedges.settle(entry, answered=True)
         return answered
 
     def on_part(self, bundle_id: int, entry: Entry, now: float) -> bool:
@@ -527,7 +525,7 @@ class Scheduler:
             model.slots.release(bundle.replica, bundle_id, now, answered=False)
             if isinstance(device := self._device_of[bundle.model], SharedDevice):
                 device.ended(bundle_id)
-        self._hedges.responsive(bundle.replica, now)
+        self._silent.discard(bundle.replica)
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
@@ -592,16 +590,23 @@ class Scheduler:
         for found in self._replicas_in_flight(model, replica):
             if found.listed:
                 self.quarantine(model, replica, now)
-            self._hedges.unresponsive(found, now)
+            self._silent.add(found)
+            for bundle_id in list(found.bundles):
+                if (bundle := self._bundles.get(bundle_id)) is not None:
+                    for entry in bundle.entries:
+                        self._try_elsewhere(entry, bundle)
 
-    def on_responsive(self, model: str, replica: str, now: float) -> None:
+    def on_responsive(self, model: str, replica: str, now: float) -> None:  # noqa: ARG002 - see `on_cancel`
         """An unresponsive replica sends data again: it may get work, whether it has answered a bundle or not."""
         known = self._models[model]
         if (listed := known.slots.replicas.get(replica)) is not None:
             known.slots.restore(listed)
             self._touch(known)
         for found in self._replicas_in_flight(model, replica):
-            self._hedges.responsive(found, now)
+            self._silent.discard(found)
+            for bundle_id in found.bundles:
+                if (bundle := self._bundles.get(bundle_id)) is not None:
+                    self._take_back(bundle, known)
 
     def _replicas_in_flight(self, model: str, replica: str) -> set[Replica]:
         """Replicas of that name with requests in flight: at most one that is listed, and one that is no longer."""
@@ -705,9 +710,13 @@ class Scheduler:
         """A JSON-able snapshot of every model by name.
 
         Returns:
-            What `ModelState.snapshot` and `Hedges.snapshot` tell.
+            `ModelState.snapshot`, and ``silent_replicas`` (names).
         """
-        return {name: model.snapshot() | self._hedges.snapshot(name) for name, model in self._models.items()}
+        return {
+            name: model.snapshot()
+            | {"silent_replicas": [str(r.name) for r in model.slots.replicas.values() if r in self._silent]}
+            for name, model in self._models.items()
+        }
 
     def pools(self) -> dict[str, dict[str, Any]]:
         """A JSON-able snapshot of every pool by name; see `Residency.snapshot`."""
@@ -765,9 +774,6 @@ class Scheduler:
 
     def decide(self, now: float) -> Decisions:
         """End what has expired, then form bundles while slots are free."""
-        hedges = self._hedges
-        if hedges.check_at <= now:
-            hedges.check(now)
         expired: list[Entry] = []
         if self._late:
             expired += [entry for entry in self._late if entry.state is _RUNNING]
@@ -810,16 +816,12 @@ class Scheduler:
                 self._agenda.note(device, wake_at)
         if len(expired) > 1:
             expired = list(dict.fromkeys(expired))  # a tied one is due in both of its bundles
-        if hedges.pairs:
-            expired = [entry for entry in expired if hedges.settle(entry, answered=False)]
         if self._removed_entries:
             removed = [entry for entry in self._removed_entries if entry.state is _RUNNING]
             refused += [Refused(entry, self._refusals[entry.model]) for entry in removed]
             self._removed_entries.clear()
-        if hedges.pairs and refused:
-            refused = [each for each in refused if not hedges.refused(each[0], now + (each[1].retry_after_s or inf))]
-            for entry, _ in refused:
-                hedges.settle(entry, answered=False)
+        if refused:
+            refused = [each for each in refused if not (each[0].state is _QUEUED and self._left_to_bundle(each[0]))]
         for entry in expired:
             if entry.answer_by:
                 self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
@@ -843,8 +845,6 @@ class Scheduler:
         earliest = self._bundles.next_deadline()
         if agenda.due:
             earliest = min(earliest, agenda.next_at())
-        if self._hedges.check_at < earliest and len(self._bundles):
-            earliest = self._hedges.check_at
         for entry in self._late:
             earliest = min(earliest, entry.deadline)
         return None if earliest == inf else earliest
@@ -860,7 +860,6 @@ class Scheduler:
         for entry in entries:
             entry.state = _RUNNING
             entry.attempts += attempt
-            entry.bundles = ()
             if entry.variant != variant:
                 entry.variant = entry.batch_key = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
@@ -868,8 +867,6 @@ class Scheduler:
         bundle = self._count_in(following, replica, now, suspect=suspect)
         if isinstance(device := self._device_of[model.settings.name], SharedDevice):
             device.launched(bundle.id, following, now)
-        if attempt and len(model.slots.replicas) > 1:
-            self._hedges.launched(bundle)
         bundles = [bundle]
         if tied:
             bundles += [self._count_in(following, other, now) for other in tied]
@@ -902,9 +899,46 @@ class Scheduler:
         if model is None:
             self._fail_removed(entry)
             return False
-        entry.state = _QUEUED
+        entry.state, entry.bundles = _QUEUED, ()
         model.queue.push(entry)
         return True
+
+    def _try_elsewhere(self, entry: Entry, bundle: Bundle) -> None:
+        """Queue an entry that only a silent replica has, as a retry. The answer of that replica still counts.
+
+        The entry stays in its bundle. It does not move if it was tried twice, or is answered in parts: how long these
+        take is for the model to say.
+        """
+        if entry.state is not _RUNNING or entry.attempts != 1 or entry.bundles != (bundle.id,) or entry.answer_by:
+            return
+        if bundle.detached or bundle.replica.name is None:
+            return
+        model = self._models[bundle.model]
+        entry.state, entry.avoid = _QUEUED, bundle.replica.name
+        model.queue.push(entry)
+        self._touch(model)
+
+    def _take_back(self, bundle: Bundle, model: ModelState) -> None:
+        """Leave queued entries of a replica that is silent no more to that replica."""
+        for entry in bundle.entries:
+            if entry.state is _QUEUED and bundle.id in entry.bundles:
+                model.queue.remove(entry)
+                entry.state = _RUNNING
+
+    def _uncarried(self, taken: Iterable[Entry]) -> list[Entry]:
+        """Entries taken out of a queue that no bundle carries. Others are left to their bundle."""
+        return [entry for entry in taken if not self._left_to_bundle(entry)]
+
+    @staticmethod
+    def _left_to_bundle(entry: Entry) -> bool:
+        """Leave an entry that was taken out of a queue to the bundle that still carries it, if any."""
+        if entry.bundles:
+            entry.state = _RUNNING
+        return bool(entry.bundles)
+
+    @staticmethod
+    def _drop_carrier(entry: Entry, bundle_id: int) -> None:
+        entry.bundles = tuple([other for other in entry.bundles if other != bundle_id])
 
     def _retry(self, model: ModelState | None, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
         if model is not None:
@@ -912,20 +946,20 @@ class Scheduler:
         result = Requeue([], [], [])
         broken: list[Entry] = []
         for entry in bundle.entries:
-            if entry.state is not _RUNNING or self._hedges.carried_elsewhere(entry):
+            if entry.state is not _RUNNING:
+                if entry.state is _QUEUED:
+                    self._drop_carrier(entry, bundle.id)
                 continue
             if entry.begun == bundle.id:
                 self._end(entry)
                 broken.append(entry)
             elif len(entry.bundles) > 1:
-                self._leave(entry, bundle.id, now)
                 entry.avoid = bundle.replica.name if reached else entry.avoid
+                self._leave(entry, bundle.id, tried=reached)
             elif entry.deadline <= now:
-                self._hedges.settle(entry, answered=False)
                 self._end(entry)
                 result.expired.append(entry)
             elif entry.attempts >= _MAX_ATTEMPTS:
-                self._hedges.settle(entry, answered=False)
                 self._end(entry)
                 result.poisoned.append(entry)
             else:
@@ -941,11 +975,15 @@ class Scheduler:
         if entry.attempts > 1 or entry.avoid is None:
             entry.attempts -= 1
 
-    def _leave(self, entry: Entry, bundle_id: int, now: float) -> None:
-        """A replica will not run a tied entry: it is left to the others that have it."""
-        entry.bundles = left = tuple([other for other in entry.bundles if other != bundle_id])
-        if len(left) == 1 and (last := self._bundles.get(left[0])) is not None:
-            self._hedges.left_to(last, now)
+    def _leave(self, entry: Entry, bundle_id: int, *, tried: bool) -> None:
+        """Leave an entry that several replicas have to the others. ``tried``: whether the replica may have begun it."""
+        if not tried and entry.attempts > 1 and bundle_id == entry.bundles[-1]:
+            entry.attempts -= 1  # its second try, which did not take place
+        self._drop_carrier(entry, bundle_id)
+        if self._silent and len(entry.bundles) == 1:
+            last = self._bundles.get(entry.bundles[0])
+            if last is not None and last.replica in self._silent:
+                self._try_elsewhere(entry, last)
 
     def _end(self, entry: Entry) -> None:
         entry.state = _DONE

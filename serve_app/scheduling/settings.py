@@ -132,22 +132,6 @@ class Pool(DeviceGroup):
 
 
 @dataclass(frozen=True, slots=True)
-class HedgeSettings:
-    """When what a replica has in flight is also run elsewhere; see `serve_app.scheduling.hedging`.
-
-    Attributes:
-        share: Most rows that are run twice because their bundle is overdue, as a part of all rows in the long run;
-            0: a replica is only given up when it is lost, unresponsive, or has timed out.
-        patience: How many times its predicted execution a bundle may take.
-        slack_s: What it may take on top, for the noise of a busy machine, seconds.
-    """
-
-    share: float = 0.05
-    patience: float = 3.0
-    slack_s: float = 0.1
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessLimits:
     """Limits of a router process over all classes.
 
@@ -155,10 +139,8 @@ class ProcessLimits:
         total_bytes: Most bytes queued and running at once.
         high_headroom: Part of ``total_bytes`` that only the class ``high`` may use, 0 to 1.
         network_s: Allowance for everything around an execution (transport, splitting) until it was measured, seconds.
-        hedge: When what a replica has in flight is also run elsewhere.
     """
 
     total_bytes: int
     high_headroom: float = 0.1
     network_s: float = 0.002
-    hedge: HedgeSettings = HedgeSettings()

@@ -370,13 +370,9 @@ class Slots:
         """How many `bundles` there are."""
         return len(self.bundles)
 
-    def quickest(self, other_than: Replica | None = None) -> Replica | None:
-        """The usable replica with the fewest rows in flight; ``None`` without one.
-
-        Args:
-            other_than: One that does not count.
-        """
-        usable = [r for r in self.replicas.values() if r.held_until is None and r is not other_than]
+    def quickest(self) -> Replica | None:
+        """The usable replica with the fewest rows in flight; ``None`` without one."""
+        usable = [r for r in self.replicas.values() if r.held_until is None]
         return min(usable, key=_rows, default=None)
 
     def _end_ejections(self) -> None:

@@ -48,7 +48,7 @@ SCHEDULER: Final = (
     Gauge("serve_app_slots_in_use", "Bundles in flight.", ("model",), _of_model(lambda state: state["slots_in_use"])),
     Gauge(
         "serve_app_replicas_held",
-        "Replicas excluded from dispatch: failed, ejected, overdue or unresponsive.",
+        "Replicas excluded from dispatch: failed, ejected or unresponsive.",
         ("model",),
         _of_model(lambda state: len(state["held_replicas"])),
     ),
@@ -57,24 +57,6 @@ SCHEDULER: Final = (
         "Unresponsive replicas that have requests in flight.",
         ("model",),
         _of_model(lambda state: len(state["silent_replicas"])),
-    ),
-    Total(
-        "serve_app_hedges",
-        "Hedged requests: sent to a second replica because the first did not answer.",
-        ("model",),
-        _of_model(lambda state: state["hedges"]["made"]),
-    ),
-    Total(
-        "serve_app_hedges_won",
-        "Hedged requests that the other replica answered first.",
-        ("model",),
-        _of_model(lambda state: state["hedges"]["won"]),
-    ),
-    Total(
-        "serve_app_duplicates",
-        "Requests answered while another replica had them, too.",
-        ("model",),
-        _of_model(lambda state: state["hedges"]["duplicates"]),
     ),
     Total(
         "serve_app_wasted_rows",

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app_simulator.members import Members
 from serve_app_simulator.replica import SimulatedReplica, Turns
 from serve_app_simulator.router import Patience, SimulatedRouter
@@ -39,7 +39,6 @@ class ServeApp:
         by_tenant: Whether it knows of tenants; otherwise all are one.
         replica_silence_s: After so long without data a replica with requests in flight is unresponsive.
         replica_kill_s: After so long it is killed; ``None``: never.
-        hedge_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
     """
 
     name = "serve_app"
@@ -56,9 +55,7 @@ class ServeApp:
         by_tenant: bool = True,
         replica_silence_s: float = 2.0,
         replica_kill_s: float | None = 10.0,
-        hedge_share: float = 0.05,
     ) -> None:
-        self._hedge = HedgeSettings(share=hedge_share)
         self._co_schedule = co_schedule
         self._by_tenant = by_tenant
         self._network_s = network_s
@@ -81,7 +78,7 @@ class ServeApp:
         network_s = self._network_s
         if network_s is None:
             network_s = max(0.002, overheads.send_s + overheads.answer_s)
-        limits = ProcessLimits(total_bytes=_TOTAL_BYTES, network_s=network_s, hedge=self._hedge)
+        limits = ProcessLimits(total_bytes=_TOTAL_BYTES, network_s=network_s)
         self._models = {model.scheduling.name: model for model in scenario.models}
         settings = [self._settings(model.scheduling) for model in scenario.models]
         groups = _groups(scenario) if self._co_schedule else []

@@ -15,7 +15,7 @@ from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
 _BREAKER = BreakerSettings(
     consecutive_failures=2, window_s=1.0, min_samples=3, reset_s=1.0, probes=1, ejection_s=0.5, max_ejected=0.5
@@ -60,7 +60,7 @@ class _Side:
         self.scheduler = Scheduler(
             _MODELS.values(),
             {HIGH: make_class(min_share=0.1), NORMAL: make_class(entries=8), LOW: make_class(min_share=0.1)},
-            ProcessLimits(10**6, network_s=0.001, hedge=HedgeSettings(share=0.5, patience=1.0, slack_s=0.05)),
+            ProcessLimits(10**6, network_s=0.001),
             [_GROUP] if grouped else [],
         )
         self.entries: dict[int, Entry] = {}

@@ -12,7 +12,7 @@ from serve_app.errors import DeadlineExceeded, InferenceFailed
 from serve_app.scheduling.core import RouterCore, Why
 from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
-from serve_app.scheduling.settings import BreakerSettings, HedgeSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, ProcessLimits
 
 _RUN = [(1, 0, 0.006, "")]
 _TIMEOUT_S = 1.0
@@ -82,11 +82,9 @@ class Noting:
         self.held.remove(place)
 
 
-def _core(
-    *replicas: str, models: Sequence[ModelScheduling | str] = ("m",), hedge: float = 0.05
-) -> tuple[RouterCore[int], Noting]:
+def _core(*replicas: str, models: Sequence[ModelScheduling | str] = ("m",)) -> tuple[RouterCore[int], Noting]:
     driver = Noting()
-    limits = ProcessLimits(total_bytes=10**12, hedge=HedgeSettings(share=hedge))
+    limits = ProcessLimits(total_bytes=10**12)
     scheduler = make_scheduler(replicas=replicas, models=models, profile=AFFINE, limits=limits)
     core = RouterCore(scheduler, driver, _TIMEOUT_S, driver)
     for replica in replicas:
@@ -145,7 +143,7 @@ def test_the_timer_moves_to_a_nearer_moment_and_never_back() -> None:
 
 def test_a_bundle_that_is_not_answered_in_time_goes_elsewhere() -> None:
     """Once, away from that replica; its late answer counts for nothing but the replica's return."""
-    core, driver = _core("a", "b", hedge=0.0)
+    core, driver = _core("a", "b")
     entry, first = _sent(core, driver)
     _pass(core, driver, 2.0)
     assert driver.late == [first]

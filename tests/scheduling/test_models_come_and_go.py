@@ -11,7 +11,7 @@ from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
 _M = ModelScheduling("m", max_rows=4, slo_s=0.1)
 _PROFILE = [(*point, "") for point in AFFINE]
@@ -205,7 +205,7 @@ def test_a_request_in_two_copies_ends_once() -> None:
             models=[replace(_M, window=1)],
             replicas=["a", "b"],
             profile=AFFINE,
-            limits=ProcessLimits(10**6, hedge=HedgeSettings(share=1.0)),
+            limits=ProcessLimits(10**6),
         )
         entry = make_entry(nbytes=5)
         first = _sent(scheduler, entry)

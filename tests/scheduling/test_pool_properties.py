@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_class, make_entry
 
-from serve_app.scheduling.decisions import Decisions, Dispatch, Eviction, Load
+from serve_app.scheduling.decisions import Decisions, Dispatch, Eviction, Load, Rejection
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, Pool, ProcessLimits
@@ -52,6 +52,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.hosts: dict[str, _Host] = {}
         self.entries: dict[int, tuple[Entry, Entry]] = {}
         self.ended: set[int] = set()
+        self.silent: dict[int, Dispatch] = {}
         self.start(0)
 
     @rule(
@@ -81,14 +82,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(lambda self: any(host.loads for host in self.hosts.values()))
-    @rule(at=_INDEX, fails=st.booleans(), more=st.sampled_from([-2, 0, 0, 0]))
-    def load(self, at: int, fails: bool, more: int) -> None:
+    @rule(at=_INDEX, fails=st.booleans(), refused=st.booleans(), more=st.sampled_from([-2, 0, 0, 0]))
+    def load(self, at: int, fails: bool, refused: bool, more: int) -> None:
         """A load ends."""
+        refusal = Rejection("model_unavailable", "no such file") if refused else None
         name, host = [(name, host) for name, host in self.hosts.items() if host.loads][at % self._with_loads()]
         load = host.loads.pop(0)
         for scheduler in self.schedulers:
             if fails:
-                scheduler.on_load_failed("pool", load.model, name, self.now)
+                scheduler.on_load_failed("pool", load.model, name, self.now, refusal)
             else:
                 scheduler.on_loaded("pool", load.model, name, 0.05, load.nbytes + more, self.now)
         if not fails:
@@ -124,6 +126,34 @@ class PoolMachine(RuleBasedStateMachine):
                 scheduler.on_cancel(entry, self.now)
             self.end([pair[0]])
             self.decide()
+
+    @precondition(lambda self: self.hosts)
+    @rule(at=_INDEX)
+    def fall_silent(self, at: int) -> None:
+        """Nothing is heard of a host: its entries are tried elsewhere, and it takes no orders."""
+        name = list(self.hosts)[at % len(self.hosts)]
+        self.silent.update(self.hosts.pop(name).runs)
+        for scheduler in self.schedulers:
+            for member in scheduler.in_use("pool", name):
+                scheduler.on_unresponsive(member, name, self.now)
+            scheduler.on_hosts("pool", list(self.hosts), self.now)
+        self.decide()
+
+    @precondition(lambda self: self.silent)
+    @rule(at=_INDEX, lost=st.booleans())
+    def end_silence(self, at: int, lost: bool) -> None:
+        """A bundle of a silent host is answered after all, or lost."""
+        bundle_id = sorted(self.silent)[at % len(self.silent)]
+        sent = self.silent.pop(bundle_id)
+        for place, scheduler in enumerate(self.schedulers):
+            if lost:
+                requeue = scheduler.on_failed(bundle_id, self.now, True)
+                done = [*requeue.poisoned, *requeue.expired]
+            else:
+                done = scheduler.on_done(bundle_id, [(sent.rows, 0, 0.006, "")], self.now)
+            if place == 0:
+                self.end(done)
+        self.decide()
 
     @rule(at=_INDEX)
     def die(self, at: int) -> None:

@@ -12,7 +12,7 @@ from scheduling_builders import AFFINE, make_entry, make_gate, make_scheduler
 
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.settings import HedgeSettings, ProcessLimits
+from serve_app.scheduling.settings import ProcessLimits
 
 _NAMES = "ab"
 _NAME = st.sampled_from(_NAMES)
@@ -36,7 +36,7 @@ class RecallMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        limits = ProcessLimits(10**12, network_s=0.002, hedge=HedgeSettings(share=0.0))  # see test_hedging_properties
+        limits = ProcessLimits(10**12, network_s=0.002)
         self.scheduler = make_scheduler(max_rows=4, replicas=_NAMES, profile=AFFINE, limits=limits)
         self.replicas = {name: _Replica() for name in _NAMES}
         self.accepted: dict[int, Entry] = {}

@@ -491,7 +491,6 @@ def test_snapshot_is_json() -> None:
         "slots_in_use": 1,
         "latency_s": {"0": {"1": pytest.approx(0.006), "2": pytest.approx(0.007)}},
         "wasted_rows": 0,
-        "hedges": {"made": 0, "won": 0, "duplicates": 0},
         "silent_replicas": [],
     }
     assert json.loads(json.dumps(scheduler.totals())) == {

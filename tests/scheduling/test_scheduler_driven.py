@@ -13,7 +13,7 @@ from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
 
 _WAYS_S = 0.0
 """Bundles are at their replicas at once, and the scheduler knows it."""
@@ -230,7 +230,7 @@ def _drive(
         models=models,
         groups=[DeviceGroup("g", ("m", "n"))] if grouped else [],
         replicas=names,
-        limits=ProcessLimits(total_bytes=10**12, network_s=_WAYS_S, hedge=HedgeSettings(share=0.0)),
+        limits=ProcessLimits(total_bytes=10**12, network_s=_WAYS_S),
         normal=make_class(min_share=share),
         low=make_class(min_share=share),
     )

@@ -19,7 +19,7 @@ from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
 _BREAKER = BreakerSettings(
     consecutive_failures=2, window_s=1.0, min_samples=3, reset_s=1.0, probes=1, ejection_s=0.5, max_ejected=0.5
@@ -85,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.models.values(),
             self.classes,
             # No hedges: see test_hedging_properties.
-            ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001, hedge=HedgeSettings(share=0.0)),
+            ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001),
             [_GROUP] if grouped else [],
         )
         if seeded:

@@ -38,7 +38,6 @@ class TiedMachine(RuleBasedStateMachine):
         self.timed_out: set[int] = set()
         self.dropped: dict[int, list[Entry]] = {}
         self.replicas = {name: _Replica() for name in _NAMES}
-        self.hedges = False
         self.most_tied = 0
 
     @initialize(window=st.integers(1, 2), tenants=st.booleans())
@@ -81,7 +80,7 @@ class TiedMachine(RuleBasedStateMachine):
             for entry in dispatch.entries:
                 assert entry.state is EntryState.RUNNING
                 assert entry.id not in self.ended
-                assert entry.attempts == 1 or entry.bundles == (dispatch.bundle_id,), "a retry is not tied"
+                assert entry.attempts == 1 or entry.bundles[1:] in ((), (dispatch.bundle_id,)), "a retry is not tied"
                 assert dispatch.bundle_id in entry.bundles
                 self.most_tied = max(self.most_tied, len(entry.bundles))
             self.in_flight[dispatch.bundle_id] = dispatch
@@ -173,8 +172,7 @@ class TiedMachine(RuleBasedStateMachine):
 
     @rule(name=_NAME)
     def fall_silent(self, name: str) -> None:
-        """Nothing is heard of a replica: what nobody else has gets a hedge."""
-        self.hedges = True
+        """Nothing is heard of a replica: entries that only it has are tried elsewhere."""
         self.scheduler.on_unresponsive("m", name, self.now)
 
     @rule(name=_NAME)
@@ -219,18 +217,17 @@ class TiedMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_counts_are_those_of_the_living(self) -> None:
-        """Bytes and the load count a tied entry once; a hedge counts as well."""
+        """Bytes and the load count a tied entry once."""
         if not hasattr(self, "scheduler"):
             return
         living = len(self.accepted) - len(self.ended)
         totals = self.scheduler.totals()
-        copies = totals["bytes"] / 3
-        assert copies == living or (self.hedges and living <= copies <= 2 * living)
-        assert self.scheduler.load("m") <= copies
+        assert totals["bytes"] == 3 * living
+        assert self.scheduler.load("m") <= living
         picture = self.scheduler.snapshot()["m"]
         assert picture["running_rows"] <= sum(dispatch.rows for dispatch in self.in_flight.values())
         for entry in self.accepted.values():
-            if entry.state is EntryState.RUNNING and entry.deadline > self.now and not self.hedges:
+            if entry.state is EntryState.RUNNING and entry.deadline > self.now:
                 assert set(entry.bundles) & set(self.in_flight), "somebody has it"
 
     def teardown(self) -> None:

@@ -101,14 +101,12 @@ def test_an_answer_of_a_model_that_raises_is_an_error_for_every_system() -> None
 
 
 def test_what_a_hanging_replica_has_is_answered_by_another_where_that_is_in_time() -> None:
-    """By hedges, and where they are off, once the replica is silent."""
+    """Once the replica is silent."""
     hang = Failure("m", 0, 5.0, kind="hang", lasts_s=1.5)
     untied = _model(copies=1)
-    late = _simulate(hang, model=untied, hedge_share=0.0)
+    late = _simulate(hang, model=untied)
     assert late.total.dropped > 0
-    hedged = _simulate(hang, model=untied)
-    assert hedged.total.in_time == hedged.total.offered
-    silent = _simulate(hang, model=untied, hedge_share=0.0, replica_silence_s=0.5)
+    silent = _simulate(hang, model=untied, replica_silence_s=0.5)
     assert silent.total.in_time == silent.total.offered
 
 

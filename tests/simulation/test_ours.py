@@ -261,14 +261,11 @@ def test_a_replica_that_does_not_answer_for_long_loses_its_work_to_others() -> N
         noise=Noise(stall_every_s=10.0, stall_s=4.0),
         duration_s=30.0,
     )
-    alone = partial(ServeApp, hedge_share=0.0)
-    impatient = simulate(scenario, partial(alone, bundle_timeout_s=0.3), 7)
-    patient = simulate(scenario, alone, 7)
+    impatient = simulate(scenario, partial(ServeApp, bundle_timeout_s=0.3), 7)
+    patient = simulate(scenario, ServeApp, 7)
     assert patient.total.offered - patient.total.in_time > 5
     assert impatient.total.offered == impatient.total.in_time
     assert impatient.wasted_s > 0.0  # what ran twice
-    hedged = simulate(scenario, ServeApp, 7)
-    assert hedged.total.offered == hedged.total.in_time
 
 
 def test_a_model_without_replicas_wakes_up() -> None:

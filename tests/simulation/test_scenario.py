@@ -253,8 +253,8 @@ def test_sweeps_make_one_case_per_value() -> None:
 def test_systems_are_named_by_what_they_are_given() -> None:
     """A label wins; options stand behind the name."""
     slow = {"name": "serve-app", "network_s": 0.02, "label": "slow"}
-    found = parsed(document(systems=["serve-app", slow, {"policy": "eager", "hedge_share": 0.5}])).file.systems
-    assert [system.title for system in found] == ["serve-app", "slow", "serve-app (hedge_share 0.5, policy eager)"]
+    found = parsed(document(systems=["serve-app", slow, {"policy": "eager", "bundle_timeout_s": 5.0}])).file.systems
+    assert [system.title for system in found] == ["serve-app", "slow", "serve-app (bundle_timeout_s 5, policy eager)"]
     assert found[1].options() == {"network_s": 0.02}
     assert isinstance(found[2].make()(), ServeApp)
 

@@ -220,8 +220,8 @@ FAULTS = [
         document(systems=["serveapp"]), "systems[0]: unknown system 'serveapp'; did you mean serve-app?", id="system"
     ),
     pytest.param(
-        document(systems=[{"name": "serve-app", "hedges": 1}]),
-        "systems[0].hedges: unknown key; did you mean hedge_share?",
+        document(systems=[{"name": "serve-app", "spreads": 1}]),
+        "systems[0].spreads: unknown key; did you mean spread?",
         id="option of a system",
     ),
     pytest.param(
@@ -230,8 +230,8 @@ FAULTS = [
         id="value of an option",
     ),
     pytest.param(
-        document(systems=[{"hedge_share": -1.0}]),
-        "systems[0].hedge_share: must be at least 0, got -1.0",
+        document(systems=[{"network_s": -1.0}]),
+        "systems[0].network_s: must be at least 0, got -1.0",
         id="value below its least",
     ),
     pytest.param(

@@ -115,7 +115,6 @@ async def test_a_stopped_replica_s_work_is_done_elsewhere_and_it_returns() -> No
         assert await fleet.news.get() == ("silent", "a")
         page = _page(fleet)
         assert (page["serve_app_replicas_silent"], page["serve_app_silences_total"]) == (1.0, 1.0)
-        assert page["serve_app_hedges_total"] == page["serve_app_hedges_won_total"] >= 1.0
         fleet.send_signal("a", signal.SIGCONT)
         assert await fleet.news.get() == ("responsive", "a")
         assert fleet.dispatcher.scheduler.usable(MODEL) == 2

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, create_model
 
 from serve_app.config.problems import nearest, short_repr, validation_error
-from serve_app.config.values import Delay, Section, Share
+from serve_app.config.values import Delay, Section
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.run import MakeSystem
 
@@ -56,7 +56,6 @@ _OPTIONS: Final[dict[str, Any]] = {
     for key, parameter in inspect.signature(ServeApp, eval_str=True).parameters.items()
 }
 _OPTIONS["policy"] = (Literal["auto", "eager"] | None, None)
-_OPTIONS["hedge_share"] = (Share, _OPTIONS["hedge_share"][1])
 _OPTIONS["network_s"] = (Delay | None, None)
 _Section: type[SystemConfig] = create_model(f"{OURS}-config", __base__=SystemConfig, **_OPTIONS)
 
