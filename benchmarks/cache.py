@@ -23,7 +23,7 @@ from benchmarks.machine import Machine
 from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
 from benchmarks.session import ending_in_order, measuring, steps
 
-_COSTS = ("request", "no cache", "miss", "hit", "hit in Redis", "lowest to highest hit")
+_COSTS = ("request", "no cache", "miss", "hit", "lowest to highest hit")
 _LOADS = ("model", "requests", "found", "answers/s", "lowest to highest", "p50 / p99, ms", "server's CPU each, us")
 
 
@@ -68,7 +68,7 @@ def render(report: Report) -> str:
             "",
             "Microseconds of the processor per request, threads included, as in `benchmarks.request_path`: without the",
             "HTTP server, and without the way to the replica and its work, which hits spare as well. Requests differ;",
-            "a miss stores its answer, and another makes room for it. What Redis' own process takes is not in it.",
+            "a miss stores its answer, and another makes room for it.",
             "",
             table(_COSTS, [_cost_row(case, report.costs) for case in cases]),
             "",

@@ -5,12 +5,9 @@ As in `benchmarks.request_path`, but for requests that differ, and each answer t
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,10 +17,9 @@ from rich.progress import Progress
 from typing_extensions import override
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.redis_server import RedisServer
 from benchmarks.request_path import App, AsgiRequest, Case, Client, Replica, as_the_router_collects, bare, make_app
 from benchmarks.wires import WIRES, Answer
-from serve_app.domain.settings import CacheSettings, RedisSettings
+from serve_app.domain.settings import CacheSettings
 from serve_app.payloads import Bundle, BundleResult, Execution, Success
 from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
 from serve_app.router.dispatcher import Dispatcher
@@ -34,12 +30,12 @@ CASES = (
     Case("tiny, binary", concurrency=64, binary=True, requests=4_000),
     Case("602 KB, binary", inputs=3 * 224 * 224, concurrency=8, binary=True, requests=500),
 )
-MODES = ("off", "miss", "hit", "Redis")
-"""No cache; what is kept makes room before it is asked for again; found in the process; found in Redis."""
+MODES = ("off", "miss", "hit")
+"""No cache; what is kept makes room before it is asked for again; found."""
 
 _SEED = 11
 _MODEL = "tiny"
-_BYTES = {"miss": 8 * 2**10, "hit": 64 * 2**20, "Redis": 1}
+_BYTES = {"miss": 8 * 2**10, "hit": 64 * 2**20}
 """Memory of the cache. Of answers of about 1 KB, the first holds fewer than there are requests, and the last none."""
 _ASK_EVERY_S = 0.002
 _UP_WITHIN_S = 20.0
@@ -116,20 +112,18 @@ def measure(repetitions: int, progress: Progress, cases: Sequence[Case] = CASES)
     runs: dict[tuple[str, str], list[tuple[float, float]]] = {
         (case.title, mode): [] for case in cases for mode in MODES
     }
-    with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder)) as redis:
-        for case in cases:
-            traffic = _Traffic.of(case)
-            uvloop.run(_fill(case, traffic, redis.url))
-            for repetition in range(repetitions):
-                for mode in MODES if repetition % 2 == 0 else reversed(MODES):
-                    runs[case.title, mode].append(uvloop.run(_measure(case, mode, traffic, redis.url)))
-                    progress.advance(task)
+    for case in cases:
+        traffic = _Traffic.of(case)
+        for repetition in range(repetitions):
+            for mode in MODES if repetition % 2 == 0 else reversed(MODES):
+                runs[case.title, mode].append(uvloop.run(_measure(case, mode, traffic)))
+                progress.advance(task)
     return [_medians(case, mode, found) for (case, mode), found in runs.items()]
 
 
-async def _measure(case: Case, mode: str, traffic: _Traffic, url: str) -> tuple[float, float]:
+async def _measure(case: Case, mode: str, traffic: _Traffic) -> tuple[float, float]:
     """One repetition: microseconds per request, and those of an application that only answers."""
-    async with _serving(case, mode, url) as (app, cache):
+    async with _serving(case, mode) as (app, cache):
         client = Client(case, traffic.requests)
         await traffic.check(app, case)
         await client.run(app, len(traffic.requests))
@@ -144,47 +138,19 @@ async def _measure(case: Case, mode: str, traffic: _Traffic, url: str) -> tuple[
     return us - bare_us, bare_us
 
 
-async def _fill(case: Case, traffic: _Traffic, url: str) -> None:
-    """Have Redis keep the answers to all requests."""
-    async with _serving(case, "hit", url, redis=True) as (app, cache):
-        assert cache is not None
-        await traffic.check(app, case)
-        await _until(lambda: cache.status()["redis"]["unwritten_bytes"] == 0)
-
-
 @asynccontextmanager
-async def _serving(
-    case: Case, mode: str, url: str, *, redis: bool = False
-) -> AsyncIterator[tuple[App, ResponseCache | None]]:
+async def _serving(case: Case, mode: str) -> AsyncIterator[tuple[App, Any]]:
     """A router whose cache is in this state."""
     made: list[ResponseCache] = []
-    settings = RedisSettings(url, read_s=10.0, write_s=10.0)  # what is late is no hit
 
     def make_cache(dispatcher: Dispatcher, metrics: RouterMetrics) -> ResponseCache:
-        shared = settings if redis or mode == "Redis" else None
-        made.append(ResponseCache(CacheSettings(redis=shared), dispatcher, metrics))
+        made.append(ResponseCache(CacheSettings(), dispatcher, metrics))
         return made[0]
 
     off = mode == "off"
     kept = None if off else ModelCacheSettings(3600.0, _BYTES[mode], {"": case.title})
     app, _ = make_app(case, _Echo(case.outputs), None if off else make_cache, kept)
-    cache = made[0] if made else None
-    if cache is None:
-        yield app, None
-        return
-    cache.start()
-    try:
-        await _until(lambda: cache.status().get("redis", {"up": True})["up"])
-        yield app, cache
-    finally:
-        await cache.close()
-
-
-async def _until(holds: Any) -> None:
-    """Wait for what happens between tasks of the cache, of which nothing tells."""
-    async with asyncio.timeout(_UP_WITHIN_S):
-        while not holds():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(_ASK_EVERY_S)
+    yield app, made[0] if made else None
 
 
 def _counts(cache: ResponseCache | None) -> dict[str, int]:

@@ -211,7 +211,7 @@ def _server(
     models = Models(dispatcher.scheduler, cache)
     models.add(model)
     inference = RouterInference(models, dispatcher, metrics)
-    return inference, RouterAdministration(models, inference, dispatcher, metrics, page, cache=cache)
+    return inference, RouterAdministration(models, inference, dispatcher, metrics, page)
 
 
 def _breaker() -> dict[str, Any]:

@@ -161,7 +161,7 @@ def serve(
 
     models = Models(dispatcher.scheduler, caches)
     inference = RouterInference(models, dispatcher, metrics, traces)
-    administration = RouterAdministration(models, inference, dispatcher, metrics, page, cache=caches)
+    administration = RouterAdministration(models, inference, dispatcher, metrics, page)
     scheduling = ModelScheduling(info.name, max_rows=info.max_rows, slo_s=1.0)
     models.add(RoutedModel(info=info, scheduling=scheduling, processor=processor, on_demand=on_demand, cache=cache))
     return Serving(models, inference, administration)

@@ -135,8 +135,6 @@ class AppArgs(Section):
             for number, model in enumerate(self.models)
             if model.resources.memory_per_row is not None and model.name not in limited
         )
-        if self.router.cache.redis is not None and not any(model.caches for model in self.models):
-            faults.append((("router", "cache", "redis"), "counts for nothing unless a model has a cache"))
         if faults:
             raise validation_error(faults)
         return self
@@ -189,11 +187,8 @@ class AppArgs(Section):
         Args:
             environ: Environment variables; by default those of this process.
         """
-        cache, jobs = self.router.cache.redis, self.router.jobs
-        problems = () if cache is None else cache.problems(environ)
-        if jobs is not None and jobs.redis is not None:
-            problems += jobs.redis.problems(environ, "args.router.jobs.redis")
-        return problems
+        jobs = self.router.jobs
+        return () if jobs is None or jobs.redis is None else jobs.redis.problems(environ)
 
     def class_settings(self) -> Mapping[Priority, ClassSettings]:
         """Limits of every class, for the scheduler of one router process."""
@@ -208,22 +203,14 @@ class AppArgs(Section):
         weights = (group.weights[model.name] for group in self.device_groups if model.name in group.weights)
         return replace(model.scheduling(), weight=next(weights, 1.0))
 
-    def cache_settings(self, environ: Mapping[str, str] | None = None) -> CacheSettings:
-        """What the response caches of one router process share.
-
-        Args:
-            environ: Environment variables; by default those of this process.
-
-        Raises:
-            ConfigError: Redis' password is not where it should be.
-        """
-        router, redis = self.router, self.router.cache.redis
+    def cache_settings(self) -> CacheSettings:
+        """Bounds that the response caches of one router process share."""
+        router = self.router
         return CacheSettings(
             max_followers=router.cache.max_waiting,
             follower_bytes=int(router.cache.waiting_bytes),
             offload_above=int(router.transport.offload_above),
             threads=router.transport.decode_threads,
-            redis=None if redis is None else redis.settings(environ),
         )
 
     def groups(self) -> tuple[DeviceGroup, ...]:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from serve_app.config.cache import RedisConfig
 from serve_app.config.problems import Location, short_repr, validation_error
+from serve_app.config.redis import RedisConfig
 from serve_app.config.values import Positive, Seconds, Section, Size
 
 _HOST = re.compile(r"(?=.{1,253}(:|$))[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[1-9][0-9]{0,4})?")

@@ -50,7 +50,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """Where the server is, and how patient to be with it.
+    """A Redis server.
 
     Attributes:
         url: ``redis://``, ``rediss://`` or ``unix://``, without a password.
@@ -58,11 +58,7 @@ class RedisSettings:
         password: Its password; ``None`` where the server asks for none.
         ca_file: Certificates to check a ``rediss://`` server by; ``None`` for the system's.
         prefix: Of every key.
-        read_s: How long a request waits for the server.
-        write_s: How long a write, or a new connection, may take in the background.
-        retry_s: Time between two attempts at a server that is down; doubles up to ``max_retry_s``.
-        max_retry_s: Longest time between two attempts.
-        write_bytes: Most bytes that wait to be written.
+        write_s: How long a new connection may take.
     """
 
     url: str
@@ -70,11 +66,7 @@ class RedisSettings:
     password: str | None = field(default=None, repr=False)
     ca_file: str | None = None
     prefix: str = "serve-app:"
-    read_s: float = 0.02
     write_s: float = 1.0
-    retry_s: float = 0.5
-    max_retry_s: float = 10.0
-    write_bytes: int = 32 * 2**20
 
     @property
     def place(self) -> str:
@@ -91,14 +83,12 @@ class CacheSettings(NamedTuple):
         follower_bytes: Most bytes that these hold, and likewise those that wait to be hashed.
         offload_above: Requests of more bytes are hashed in a thread.
         threads: Most that are at once.
-        redis: A server behind the memory of the process; ``None`` for none.
     """
 
     max_followers: int = 256
     follower_bytes: int = 64 * 2**20
     offload_above: int = 256 * 2**10
     threads: int = 2
-    redis: RedisSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from serve_app.domain.service import Inference, Loaded, unknown_model
 from serve_app.domain.traffic import Table, TableChange, Traffic, described, newest_last
 from serve_app.errors import InvalidRequest, Unsupported
-from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.models import Models
 from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
@@ -38,7 +37,6 @@ class RouterAdministration:
         metrics: What the dispatcher's observer counted.
         metrics_page: Renders the metrics of all routers.
         peer_statistics: Asks every other router for the statistics of its models, by name; ``None``: there are none.
-        cache: Shown by the status.
         repository: Loads and unloads models; ``None``: they stay as they are.
         load_faults: By member of a pool, why its last load failed.
     """
@@ -51,7 +49,6 @@ class RouterAdministration:
         metrics: RouterMetrics,
         metrics_page: Callable[[], Awaitable[str]],
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
-        cache: ResponseCache | None = None,
         repository: Loading | None = None,
         load_faults: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -62,7 +59,6 @@ class RouterAdministration:
         self._metrics = metrics
         self._metrics_page = metrics_page
         self._peer_statistics = peer_statistics or _no_peers
-        self._cache = cache
         self._repository = repository
         self._load_faults = load_faults
         self._more_status: dict[str, Callable[[], Any]] = {}
@@ -182,7 +178,7 @@ class RouterAdministration:
             ``understood`` is what was read from a model's folder, and where: `serve_app.domain.facts.Fact`.
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``; ``compute``
             what one of them computes with: ``threads``, ``instances`` and the ``reason``. ``cache``
-            of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
+            of a model that has one is `ModelCache.status`.
             ``jobs`` is there where there are jobs; see `serve_app.jobs.jobs.Jobs.status`.
             Each of several versions of a model is shown by itself, and ``traffic`` shows how requests are spread over
             them, by model.
@@ -190,11 +186,9 @@ class RouterAdministration:
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
         several = self._models.tables.models
         faults = {**self._load_faults, **self._models.faults}
-        shared = {} if self._cache is None else self._cache.status()
         return {
             "ready": self.ready(),
             **({"pools": self._scheduler.pools()} if self._scheduler.has_pools else {}),
-            **({"cache": shared} if shared else {}),
             **{name: read() for name, read in self._more_status.items()},
             **({"traffic": {name: self.traffic(name) for name in several}} if several else {}),
             "models": {

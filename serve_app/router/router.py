@@ -157,7 +157,6 @@ class Router:
         )
         self._links = Links(ties, self._arena, self._on_link, watch)
         self._cache = ResponseCache(settings.caches, self._dispatcher, self.metrics)
-        self._cache.start()
         file = settings.log_file
         self._log_lines = None if file is None else LineWriter(file.path, file.max_bytes, file.backups)
         self._log = None
@@ -185,7 +184,6 @@ class Router:
             self.metrics,
             self._metrics_page,
             None if peers is None else peers.statistics,
-            self._cache,
             loading,
             self._pools.faults,
         )
@@ -663,7 +661,6 @@ class Router:
         self._pools.close()
         if self._arena is not None:
             self._arena.close()
-        await self._cache.close()
         if self._log_lines is not None:
             await asyncio.to_thread(self._log_lines.close)
 

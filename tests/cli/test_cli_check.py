@@ -141,9 +141,9 @@ def test_what_is_said_of_a_backend_is_checked_without_the_models(tmp_path: Path,
 def test_files_of_redis_are_looked_for_with_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A router without its password would not start."""
     monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))
-    redis = "router: {cache: {redis: {url: 'redis://h', password_file: secret}}}"
+    redis = "router: {jobs: {redis: {url: 'redis://h', password_file: secret}}}"
     text = VALID.replace("      models:", f"      {redis}\n      models:").replace("digits}", "digits, cache: {}}")
-    line = f"args.router.cache.redis.password_file: {tmp_path}/secret: cannot be read: No such file or directory"
+    line = f"args.router.jobs.redis.password_file: {tmp_path}/secret: cannot be read: No such file or directory"
 
     assert line in validate(tmp_path / "a.yaml", text)[1]
     assert validate(tmp_path / "a.yaml", text, "--no-models")[0] == 0

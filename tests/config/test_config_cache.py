@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from api.authority import Authority
 
 from serve_app.config import AppArgs, parse_args
 from serve_app.errors import ConfigError
@@ -39,89 +37,4 @@ def test_values_reach_the_runtime() -> None:
     config = parse({"max_waiting": 7}, {**CACHED, "cache": {"ttl_s": 2, "max_bytes": "1KiB"}})
     settings = config.cache_settings()
     assert settings.max_followers == 7
-    assert settings.redis is None
     assert config.budget().in_flight["waiting for the same request"] == 7
-
-
-@pytest.mark.parametrize(
-    ("redis", "message"),
-    [
-        ({"url": "http://a"}, "redis.url: must be redis://host:port/db"),
-        ({"url": "redis://"}, "redis.url: must be redis://host:port/db"),
-        ({"url": "redis://h:port"}, "redis.url: must be redis://host:port/db"),
-        ({"url": "redis://:hunter2@h"}, "redis.url: must not hold a user or a password"),
-        ({"url": "redis://h?password=hunter2"}, "redis.url: must not hold a user or a password"),
-        ({"url": "redis://h?username=me"}, "redis.url: must not hold a user or a password"),
-        ({"url": "redis://h?socket_timeout=1"}, "redis.url: must not hold options"),
-        ({"url": "unix:///s?db=one"}, "redis.url: must not hold options"),
-        ({"url": "redis://h", "password": "hunter2"}, "redis.password: unknown key; did you mean"),
-        ({"url": "redis://h", "password_file": "a", "password_variable": "B"}, "not both"),
-        ({"url": "redis://h", "ca_file": "a"}, "counts for nothing unless url begins with rediss://"),
-        ({"url": "redis://h", "read_ms": 0}, "redis.read_ms: must be more than 0"),
-    ],
-)
-def test_faults_are_told_in_words_and_without_secrets(redis: Any, message: str) -> None:
-    """Where they are, and what to write instead."""
-    told = faults(cache={"redis": redis})
-    assert message in told
-    assert "hunter2" not in told
-
-
-def test_a_server_for_nobody_is_a_fault() -> None:
-    """It would look as if something were cached."""
-    told = faults(cache={"redis": {"url": "redis://h"}}, model={"name": "m", "path": "m"})
-    assert told == "args.router.cache.redis: counts for nothing unless a model has a cache"
-
-
-def test_passwords_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
-    """Of the router; without them it does not start."""
-    secret = tmp_path / "secret"
-    secret.write_text("hunter2\n")
-    for given in ({"password_variable": "SECRET"}, {"password_file": str(secret)}):
-        settings = parse({"redis": {"url": "rediss://h:1/2", **given}}).cache_settings({"SECRET": "hunter2"})
-        assert settings.redis is not None
-        assert settings.redis.password == "hunter2"
-        assert "hunter2" not in repr(settings)
-    for given, message in (
-        ({"password_variable": "SECRET"}, "password_variable: 'SECRET' is not set"),
-        ({"password_file": str(tmp_path / "none")}, "cannot be read"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            parse({"redis": {"url": "redis://h", **given}}).cache_settings({})
-
-
-def test_files_of_redis_are_found_from_home_and_looked_for(tmp_path: Path) -> None:
-    """As models are; what is wrong with them is told before the start, and nothing of what stands in them."""
-    environ = {"SERVE_APP_HOME": str(tmp_path)}
-    config = parse({"redis": {"url": "rediss://h", "password_file": "secret", "ca_file": "ca.pem"}})
-    secret, authority = tmp_path / "secret", tmp_path / "ca.pem"
-    place = "args.router.cache.redis"
-    assert config.redis_problems(environ) == (
-        f"{place}.password_file: {secret}: cannot be read: No such file or directory",
-        f"{place}.ca_file: {authority}: cannot be read: No such file or directory",
-    )
-    secret.write_bytes(b"\xffhunter2")
-    authority.write_text("hunter2")
-    assert config.redis_problems(environ) == (
-        f"{place}.password_file: {secret}: is not text in UTF-8",
-        f"{place}.ca_file: {authority}: holds no certificates in PEM",
-    )
-    secret.write_text("hunter2\n")
-    Authority(tmp_path / "authority").ca_file.replace(authority)
-    assert config.redis_problems(environ) == ()
-    settings = config.cache_settings(environ)
-    assert settings.redis is not None
-    assert (settings.redis.password, settings.redis.ca_file) == ("hunter2", str(authority))
-
-
-def test_a_variable_is_the_routers_own() -> None:
-    """Whoever checks a file need not have it."""
-    assert parse({"redis": {"url": "redis://h", "password_variable": "SECRET"}}).redis_problems({}) == ()
-    assert parse().redis_problems({}) == ()
-
-
-def test_a_socket_has_its_database_in_the_query() -> None:
-    """There is no other place for it."""
-    settings = parse({"redis": {"url": "unix:///run/redis.sock?db=1"}}).cache_settings({})
-    assert settings.redis is not None
-    assert settings.redis.url == "unix:///run/redis.sock?db=1"

@@ -19,10 +19,9 @@ from serve_app.domain.settings import CacheSettings
 from serve_app.errors import DeadlineExceeded, ServeAppError
 from serve_app.payloads import Payload
 from serve_app.router.cache.key import CacheKeys
-from serve_app.router.cache.metrics import CacheMetrics, RedisMetrics
-from serve_app.router.cache.redis import RedisCache
+from serve_app.router.cache.metrics import CacheMetrics
 from serve_app.router.cache.single_flight import Caller, Lead, SingleFlight, is_plain
-from serve_app.router.cache.store import CacheStore, held_bytes
+from serve_app.router.cache.store import CacheStore
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.telemetry.metrics import RouterMetrics
@@ -66,9 +65,6 @@ class ResponseCache:
         self._clock = dispatcher.now
         self._metrics = metrics
         self._counts: CacheMetrics | None = None
-        self._redis: RedisCache | None = None
-        if settings.redis is not None:
-            self._redis = RedisCache(settings.redis, RedisMetrics(metrics.registry))
         self._flights = SingleFlight(dispatcher.end_early, settings.max_followers, settings.follower_bytes)
         self._hashing = Hashing(settings.offload_above, settings.threads, settings.follower_bytes)
         self._models: dict[str, ModelCache] = {}
@@ -79,9 +75,7 @@ class ResponseCache:
         if self._counts is None:
             self._counts = CacheMetrics(self._metrics.names)
             self._counts.register(self._metrics.registry, self._stores)
-        cache = ModelCache(
-            model, settings, self._clock, self._flights, self._hashing, self._metrics, self._counts, self._redis
-        )
+        cache = ModelCache(model, settings, self._clock, self._flights, self._hashing, self._metrics, self._counts)
         self._models[model], self._stores[model] = cache, cache.store
         return cache
 
@@ -96,16 +90,6 @@ class ResponseCache:
         if self._counts is not None and model not in self._models:
             self._counts.answers.forget(model)
 
-    def start(self) -> None:
-        """Connect to Redis, in the background."""
-        if self._redis is not None:
-            self._redis.start()
-
-    async def close(self) -> None:
-        """Disconnect."""
-        if self._redis is not None:
-            await self._redis.close()
-
     def of(self, model: str) -> ModelCache | None:
         """The cache of a model, ``None`` where it has none."""
         return self._models.get(model)
@@ -114,10 +98,6 @@ class ResponseCache:
         """Take note of what the replicas of a model that are within reach say that they run."""
         if (cache := self._models.get(model)) is not None:
             cache.trusted = all(running == cache.identities for running in identities)
-
-    def status(self) -> dict[str, Any]:
-        """The state of Redis, JSON-able; empty without."""
-        return {} if self._redis is None else {"redis": self._redis.status()}
 
 
 class ModelCache:
@@ -139,7 +119,6 @@ class ModelCache:
         hashing: Hashing,
         metrics: RouterMetrics,
         counts: CacheMetrics,
-        redis: RedisCache | None,
     ) -> None:
         self._model = model
         self._ttl_s = settings.ttl_s
@@ -151,13 +130,12 @@ class ModelCache:
         self._flights = flights
         self._hashing = hashing
         self._metrics = metrics
-        self._redis = redis
         self._counts = {result: counts.answers.of(model, result) for result in ("hit", "miss", "shared")}
         self.store = CacheStore(settings.max_bytes, clock)
         self.trusted = True
 
     def forget(self, variant: str) -> None:
-        """Use nothing again of what was kept of a variant, here and in Redis: its requests shared runs until now.
+        """Use nothing again of what was kept of a variant: its requests shared runs until now.
 
         What is being executed is answered, and not kept for others.
         """
@@ -217,11 +195,6 @@ class ModelCache:
             error.counted = True
 
     async def _lead(self, request: _Request, lead: Lead) -> Answer:
-        if lead.early is None and self._redis is not None:
-            found = await self._redis.get(request.key, request.caller.deadline - self._clock())
-            if found is not None:
-                value = self.store.put(request.key, found.value, min(found.ttl_s, self._ttl_s))
-                return self._hit(value, request.options.variant)
         return lead.early or await self._execute(request, lead)
 
     async def _execute(self, request: _Request, lead: Lead | None) -> Answer:
@@ -238,9 +211,7 @@ class ModelCache:
             return answer
         ended = self._clock()
         if trusted and self.trusted and is_plain(answer, options.variant):
-            value = self.store.put(key, answer.value, self._ttl_s)
-            if self._redis is not None and value is not answer.value:
-                self._redis.put(key, value, held_bytes(value), self._ttl_s)
+            self.store.put(key, answer.value, self._ttl_s)
         self._metrics.cache_missed(self._model, began - caller.arrival + self._clock() - ended)
         return replace(answer, cache="miss")
 

@@ -1,4 +1,4 @@
-"""A Redis server behind TLS: it is used if its certificate is right, and never otherwise."""
+"""A store of jobs in a Redis server behind TLS: it is used if its certificate is right, and never otherwise."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from api.authority import Authority
-from prometheus_client import CollectorRegistry
 
 from benchmarks.redis_server import RedisServer
+from serve_app.access.guard import wall_clock
 from serve_app.domain.settings import RedisSettings
-from serve_app.router.cache.metrics import RedisMetrics
-from serve_app.router.cache.redis import RedisCache
-
-KEY = b"\x01" * 32
-VALUE = {"y": np.arange(300_000, dtype="f4")}  # many TLS records
+from serve_app.errors import StoreUnavailable
+from serve_app.jobs.redis import RedisStore
 
 
 @pytest.fixture
@@ -59,23 +55,9 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-@asynccontextmanager
-async def cache_in(url: str, **settings: Any) -> AsyncIterator[RedisCache]:
-    """A cache in the server at this URL, as patient as a busy machine asks for."""
-    given: dict[str, Any] = {"read_s": 20.0, "write_s": 20.0, "retry_s": 0.01, "max_retry_s": 0.02, **settings}
-    cache = RedisCache(RedisSettings(url, **given), RedisMetrics(CollectorRegistry()))
-    cache.start()
-    try:
-        yield cache
-    finally:
-        await cache.close()
-
-
-async def until(cache: RedisCache, told: str) -> None:
-    """Wait until its state says this."""
-    async with asyncio.timeout(20):
-        while told not in str(cache.status()):  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.002)
+def store_at(url: str, **settings: Any) -> RedisStore:
+    """A store in the server at this URL."""
+    return RedisStore(RedisSettings(url, password="secret", write_s=20.0, **settings), wall_clock)
 
 
 def context(authority: Authority, *names: str) -> ssl.SSLContext:
@@ -85,32 +67,27 @@ def context(authority: Authority, *names: str) -> ssl.SSLContext:
     return made
 
 
-async def test_answers_go_by_tls_and_come_back(tmp_path: Path, authority: Authority) -> None:
+async def test_a_store_is_used_over_tls(tmp_path: Path, authority: Authority) -> None:
     """With the authority named in the settings, and a password."""
-    trusted = {"ca_file": str(authority.ca_file), "password": "secret"}
     with RedisServer(tmp_path, "--requirepass", "secret") as server:
-        async with behind_tls(server, context(authority, "127.0.0.1")) as url, cache_in(url, **trusted) as cache:
-            await until(cache, "'up': True")
-            cache.put(KEY, VALUE, VALUE["y"].nbytes, 60.0)
-            await until(cache, "'unwritten_bytes': 0")
-            found = await cache.get(KEY, 20.0)
-            assert found is not None
-            np.testing.assert_array_equal(found.value["y"], VALUE["y"])
+        async with behind_tls(server, context(authority, "127.0.0.1")) as url:
+            store = store_at(url, ca_file=str(authority.ca_file))
+            await store.open()
+            assert await store.job("none") is None
+            await store.close()
 
 
 @pytest.mark.parametrize(
-    ("name", "known"), [("127.0.0.1", False), ("cache.example", True)], ids=["unknown-authority", "other-name"]
+    ("name", "known"), [("127.0.0.1", False), ("jobs.example", True)], ids=["unknown-authority", "other-name"]
 )
 async def test_a_server_that_cannot_prove_who_it_is_gets_nothing(
     tmp_path: Path, authority: Authority, name: str, known: bool
 ) -> None:
-    """Neither the password nor a question; the status says why."""
+    """Neither the password nor a question."""
     trusted = {"ca_file": str(authority.ca_file)} if known else {}
     with RedisServer(tmp_path, "--requirepass", "secret") as server:
-        async with (
-            behind_tls(server, context(authority, name)) as url,
-            cache_in(url, password="secret", **trusted) as cache,
-        ):
-            await until(cache, "certificate verify failed")
-            assert not cache.up
-            assert await cache.get(KEY, 20.0) is None
+        async with behind_tls(server, context(authority, name)) as url:
+            store = store_at(url, **trusted)
+            with pytest.raises(StoreUnavailable):
+                await store.job("none")
+            await store.close()
