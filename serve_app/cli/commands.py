@@ -264,7 +264,7 @@ def graph(
         str | None, typer.Option(help="Which pipeline, where CONFIG has several.", show_default=False)
     ] = None,
 ) -> None:
-    """Draw a pipeline of CONFIG as SVG."""
+    """Draw a pipeline of CONFIG as a Mermaid flowchart."""
     from serve_app.cli.graph import drawn_pipeline  # noqa: PLC0415 - brings backends
 
     try:

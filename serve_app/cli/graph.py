@@ -1,10 +1,10 @@
-"""``serve-app graph``: a pipeline of a configuration as a picture."""
+"""``serve-app graph``: a pipeline of a configuration as a flowchart."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from serve_app.api.pipeline_picture import draw
+from serve_app.api.pipeline_chart import draw
 from serve_app.composition import describe_models, expand_pools, read_args, with_versions
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.config import load_file
@@ -19,7 +19,7 @@ def drawn_pipeline(path: Path, name: str | None = None) -> str:
         name: Which pipeline; ``None``: the only one.
 
     Returns:
-        SVG.
+        A Mermaid flowchart.
 
     Raises:
         ConfigError: The file is wrong, has no such pipeline, or several and none is named.

@@ -21,11 +21,11 @@ def run(*args: str) -> tuple[int, str, str]:
 
 def test_it_draws_the_only_pipeline(tmp_path: Path) -> None:
     """To standard output, or into a file."""
-    code, picture, _ = run("graph", str(DEMO))
-    assert (code, picture.startswith("<svg "), "same-digit" in picture) == (0, True, True)
-    assert run("graph", str(DEMO), "-o", str(tmp_path / "p.svg")) == (0, f"wrote {tmp_path}/p.svg\n", "")
-    assert (tmp_path / "p.svg").read_text("utf-8") == picture
-    assert (ROOT / "docs" / "pipelines.svg").read_text("utf-8") == picture  # what docs/pipelines.md shows
+    code, chart, _ = run("graph", str(DEMO))
+    assert (code, chart.startswith("flowchart LR\n")) == (0, True)
+    assert run("graph", str(DEMO), "-o", str(tmp_path / "p.mmd")) == (0, f"wrote {tmp_path}/p.mmd\n", "")
+    assert (tmp_path / "p.mmd").read_text("utf-8") == chart
+    assert f"```mermaid\n{chart}```" in (ROOT / "docs" / "pipelines.md").read_text("utf-8")
 
 
 def test_what_cannot_be_drawn_is_told(tmp_path: Path) -> None:

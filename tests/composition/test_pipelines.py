@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import onnx_models
 import pytest
 from local_server import make_tokenizer
 
-from serve_app.api.pipeline_picture import draw
+from serve_app.api.pipeline_chart import draw
 from serve_app.composition import describe_models, expand_pools, read_args, with_versions
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.domain.pipeline import ModelStep, Reference
@@ -449,8 +450,8 @@ def test_only_what_every_request_runs_is_certain(models: list[dict[str, Any]]) -
     assert plan.followers() == {"a": ("s", "b"), "b": ("s",), "s": ()}
 
 
-def test_a_picture_shows_every_step_and_its_boxes_do_not_touch(models: list[dict[str, Any]]) -> None:
-    """Names are escaped, and the case that leads to a step stands beside its line."""
+def test_a_chart_shows_every_step_and_what_leads_to_it(models: list[dict[str, Any]]) -> None:
+    """Names are escaped, and the case that leads to a step stands on its arrow."""
     info = described(
         models,
         {"name": "a", "model": "digits", "input": "picture"},
@@ -459,26 +460,21 @@ def test_a_picture_shows_every_step_and_its_boxes_do_not_touch(models: list[dict
         {"name": "j", "join": {"x": "s", "y": "a"}},
     )
     assert info.pipeline is not None
-    picture = draw(info.pipeline)
-    for said in (">a<", ">digits<", ">switch a.0.label<", ">&lt;7&gt;<", ">join<", ">picture<", ">out<"):
-        assert said in picture
-    boxes = _boxes(picture)
-    assert len(boxes) == 7
-    for at, (x, y, width, height) in enumerate(boxes):
-        for other_x, other_y, other_width, other_height in boxes[:at]:
-            apart = x >= other_x + other_width or other_x >= x + width
-            assert apart or y >= other_y + other_height or other_y >= y + height
-
-
-def _boxes(picture: str) -> list[tuple[float, float, float, float]]:
-    """Left, top, width and height of each box of a picture."""
-    found = []
-    for line in picture.splitlines():
-        if line.startswith("<rect"):
-            said = dict(part.split("=", 1) for part in line[5 : line.index("/>")].split() if "=" in part)
-            x, y, width, height = (float(said[key].strip('"')) for key in ("x", "y", "width", "height"))
-            found.append((x, y, width, height))
-    return found
+    chart = draw(info.pipeline).splitlines()
+    assert chart[0] == "flowchart LR"
+    ids = {line.split('"')[1].split("<br>")[0]: re.split(r"\W", line.strip())[0] for line in chart[1:8]}
+    assert {"a", "b", "s", "j", "picture", "text", "out"} == ids.keys()
+    assert f'  {ids["s"]}{{{{"s<br>switch a.0.label"}}}}' in chart
+    for before, arrow, after in (
+        ("picture", "-->", "a"),
+        ("text", "-->", "b"),
+        ("a", "-->", "s"),
+        ("b", '-. "#lt;7#gt;" .->', "s"),
+        ("s", "-->", "j"),
+        ("a", "-->", "j"),
+        ("j", "-->", "out"),
+    ):
+        assert f"  {ids[before]} {arrow} {ids[after]}" in chart
 
 
 def test_a_member_of_a_pool_may_not_be_called_as_a_pipeline(models: list[dict[str, Any]], tmp_path: Path) -> None:

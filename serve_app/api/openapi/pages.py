@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 
 from serve_app.api.gateway import Gateway
 from serve_app.api.openapi.document import describe, template
-from serve_app.api.pipeline_picture import draw
+from serve_app.api.pipeline_chart import draw
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
 from serve_app.domain.service import ModelInfo
@@ -33,14 +33,15 @@ _PAGE = """\
   </head>
   <body>
     <div id="page" data-description="{root}/openapi.json"></div>
-{pictures}    <script src="{docs}/swagger-ui-bundle.js"></script>
+{charts}    <script src="{docs}/swagger-ui-bundle.js"></script>
     <script src="{docs}/start.js"></script>
   </body>
 </html>
 """
-_PICTURE = """\
+_CHART = """\
     <h3>{name}</h3>
-{picture}"""
+    <pre class="mermaid">{chart}</pre>
+"""
 # This Swagger UI draws OpenAPI 3.0 and refuses to look at 3.1. What is used of 3.1 here it draws all the same.
 _SCRIPT = """\
 window.addEventListener("load", async () => {
@@ -99,12 +100,12 @@ class _Pages:
 
     async def page(self, request: Request) -> Response:
         root = escape(request.scope.get("root_path", ""))
-        pictures = "".join(
-            _PICTURE.format(name=escape(info.name), picture=draw(info.pipeline))
+        charts = "".join(
+            _CHART.format(name=escape(info.name), chart=escape(draw(info.pipeline)))
             for info in self._gateway.inference.models.values()
             if info.pipeline is not None
         )
-        return HTMLResponse(_PAGE.format(root=root, docs=f"{root}/docs", pictures=pictures))
+        return HTMLResponse(_PAGE.format(root=root, docs=f"{root}/docs", charts=charts))
 
     async def asset(self, request: Request) -> Response:
         name = request.path_params["asset"]

@@ -262,7 +262,7 @@ def test_where_pipelines_are_shown(pipelines: LocalServer) -> None:
     metrics = httpx.get(f"{pipelines.url}/metrics").text
     assert 'serve_app_pipeline_requests_total{outcome="ok",pipeline="twice",priority="normal"}' in metrics
     assert 'serve_app_pipeline_step_seconds_count{pipeline="twice",step="second"}' in metrics
-    assert "<title>twice</title>" in httpx.get(f"{pipelines.url}/docs").text
+    assert "<h3>twice</h3>" in httpx.get(f"{pipelines.url}/docs").text
     examples = httpx.get(f"{pipelines.url}/openapi.json").json()["paths"]["/v1/models/{model}/predict"]
     example = examples["post"]["requestBody"]["content"]["application/json"]["examples"]["twice"]["value"]
     assert predict(pipelines, "twice", json=example).status_code == 200
