@@ -1,7 +1,7 @@
-"""A pipeline as a picture: inputs on the left, outputs on the right, each step to the right of what it needs.
+"""Draws a pipeline: inputs left, outputs right, each step right of its inputs.
 
-A layered drawing (Sugiyama, Tagawa and Toda 1981): nodes are put in columns; lines that pass a column get a place in
-it; and each column is ordered by where the lines into it come from. SVG without scripts and fonts of its own.
+A layered drawing (Sugiyama, Tagawa and Toda 1981): assigns nodes to columns, gives lines a place in columns that they
+cross, and orders each column by the sources of its lines. SVG without scripts and fonts of its own.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _FILLS: Final = {"input": "#e8f0fe", "model": "#e6f4ea", "choice": "#fef7e0", "j
 
 @dataclass(slots=True)
 class _Node:
-    """A box, or the place of a line that passes a column.
+    """A box, or the place where a line crosses a column.
 
     Attributes:
-        lines: What stands in it; none in the place of a line.
-        kind: Which colour it has.
-        column: Where it is, from 0 on the left.
+        lines: Its text; empty for a line's place.
+        kind: Selects its colour.
+        column: From 0 at the left.
     """
 
     lines: tuple[str, ...]
@@ -74,7 +74,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Line:
-    """A line from a box to another, with what it passes between; ``label`` is the case that it stands for."""
+    """A line between boxes, with the places that it crosses; ``label`` names its case."""
 
     way: list[_Node]
     label: str
@@ -139,7 +139,7 @@ def _described(step: Step) -> tuple[str, str]:
 
 
 def _links(step: Step) -> Iterator[tuple[Reference, str, bool]]:
-    """What leads to a step, what stands beside that line, and whether it is only taken in one case."""
+    """The references of a step, the label of each line, and whether the line is conditional."""
     seen: set[str] = set()
     for reference in step.needs():
         if reference.name not in seen:
@@ -170,7 +170,7 @@ def _line(start: _Node, end: _Node, label: str, columns: Sequence[list[_Node]], 
 
 
 def _order(columns: Sequence[list[_Node]]) -> None:
-    """Order each column by the mean place of its neighbours, forwards and backwards in turns."""
+    """Order each column by the mean place of its neighbours, forwards and backwards alternately."""
     for column in columns:
         for place, node in enumerate(column):
             node.place = place
