@@ -1,4 +1,4 @@
-"""Settings of the response cache: of one model, of the router, and of a Redis server that routers share."""
+"""Settings of response caches: of one model, of the router, and of a shared Redis server."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ class RedisConfig(Section):
         """The values for one router process.
 
         Args:
-            environ: Environment variables; by default those of this process.
-            place: Where this stands in the configuration, for messages.
+            environ: Default: this process's.
+            place: Its place in the configuration, for messages.
 
         Raises:
-            ConfigError: The password is not where it should be; names the place.
+            ConfigError: The password is missing; names the place.
         """
         environ = os.environ if environ is None else environ
         return RedisSettings(
@@ -124,11 +124,11 @@ class RedisConfig(Section):
         )
 
     def problems(self, environ: Mapping[str, str] | None = None, place: str = _PLACE) -> tuple[str, ...]:
-        """Say what is wrong with the files of this machine, one line each. The variable is the routers' own.
+        """Find problems with the files on this machine, one line each. The password's variable is the routers' own.
 
         Args:
-            environ: Environment variables; by default those of this process.
-            place: Where this stands in the configuration.
+            environ: Default: this process's.
+            place: Its place in the configuration.
         """
         environ = os.environ if environ is None else environ
         problems: list[str] = []
