@@ -1,4 +1,4 @@
-"""``serve-app graph``: a pipeline of a configuration as a picture."""
+"""``serve-app graph``: draws a pipeline of a configuration."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from serve_app.errors import ConfigError
 
 
 def drawn_pipeline(path: Path, name: str | None = None) -> str:
-    """Draw a pipeline.
+    """Draw a pipeline as SVG.
 
     Args:
-        path: A Serve file.
-        name: Which pipeline; ``None``: the only one.
-
-    Returns:
-        SVG.
+        name: ``None``: the only one.
 
     Raises:
-        ConfigError: The file is wrong, has no such pipeline, or several and none is named.
+        ConfigError: The file is invalid, or the pipeline is unknown or ambiguous.
     """
     args = expand_pools(load_file(path, read_args).args)
     if not args.pipelines:
