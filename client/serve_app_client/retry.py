@@ -137,7 +137,7 @@ def retry_arguments(
         "retry": tenacity.retry_if_exception_type(RETRYABLE),
         "wait": wait,
         "stop": stop,
-        "before_sleep": _tell,
+        "before_sleep": _log_retry,
         "reraise": True,
     }
 
@@ -148,5 +148,5 @@ def _failure(state: tenacity.RetryCallState) -> ServeAppClientError:
     return error
 
 
-def _tell(state: tenacity.RetryCallState) -> None:
+def _log_retry(state: tenacity.RetryCallState) -> None:
     _log.debug("attempt %d failed, again in %.3f s: %s", state.attempt_number, state.upcoming_sleep, _failure(state))

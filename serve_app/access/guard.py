@@ -86,7 +86,7 @@ class Guard:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.reloads: Counter[str] = Counter(ok=0, failed=0)
         self.fault = ""
-        self._take(keys)
+        self._use_keys(keys)
 
     @property
     def number(self) -> int:
@@ -95,7 +95,7 @@ class Guard:
 
     def replace(self, keys: Iterable[Key]) -> None:
         """Replace the keys. A remaining key keeps its used rate."""
-        self._take(keys)
+        self._use_keys(keys)
         self.reloads["ok"] += 1
 
     def keep(self, fault: str) -> None:
@@ -109,7 +109,7 @@ class Guard:
             self._routers = routers
             self._limit()
 
-    def _take(self, keys: Iterable[Key]) -> None:
+    def _use_keys(self, keys: Iterable[Key]) -> None:
         self._keys, self.fault, self.loaded_at = {key.digest: key for key in keys}, "", self._wall()
         self._limit()
 

@@ -72,7 +72,7 @@ class KeyFileWatcher:
     async def poll(self) -> None:
         """Poll once."""
         try:
-            await self._take()
+            await self._apply_file()
         except ConfigError as error:
             self._failed(str(error))
         except Exception as error:  # a fault of ours; what it says may hold a part of the file
@@ -83,7 +83,7 @@ class KeyFileWatcher:
             await asyncio.sleep(self._every_s)
             await self.poll()
 
-    async def _take(self) -> None:
+    async def _apply_file(self) -> None:
         """Apply the file's keys, if equal to those of the last poll."""
         before, self._seen = self._seen, None
         content = self._seen = await asyncio.to_thread(self._file.read, self._file.path)

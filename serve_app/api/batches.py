@@ -132,7 +132,7 @@ class _Endpoints:
 
     async def file(self, request: Request) -> Response:
         name = request.path_params["file"]
-        made = await self._made(name)
+        made = await self._batch_of_file(name)
         if made is None:
             return json_response(_file(await self._jobs.file(name, self._gateway.caller)))
         job, _ = made
@@ -143,14 +143,14 @@ class _Endpoints:
 
     async def delete(self, request: Request) -> Response:
         name = request.path_params["file"]
-        if await self._made(name) is not None:
+        if await self._batch_of_file(name) is not None:
             raise InvalidRequest("file: output and error files go with their batch")
         await self._jobs.delete_file(name, self._gateway.caller)
         return json_response({"id": name, "object": "file", "deleted": True})
 
     async def content(self, request: Request) -> Response:
         name = request.path_params["file"]
-        made = await self._made(name)
+        made = await self._batch_of_file(name)
         if made is None:
             file = await self._jobs.file(name, self._gateway.caller)
             self._gateway.bodies.hold(file.nbytes)
@@ -162,7 +162,7 @@ class _Endpoints:
             return _Counted(content, self._gateway.bodies, file.nbytes)
         return StreamingResponse(self._lines(*made), media_type="application/jsonl")
 
-    async def _made(self, file: str) -> tuple[Job, frozenset[str]] | None:
+    async def _batch_of_file(self, file: str) -> tuple[Job, frozenset[str]] | None:
         """The batch that a file belongs to, with the states of its items; ``None``: it was uploaded."""
         for suffix, states in ((_OUTPUT, _DONE), (_ERRORS, _NOT_DONE)):
             batch = file.removeprefix("file-").removesuffix(suffix)

@@ -189,7 +189,7 @@ class HttpApp:
         """
         async with aclosing(self._gateway.parts(await self._gateway.read(operation, call))) as parts:
             first = await anext(parts, None)
-            headers = generate.HEADERS if first is None else [*generate.HEADERS, *_told(*first)]
+            headers = generate.HEADERS if first is None else [*generate.HEADERS, *_answer_headers(*first)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async with aclosing(self._events(first, parts, call, errors)) as events:
                 async for event in events:
@@ -318,11 +318,11 @@ def _normal(path: str) -> str:
 
 def _rendered(answer: Answer, reply: Reply) -> tuple[Headers, bytes]:
     """Headers and body of an inference answer, including how it was served."""
-    headers = [reply.content_type, (b"content-length", b"%d" % len(reply.body)), *_told(answer, reply)]
+    headers = [reply.content_type, (b"content-length", b"%d" % len(reply.body)), *_answer_headers(answer, reply)]
     return headers, reply.body
 
 
-def _told(answer: Answer, reply: Reply) -> Headers:
+def _answer_headers(answer: Answer, reply: Reply) -> Headers:
     """Headers of an answer beside those of its body."""
     headers = [_PRIORITY[answer.priority], (b"server-timing", server_timing(answer))]
     if answer.variant or answer.cache or answer.unverified or answer.version:

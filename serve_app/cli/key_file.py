@@ -110,7 +110,7 @@ def _replace(target: Path, content: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as written:
             if before is not None:
-                _give(handle, before)
+                _copy_ownership(handle, before)
             written.write(content)
             written.flush()
             os.fsync(handle)
@@ -119,7 +119,7 @@ def _replace(target: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _give(handle: int, before: os.stat_result) -> None:
+def _copy_ownership(handle: int, before: os.stat_result) -> None:
     """Give a file the owner and access of its predecessor."""
     mine = os.fstat(handle)
     if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):

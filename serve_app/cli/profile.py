@@ -130,7 +130,7 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
     start = monotonic()
     try:
         builds = read_builds(model, locations)
-        tell = partial(_tell, out)
+        tell = partial(_print_note, out)
         load_builds(model, locations, builds, backends, tell, gpu_available=gpu_available)
         memory = Memory(
             before_load_bytes=before,
@@ -234,7 +234,7 @@ def _sweep(
         )
 
 
-def _tell(out: Console, note: str) -> None:
+def _print_note(out: Console, note: str) -> None:
     out.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
 
 

@@ -134,7 +134,7 @@ class Listener:
         if self._closed:  # meanwhile
             self._server.close()
             return
-        self._sweep = loop.call_later(_POLL_INTERVAL_S, self._look)
+        self._sweep = loop.call_later(_POLL_INTERVAL_S, self._check_connections)
 
     async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
         """Close without losing a sent request.
@@ -201,8 +201,8 @@ class Listener:
         if not self._shared.connections:
             self._emptied.set()
 
-    def _look(self) -> None:
+    def _check_connections(self) -> None:
         now = self._shared.loop.time()
         for connection in tuple(self._shared.connections):
             connection.check(now)
-        self._sweep = self._shared.loop.call_later(_POLL_INTERVAL_S, self._look)
+        self._sweep = self._shared.loop.call_later(_POLL_INTERVAL_S, self._check_connections)

@@ -152,7 +152,7 @@ class Callbacks:
         for callback in due:
             host = urlsplit(callback.job.callback).netloc
             if list(self._sending.values()).count(host) < _AT_ONCE_TO_ONE:
-                task = asyncio.create_task(self._tell_safely(callback))
+                task = asyncio.create_task(self._deliver_safely(callback))
                 self._sending[task] = host
                 task.add_done_callback(self._on_sent)
             else:
@@ -164,16 +164,16 @@ class Callbacks:
         del self._sending[task]
         self._wake.set()
 
-    async def _tell_safely(self, callback: Callback) -> None:
-        """`_tell`, but a failure only delays the callback until its lease ends."""
+    async def _deliver_safely(self, callback: Callback) -> None:
+        """`_deliver`, but a failure only delays the callback until its lease ends."""
         try:
-            await self._tell(callback)
+            await self._deliver(callback)
         except StoreUnavailable as error:
             logger.warning("Callbacks wait: %s", error.message)
         except Exception:
             logger.exception("The callback of job %s waits after a failure", callback.job.id)
 
-    async def _tell(self, callback: Callback) -> None:
+    async def _deliver(self, callback: Callback) -> None:
         job, attempts = callback.job, callback.attempts + 1
         fault, final = await self._attempt(job)
         if not fault:

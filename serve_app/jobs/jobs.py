@@ -56,7 +56,7 @@ class Jobs:
     def start(self, run: Run) -> None:
         """Open the store, and run its items in the background; ``run`` answers one item."""
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._begin(run), context=Context())]
+        self._tasks = [loop.create_task(self._open_and_run(run), context=Context())]
 
     async def close(self) -> None:
         """Stop; other routers do the rest, or this one after its next start."""
@@ -85,7 +85,7 @@ class Jobs:
         """Run no more items here; jobs are still accepted and shown."""
         await self.runner.close()
 
-    async def _begin(self, run: Run) -> None:
+    async def _open_and_run(self, run: Run) -> None:
         while not self._opened.is_set():
             try:
                 await self._store.open()

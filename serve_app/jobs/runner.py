@@ -232,7 +232,7 @@ class Runner:
                 continue
             task = asyncio.get_running_loop().create_task(self._carry(lease), context=Context())
             self._running[lease.item] = task, lease
-            task.add_done_callback(partial(self._left, lease))
+            task.add_done_callback(partial(self._free_place, lease))
         return len(exchanged.leases)
 
     def _places(self) -> tuple[dict[str, int], int, int]:
@@ -294,7 +294,7 @@ class Runner:
         self._ended.append((outcome, lease))
         self._wake.set()
 
-    def _left(self, lease: Lease, task: asyncio.Task[None]) -> None:
+    def _free_place(self, lease: Lease, task: asyncio.Task[None]) -> None:
         """Free the place of a cancelled task, which may not have begun."""
         if (running := self._running.get(lease.item)) is not None and running[0] is task:
             del self._running[lease.item]

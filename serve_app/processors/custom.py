@@ -94,10 +94,10 @@ def _of_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise ConfigError((f"{_KEY}: cannot import {name}: {_told(error)}",)) from None
+            raise ConfigError((f"{_KEY}: cannot import {name}: {_one_line(error)}",)) from None
         raise ConfigError((f"{_KEY}: there is no module {error.name}; {_advice(error.name)}",)) from None
     except (Exception, SystemExit) as error:  # of the module: whatever it does when it is imported
-        raise ConfigError((f"{_KEY}: cannot import {name}: {_told(error)}",)) from None
+        raise ConfigError((f"{_KEY}: cannot import {name}: {_one_line(error)}",)) from None
 
 
 def _advice(module: str) -> str:
@@ -131,7 +131,7 @@ def _of_file(name: str, folder: ModelFolder) -> ModuleType:
         exec(compile(content, str(path), "exec"), module.__dict__)  # noqa: S102 - leaves no __pycache__ beside the model
     except (Exception, SystemExit) as error:  # of the file: whatever it does
         del sys.modules[module_name]
-        raise ConfigError((f"{_KEY}: cannot import {name}: {_told(error)}",)) from None
+        raise ConfigError((f"{_KEY}: cannot import {name}: {_one_line(error)}",)) from None
     return module
 
 
@@ -149,7 +149,7 @@ def _class_of(module: ModuleType, path: str, where: str) -> type[Any]:
     return found
 
 
-def _told(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """An exception in one line, with the place where it was raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
@@ -188,7 +188,7 @@ def make_custom(
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # of the class: whatever it does
-        fault = f"{_KEY}: {cls.__name__}(signature, folder, ...) cannot be made: {_told(error)}"
+        fault = f"{_KEY}: {cls.__name__}(signature, folder, ...) cannot be made: {_one_line(error)}"
         raise ConfigError((fault,)) from None
 
 
@@ -416,7 +416,7 @@ class CustomProcessor:
         except (InvalidRequest, InferenceFailed):
             raise
         except (Exception, SystemExit) as error:  # none of the server's other errors, and none that ends its process
-            raise RuntimeError(_told(error)) from error
+            raise RuntimeError(_one_line(error)) from error
 
 
 _VERBS: Final = {"estimate": "estimate", "bucket": "size"}

@@ -146,7 +146,7 @@ class Executor:
         self._here.progress = progress = progress or Progress(0.0)
         progress.at = time.monotonic()
         if bundles[0].job is not None:
-            self._do(bundles[0], bundles[0].job)
+            self._do_job(bundles[0], bundles[0].job)
             return []
         try:
             if self.streams:
@@ -226,7 +226,7 @@ class Executor:
                 run.add([0], [staged.counts[index]], cast("Tensors", Streamed(outlet.count, outlet.collected)))
         return ended
 
-    def _do(self, staged: Staged, job: Job) -> None:
+    def _do_job(self, staged: Staged, job: Job) -> None:
         """Do a job instead of a run."""
         job.run()
         staged.finished_at = self._progress()

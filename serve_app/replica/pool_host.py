@@ -178,10 +178,10 @@ class PoolHost:
             threads = None if urgent else self._yielding
             loaded = await asyncio.get_running_loop().run_in_executor(threads, self._load, name)
         except ServeAppError as error:
-            self._tell(name, str(error))
+            self._log_fault_once(name, str(error))
             return LoadOutcome(time.monotonic() - began, fault=not_loaded(name, error).message)
         except Exception as error:  # a backend may raise anything
-            self._tell(name, repr(error), error)
+            self._log_fault_once(name, repr(error), error)
             fault = f"model {name!r} cannot be loaded: {type(error).__name__}"
             return LoadOutcome(time.monotonic() - began, fault=fault)
         finally:
@@ -194,7 +194,7 @@ class PoolHost:
         logger.debug("%s: %s is loaded (%.0f ms, %d bytes)", self._pool, name, 1e3 * outcome.seconds, outcome.nbytes)
         return outcome
 
-    def _tell(self, name: str, fault: str, error: Exception | None = None) -> None:
+    def _log_fault_once(self, name: str, fault: str, error: Exception | None = None) -> None:
         """Log a member's fault once: requests repeat the attempt."""
         if (name, fault) not in self._faults:
             self._faults.add((name, fault))

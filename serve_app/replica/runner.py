@@ -250,8 +250,8 @@ class Runner:
                 if self._closed:
                     self._send_back(ended, now)
             if ended:
-                self._see(_Granted([], short=False, ended=ended))
-            self._let_in()
+                self._apply_decision(_Granted([], short=False, ended=ended))
+            self._grant_free_instances()
         except Exception:
             self._fault(ended)
 
@@ -283,8 +283,8 @@ class Runner:
                 if not staged.waiting:
                     ended.append(staged)
                     self._leave(staged, time.monotonic())
-            self._see(_Granted([], short=False, ended=ended))
-            self._let_in()
+            self._apply_decision(_Granted([], short=False, ended=ended))
+            self._grant_free_instances()
         except Exception:
             self._fault(ended)
 
@@ -311,9 +311,9 @@ class Runner:
             if ties.taken(place):
                 del self._tied[here]
                 self._gate.remove(here, elsewhere=True)
-                self._return(here, ended, now)
+                self._return_entry(here, ended, now)
 
-    def _return(self, here: Entry, ended: list[Staged], now: float) -> None:
+    def _return_entry(self, here: Entry, ended: list[Staged], now: float) -> None:
         """Return an entry from the gate to its router."""
         staged, index = here.payload
         del staged.waiting[index]
@@ -344,7 +344,7 @@ class Runner:
                 staged.stop(_CLOSED)
             self._send_back(left, time.monotonic())
         if left:
-            self._tell([], [], _Granted([], short=False, ended=left))
+            self._post_answer([], [], _Granted([], short=False, ended=left))
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended, and its timers with it
                 self._loop.call_soon_threadsafe(self._forget_reopening)  # timers are the loop's own
@@ -369,7 +369,7 @@ class Runner:
     def _open(self) -> None:
         """Start the next batch if an instance is free."""
         try:
-            self._let_in()
+            self._grant_free_instances()
         except Exception:
             self._fault()
 
@@ -383,19 +383,19 @@ class Runner:
         if self._turn is not None:
             self._turn.leave(self)
 
-    def _let_in(self) -> None:
+    def _grant_free_instances(self) -> None:
         while self._idle:
             with self._lock:
                 turn = self._next(time.monotonic())
             if turn.ended or turn.recheck_at < inf:
-                self._see(turn)
+                self._apply_decision(turn)
             if not turn.granted:
                 return
             if not self._in_loop or not turn.short:
                 if len(turn.granted) > 1:
                     self._join_soon(turn.granted)
                 else:
-                    self._hand(turn.granted)
+                    self._hand_to_session(turn.granted)
                 if self._instances == 1:
                     return
                 continue
@@ -404,7 +404,7 @@ class Runner:
                 self._ended(turn.granted, ran)
             self._answer(turn.granted, ran, _NOTHING)
 
-    def _hand(self, bundles: Sequence[Staged]) -> None:
+    def _hand_to_session(self, bundles: Sequence[Staged]) -> None:
         with self._lock:  # nothing is handed over once `close` ends the thread
             if not self._closed:
                 for staged in bundles:
@@ -412,7 +412,7 @@ class Runner:
                 if len(self._tasks) <= self._instances:
                     threads = [("answers", self._publish_results), *[("session", self._serve)] * self._instances]
                     for name, work in threads[len(self._tasks) :]:
-                        self._tasks.append(in_thread(name, partial(_do, work)))
+                        self._tasks.append(in_thread(name, partial(_run_work_item, work)))
                 self._handed.put(bundles)
                 return
             for staged in bundles:
@@ -421,9 +421,9 @@ class Runner:
             if staged.job is None:
                 for index in staged.chosen:
                     staged.results[index] = RETURNED
-        self._see(_Granted([], short=False, ended=list(bundles)))
+        self._apply_decision(_Granted([], short=False, ended=list(bundles)))
 
-    def _see(self, turn: _Granted) -> None:
+    def _apply_decision(self, turn: _Granted) -> None:
         for staged in turn.ended:
             staged.wake()
             if staged.job is not None:
@@ -455,9 +455,9 @@ class Runner:
         if turn is _NOTHING:
             return
         try:
-            self._see(turn)
+            self._apply_decision(turn)
             if self._instances > 1:  # what one of them has left at the gate is for the others
-                self._let_in()
+                self._grant_free_instances()
         except Exception:
             self._fault(turn.ended)
 
@@ -481,7 +481,7 @@ class Runner:
                     self._answers.put((bundles, ran, turn))
                     bundles = turn.granted
                 else:
-                    self._tell(bundles, ran, turn)
+                    self._post_answer(bundles, ran, turn)
                     break
 
     def _publish_results(self) -> None:
@@ -491,7 +491,7 @@ class Runner:
         This thread gets it only when the next run is under way.
         """
         while (answer := self._answers.get()) is not None:
-            self._tell(*answer)
+            self._post_answer(*answer)
 
     def _run(self, bundles: Sequence[Staged]) -> list[Ran]:
         try:
@@ -532,9 +532,9 @@ class Runner:
         self._leave_turn()
         if concerned:
             self._fail(concerned)
-            self._tell([], [], _Granted([], short=False, ended=concerned))
+            self._post_answer([], [], _Granted([], short=False, ended=concerned))
 
-    def _tell(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
+    def _post_answer(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._answer, bundles, ran, turn)
@@ -593,7 +593,7 @@ class Runner:
                     del staged.waiting[index]
                     staged.results[index] = RETURNED
                 else:
-                    self._return(here, ended, now)
+                    self._return_entry(here, ended, now)
             # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
             staying: list[Staged] = []
             for staged in granted:
@@ -660,13 +660,13 @@ class Runner:
                 due.setdefault(self._held.get(staged), []).append(staged)
         try:
             for batch in due.values():
-                self._hand(batch)
+                self._hand_to_session(batch)
         except Exception:  # no thread could be started
             self._fault()
         return bundles
 
 
-def _do(work: Callable[[], None]) -> None:
+def _run_work_item(work: Callable[[], None]) -> None:
     """Run a thread's work item. Its references are dropped before the next, which needs the memory."""
     work()
     give_end_of_heap_back()

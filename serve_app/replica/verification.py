@@ -171,13 +171,13 @@ class Verification:
                 " alone; set batching.tolerance if that is meant"
             )
             if padding:
-                self._take(variant, before._replace(padding="changes", reason=reason))
+                self._store_verdict(variant, before._replace(padding="changes", reason=reason))
                 return
             deviation = finite(found.relative)
-            self._take(variant, before._replace(verdict="dependent", reason=reason, deviation=deviation))
+            self._store_verdict(variant, before._replace(verdict="dependent", reason=reason, deviation=deviation))
         elif before.joins and found.relative > before.deviation:
             verdict = "close" if before.verdict == "exact" else before.verdict
-            self._take(variant, before._replace(verdict=verdict, deviation=found.relative))
+            self._store_verdict(variant, before._replace(verdict=verdict, deviation=found.relative))
 
     def tried(self, variant: str, verdict: Joinable) -> None:
         """Handle the result of a trial."""
@@ -217,7 +217,7 @@ class Verification:
         """The tolerance; see `serve_app.backends.joining.experiment.difference`."""
         return self._proofs.tolerance
 
-    def _take(self, variant: str, verdict: Joinable) -> None:
+    def _store_verdict(self, variant: str, verdict: Joinable) -> None:
         self._joining.change(variant, verdict)
         self._proofs.keep(variant, verdict)
 

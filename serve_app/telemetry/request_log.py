@@ -87,7 +87,7 @@ class RequestLog:
             options = RequestOptions(
                 request_id=request_id_of(headers), trace_parent=parent and child_of(parent), key=key, listener=listener
             )
-            self._say(outcome, model, options, {})
+            self._log_request(outcome, model, options, {})
 
     def ended(self, outcome: str, model: str, options: RequestOptions, facts: Mapping[str, Any]) -> None:
         """Log a request that was an entry.
@@ -98,7 +98,7 @@ class RequestLog:
             facts: Further fields.
         """
         if self._has_room(outcome):
-            self._say(outcome, model, options, facts)
+            self._log_request(outcome, model, options, facts)
 
     def _has_room(self, outcome: str) -> bool:
         now, most = self._clock(), self._settings.lines_per_s
@@ -106,17 +106,17 @@ class RequestLog:
         self._room_at = now
         if self._room < 1.0:
             if not self._left_out:
-                self._later(_TELL_EVERY_S, self._tell)
+                self._later(_TELL_EVERY_S, self._log_suppressed)
             self._left_out[outcome] += 1
             return False
         self._room -= 1.0
         return True
 
-    def _tell(self) -> None:
+    def _log_suppressed(self) -> None:
         left_out, self._left_out = self._left_out, Counter()
         self._put({"time": _now(), "level": "warning", "suppressed": dict(left_out)})
 
-    def _say(self, outcome: str, model: str, options: RequestOptions, facts: Mapping[str, Any]) -> None:
+    def _log_request(self, outcome: str, model: str, options: RequestOptions, facts: Mapping[str, Any]) -> None:
         status = _STATUSES.get(outcome, STATUSES["internal"])
         trace_id, span_id = trace_and_span(options.trace_parent)
         self._put(

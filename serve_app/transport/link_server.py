@@ -128,7 +128,7 @@ class LinkServer:
     async def _join(self, connection: socket.socket) -> None:
         try:
             check_peer(connection)
-            ties, arena = await self._meet(connection)
+            ties, arena = await self._introduce(connection)
             await self.loop.sock_sendall(connection, WELCOME)
             await self.loop.connect_accepted_socket(lambda: _ServerLink(self, ties, arena), connection)
         except (OSError, ValueError, LinkError) as error:
@@ -145,7 +145,7 @@ class LinkServer:
             connection.close()
             raise
 
-    async def _meet(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
+    async def _introduce(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
         """Read the peer's introduction, and map its shared memory."""
         readable = asyncio.Event()
         self.loop.add_reader(connection.fileno(), readable.set)

@@ -65,7 +65,7 @@ class Links:
                 link.retire()
         for replica in addresses.keys() - before.keys():
             self._keepers[replica] = asyncio.get_running_loop().create_task(
-                self._keep(model, replica, addresses[replica]),
+                self._maintain_link(model, replica, addresses[replica]),
                 context=contextvars.Context(),  # in which all that comes by the link is taken
             )
 
@@ -79,7 +79,7 @@ class Links:
         self._links.clear()
         self._wanted.clear()
 
-    async def _keep(self, model: str, replica: str, address: str) -> None:
+    async def _maintain_link(self, model: str, replica: str, address: str) -> None:
         """Make the link, and remake it after its end, with growing pauses unless it lasted."""
         assert self._ties is not None  # where it is not supported no replica listens
         loop = asyncio.get_running_loop()

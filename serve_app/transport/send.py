@@ -58,13 +58,13 @@ def awaiting(call: Call) -> Send:
         work, context = carry(model, bundle, replica, nbytes), empty.copy()
         tasks.add(task := asyncio.get_running_loop().create_task(work, context=context))
         task.add_done_callback(tasks.discard)
-        task.add_done_callback(partial(_tell, done), context=context)
+        task.add_done_callback(partial(_deliver_end, done), context=context)
         return task.cancel
 
     return send
 
 
-def _tell(done: Done, task: asyncio.Task[BundleResult]) -> None:
+def _deliver_end(done: Done, task: asyncio.Task[BundleResult]) -> None:
     """Deliver the end of a task, also of one cancelled before it began."""
     if task.cancelled():
         done(asyncio.CancelledError())

@@ -99,7 +99,7 @@ class InboundMessages:
         self._begun += 1
         self._since[task] = loop.time()
         if self._timer is None:
-            self._timer = loop.call_later(_POLL_INTERVAL_S, self._look)
+            self._timer = loop.call_later(_POLL_INTERVAL_S, self._end_overdue)
         try:
             return await anext(requests)
         except StopAsyncIteration:
@@ -143,7 +143,7 @@ class InboundMessages:
         if ends is not None and ends > since + self._pause_s and not limit.expired():
             limit.reschedule(since + self._pause_s)
 
-    def _look(self) -> None:
+    def _end_overdue(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         while self._since:
@@ -152,4 +152,4 @@ class InboundMessages:
                 break
             del self._since[task]
             task.cancel()
-        self._timer = loop.call_later(_POLL_INTERVAL_S, self._look) if self._since else None
+        self._timer = loop.call_later(_POLL_INTERVAL_S, self._end_overdue) if self._since else None

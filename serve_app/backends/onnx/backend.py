@@ -92,7 +92,7 @@ class OnnxBackend:
 
     def load(self) -> str | None:
         """Make the session, or those of the row sizes. Returns `note`."""
-        self._take(make_sessions(self._settings))
+        self._use_sessions(make_sessions(self._settings))
         return self.note
 
     def check(self, inputs: Sequence[Tensors]) -> RuntimeCheck:
@@ -112,7 +112,7 @@ class OnnxBackend:
     def disable(self, optimizers: Sequence[str]) -> None:
         """Make the sessions again without these optimizers."""
         settings = replace(self._settings, disabled_optimizers=tuple(optimizers))
-        self._take(make_sessions(settings))
+        self._use_sessions(make_sessions(settings))
         self._settings = settings
 
     def _reopened(self, size: int) -> Open:
@@ -121,7 +121,7 @@ class OnnxBackend:
 
         return reopen
 
-    def _take(self, made: Sessions) -> None:
+    def _use_sessions(self, made: Sessions) -> None:
         self._loaded = made.loaded
         self._device = made.device
         self._providers = made.providers

@@ -63,7 +63,7 @@ class PythonBackend:
         self.signature, self._fixed_rows = shown.signature, shown.fixed_rows
         self._texts = {each.name: each.kind for each in declared.inputs if each.kind in {"str", "bytes"}}
         try:
-            self._session = self._made(declared)
+            self._session = self._make_session(declared)
         except Fault as fault:
             raise ConfigError((f"model {build.model!r}: {fault}",)) from None
         return None
@@ -114,7 +114,7 @@ class PythonBackend:
         if session is not None:
             session.close()
 
-    def _made(self, declared: Declaration) -> PythonSession:
+    def _make_session(self, declared: Declaration) -> PythonSession:
         build = self._build
         axes = {each.name: build.layout.axes.get(each.name, 0) for each in (*declared.inputs, *declared.outputs)}
         shapes = {spec.name: spec.public_shape for spec in self.signature.inputs}

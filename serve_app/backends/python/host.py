@@ -221,7 +221,7 @@ class Model:
         Raises:
             Fault: The class raised, or returned other tensors than it declares.
         """
-        returned = self._do(lambda: self._instance.predict(batch), "the model failed on this input")
+        returned = self._call_guarded(lambda: self._instance.predict(batch), "the model failed on this input")
         return self._all_checked("predict", "output", self._outputs, returned, rows)
 
     def stream(self, batch: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
@@ -236,17 +236,17 @@ class Model:
             Fault: The class raised, or yielded other tensors than it declares.
         """
         what = "the model failed on this input"
-        made = self._do(lambda: self._instance.predict(batch), what)
+        made = self._call_guarded(lambda: self._instance.predict(batch), what)
         if not isinstance(made, types.GeneratorType):
             raise Fault(f"predict returned {_article(made)}; it was read as a generator, which yields parts")
         try:
             while True:
-                part = self._do(lambda: next(made, _END), what)
+                part = self._call_guarded(lambda: next(made, _END), what)
                 if part is _END:
                     return
                 yield self._all_checked("predict", "output", self._outputs, part, None, "yielded")
         finally:
-            self._do(made.close, "predict failed when it was closed")
+            self._call_guarded(made.close, "predict failed when it was closed")
 
     def preprocess(self, request: Request) -> dict[str, Any]:
         """Make and check the inputs of one request. Thread-safe.
@@ -254,7 +254,7 @@ class Model:
         Raises:
             Fault: The class raised, refused the request, or returned other tensors than it declares.
         """
-        returned = self._do(lambda: self._instance.preprocess(request), "preprocess failed on this request")
+        returned = self._call_guarded(lambda: self._instance.preprocess(request), "preprocess failed on this request")
         made = self._all_checked("preprocess", "input", self._inputs, returned, None)
         rows = {name: self._rows(name, array) for name, array in made.items()}
         if len(set(rows.values())) > 1:
@@ -278,7 +278,7 @@ class Model:
         returned: Any = outputs
         if hasattr(self._instance, "postprocess"):
             call = self._instance.postprocess
-            returned = self._do(lambda: call(request, outputs), "postprocess failed on this request")
+            returned = self._call_guarded(lambda: call(request, outputs), "postprocess failed on this request")
         try:
             return _plain(returned)
         except RecursionError:
@@ -293,7 +293,7 @@ class Model:
         instance, self._instance = self._instance, None
         try:
             if hasattr(instance, "close"):
-                self._do(instance.close, "close failed")
+                self._call_guarded(instance.close, "close failed")
         finally:
             self._forget()
 
@@ -314,7 +314,7 @@ class Model:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         execute = spec.loader.exec_module
-        self._do(lambda: execute(module), f"{self._file.name} cannot be imported")
+        self._call_guarded(lambda: execute(module), f"{self._file.name} cannot be imported")
         found = getattr(module, class_name, None)
         if not isinstance(found, type):
             raise Fault(f"{self._file.name} has no class {class_name}")
@@ -323,12 +323,12 @@ class Model:
     def _set_up(self, found: type, context: Context) -> Any:
         if not callable(getattr(found, "predict", None)):
             raise Fault(f"class {found.__name__} has no method predict: write def predict(self, batch)")
-        instance = self._do(found, f"{found.__name__}() failed")
+        instance = self._call_guarded(found, f"{found.__name__}() failed")
         if hasattr(instance, "setup"):
-            self._do(lambda: instance.setup(context), f"{found.__name__}.setup failed")
+            self._call_guarded(lambda: instance.setup(context), f"{found.__name__}.setup failed")
         return instance
 
-    def _do(self, call: Any, what: str) -> Any:
+    def _call_guarded(self, call: Any, what: str) -> Any:
         try:
             return call()
         except InvalidRequest as error:
@@ -595,7 +595,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
-class _Way:
+class _Channel:
     """A socket with its shared memory; messages are answered in order."""
 
     def __init__(self, channel_fd: int, requests_fd: int, answers_fd: int) -> None:
@@ -643,12 +643,12 @@ class _Program:
             model.close()
             return {}
         if do == "run":
-            return self._told(model.predict(tensors, message["rows"]), "outputs", answers)
+            return self._write_answer(model.predict(tensors, message["rows"]), "outputs", answers)
         if do == "stream":
             self._parts = model.stream(tensors)
         if do in ("stream", "next"):
             part = None if self._parts is None else next(self._parts, None)
-            return {} if part is None else self._told(part, "outputs", answers)
+            return {} if part is None else self._write_answer(part, "outputs", answers)
         if do == "stop":
             parts, self._parts = self._parts, None
             if parts is not None:
@@ -656,17 +656,17 @@ class _Program:
             return {}
         request = make_request(tensors.pop(CONTENT).ravel().tolist(), **message["request"])
         if do == "preprocess":
-            return self._told(model.preprocess(request), "inputs", answers)
+            return self._write_answer(model.preprocess(request), "inputs", answers)
         return {"answer": model.postprocess(request, tensors)}
 
-    def _told(self, made: dict[str, Any], side: str, answers: Writer) -> dict[str, Any]:
+    def _write_answer(self, made: dict[str, Any], side: str, answers: Writer) -> dict[str, Any]:
         return answers.write([(name, self._kinds[side][name], array) for name, array in made.items()])
 
 
 def _main(fds: Sequence[int]) -> None:
     _end_with_parent()
     program = _Program()
-    first, *others = [_Way(*fds[start : start + 3]) for start in range(0, len(fds), 3)]
+    first, *others = [_Channel(*fds[start : start + 3]) for start in range(0, len(fds), 3)]
     for way in others:
         threading.Thread(target=way.serve, args=(program,), daemon=True).start()
     first.serve(program)

@@ -212,7 +212,7 @@ def _own(tensors: Mapping[str, Any]) -> Tensors:
     return {name: np.array(array) for name, array in tensors.items()}
 
 
-class _Way:
+class _Channel:
     """A channel to the process, one message at a time."""
 
     def __init__(self, name: str) -> None:
@@ -257,16 +257,16 @@ class OwnProcess:
         self._ended = ""  # how the process ended, once it has
         self._closed = False
         self._said = ""
-        self._runs = _Way(load.model)
-        self._others = [_Way(load.model) for _ in range(load.processor_threads)]
-        self._free_ways: SimpleQueue[_Way] = SimpleQueue()
+        self._runs = _Channel(load.model)
+        self._others = [_Channel(load.model) for _ in range(load.processor_threads)]
+        self._free_ways: SimpleQueue[_Channel] = SimpleQueue()
         ways = [self._runs, *self._others]
         fds = tuple(fd for way in ways for fd in way.fds)
         command = [str(python), "-I", "-u", str(Path(host.__file__).absolute()), *map(str, fds)]
         environ = clean_environ() | dict.fromkeys(_THREADS, str(load.threads))
         started: Future[subprocess.Popen[bytes]] = Future()
         # The system ends a process with the thread that started it: such a thread lives as long as this process.
-        self._attendant = in_thread("output", lambda: self._attend(command, fds, environ, started))
+        self._attendant = in_thread("output", lambda: self._start_and_log(command, fds, environ, started))
         try:
             self._process = started.result()
         except OSError as error:
@@ -326,13 +326,13 @@ class OwnProcess:
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
         """Ask the process, beside a run."""
-        with self._way() as way:
+        with self._free_channel() as way:
             told = way.requests.write([_sent(content)])
             return _own(way.answers.read(self._ask(way, {"do": "preprocess", "request": dict(about), **told})))
 
     def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
         """Ask the process, beside a run."""
-        with self._way() as way:
+        with self._free_channel() as way:
             tensors = [(name, self._output_kinds[name], array) for name, array in outputs.items()]
             told = way.requests.write([_sent(content), *tensors])
             return self._ask(way, {"do": "postprocess", "request": dict(about), **told})["answer"]
@@ -364,7 +364,7 @@ class OwnProcess:
                     self._free_ways.put(way)
 
     @contextmanager
-    def _way(self) -> Iterator[_Way]:
+    def _free_channel(self) -> Iterator[_Channel]:
         """Acquire a free channel."""
         way = self._free_ways.get()
         try:
@@ -372,7 +372,7 @@ class OwnProcess:
         finally:
             self._free_ways.put(way)
 
-    def _alive(self, way: _Way) -> _Way:
+    def _alive(self, way: _Channel) -> _Channel:
         if self._ended:
             raise SessionLost(f"the process of the model {self._ended}")
         return way
@@ -386,7 +386,7 @@ class OwnProcess:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _ask(self, way: _Way, message: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
+    def _ask(self, way: _Channel, message: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
         """Send a message and wait for the answer. The caller owns the channel."""
         answer = None
         with suppress(ConnectionError):
@@ -417,7 +417,7 @@ class OwnProcess:
                 self._ended = f"was ended by {signal.Signals(end.si_status).name}"
             logger.error("model %r: its process %s: %s", self._name, self._ended, self._said or "it said nothing")
 
-    def _attend(
+    def _start_and_log(
         self,
         command: list[str],
         fds: tuple[int, ...],

@@ -160,7 +160,7 @@ def _lease(
                 break
             each = max(1, left // len(turns))
             for seq, _ in turns:
-                taken = _take(database, session, seq, model, min(each, left), nbytes, now, first=not leases)
+                taken = _lease_items(database, session, seq, model, min(each, left), nbytes, now, first=not leases)
                 leases += taken
                 left -= len(taken)
                 nbytes -= sum(len(lease.request.body) for lease in taken)
@@ -170,7 +170,7 @@ def _lease(
     return leases
 
 
-def _take(
+def _lease_items(
     database: sqlite3.Connection, session: int, seq: int, model: str, most: int, nbytes: int, now: float, *, first: bool
 ) -> list[Lease]:
     """Lease items of one job for one model; none if the next exceeds the bytes."""
