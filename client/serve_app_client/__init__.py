@@ -1,7 +1,7 @@
 """A Python client of serve_app over HTTP, for code that waits (`Client`) and for asyncio (`AsyncClient`).
 
-Deadlines, priorities, retries within a budget, tensors as numpy arrays, media as users have them. It stands on its
-own: nothing of the server is imported. See docs/client.md.
+Deadlines, priorities, retries within a budget, tensors as numpy arrays, media in any form. Imports nothing of the
+server. See docs/client.md.
 """
 
 from serve_app_client.asynchronous import AsyncClient

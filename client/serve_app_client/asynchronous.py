@@ -49,15 +49,15 @@ R = TypeVar("R")
 class AsyncClient:
     """A client of serve_app over HTTP, for one event loop. Close it, or use it as an asynchronous context manager.
 
-    Methods are those of `serve_app_client.Client`. A call that is cancelled closes its connection, which the server
-    takes as the request's end: what waits there is dropped.
+    Methods are those of `serve_app_client.Client`. Cancelling a call closes its connection, which cancels the request
+    at the server.
 
     Args:
-        url: Address of the server, e.g. ``http://127.0.0.1:8000``; default: the environment variable SERVE_APP_URL,
-            or this one.
+        url: Address of the server, e.g. ``http://127.0.0.1:8000``; default: the environment variable SERVE_APP_URL, or
+            this one.
         hedge_after: Seconds without an answer after which an inference call is sent a second time; the first answer
-            counts, and the other attempt is cancelled. A `Percentile` waits as long as that part of the latest calls
-            of the same kind took. Default: never. Hedges count against the budget of retries.
+            counts, and the other attempt is cancelled. A `Percentile` waits as long as that share of the latest calls
+            of the same kind took. Default: never. Hedges count against the retry budget.
         settings: See `serve_app_client.ClientSettings`.
     """
 
@@ -96,7 +96,7 @@ class AsyncClient:
 
     @staticmethod
     def deadline(seconds: float) -> AbstractContextManager[None]:
-        """As `serve_app_client.deadline`: all calls inside end within so many seconds together."""
+        """`serve_app_client.deadline`: all calls inside end within this many seconds in total."""
         return deadline(seconds)
 
     async def infer(
@@ -122,7 +122,7 @@ class AsyncClient:
         stream_timeout: float | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncGenerator[StreamPart, None]:
-        """Have a model answer in parts. See `serve_app_client.Client.stream`; `contextlib.aclosing` closes it.
+        """Stream an answer. See `serve_app_client.Client.stream`; `contextlib.aclosing` closes it.
 
         It is never hedged.
         """
@@ -138,7 +138,7 @@ class AsyncClient:
         version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> PredictResult:
-        """Send a model a picture, a sound or text. See `serve_app_client.Client.predict`."""
+        """Send a model an image, audio or text. See `serve_app_client.Client.predict`."""
         arguments = (model, media, parameters, sampling_rate, options)
         if is_in_memory(media):
             call = self._calls.predict(*arguments, version=version)
@@ -154,7 +154,7 @@ class AsyncClient:
         version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> PipelineResult:
-        """Have several models answer one request together. See `serve_app_client.Client.run_pipeline`."""
+        """Run a pipeline. See `serve_app_client.Client.run_pipeline`."""
         if are_in_memory(inputs):
             call = self._calls.run_pipeline(pipeline, inputs, options, version=version)
         else:
@@ -174,19 +174,19 @@ class AsyncClient:
         return await self._run(self._calls.embed(texts, model, dimensions, options, version=version), self._hedging)
 
     async def models(self) -> list[ModelSummary]:
-        """What is served."""
+        """The served models."""
         return await self._run(self._calls.models(), self._send)
 
     async def model(self, name: str, version: str | None = None) -> ModelMetadata:
-        """What a model takes and gives."""
+        """A model's inputs and outputs."""
         return await self._run(self._calls.model(name, version), self._send)
 
     async def status(self) -> dict[str, Any]:
-        """How every model is scheduled: queues, replicas, predicted latencies."""
+        """Every model's scheduling: queues, replicas, predicted latencies."""
         return await self._run(self._calls.status(), self._send)
 
     async def statistics(self, model: str) -> dict[str, Any]:
-        """Counts and durations of a model, as the protocol's statistics extension has them."""
+        """A model's counts and durations, by the protocol's statistics extension."""
         return await self._run(self._calls.statistics(model), self._send)
 
     async def submit_job(
@@ -197,15 +197,15 @@ class AsyncClient:
         timeout: float | None = None,  # noqa: ASYNC109 - that of the client
         **options: Unpack[JobOptions],
     ) -> Job:
-        """Have the server keep requests and answer them later. See `serve_app_client.Client.submit_job`."""
+        """Store requests at the server to be answered later. See `serve_app_client.Client.submit_job`."""
         return await self._run(self._calls.submit_job(items, model, options, timeout), self._send)
 
     async def job(self, job: str) -> Job:
-        """A job as it is now."""
+        """A job's present state."""
         return await self._run(self._calls.job(job, 0.0, None), self._send)
 
     async def wait_for_job(self, job: str, timeout: float = 3600.0) -> Job:  # noqa: ASYNC109
-        """A job when it has ended. See `serve_app_client.Client.wait_for_job`."""
+        """Wait for the end of a job. See `serve_app_client.Client.wait_for_job`."""
         end = monotonic() + timeout
         while not (found := await self._run(self._calls.job(job, *waiting(end)), self._send)).has_ended:
             if monotonic() >= end:
@@ -217,11 +217,11 @@ class AsyncClient:
         return await self._run(self._calls.jobs(after, limit), self._send)
 
     async def cancel_job(self, job: str) -> Job:
-        """End a job. One that has ended stays as it is."""
+        """End a job, unless it has ended."""
         return await self._run(self._calls.cancel_job(job), self._send)
 
     async def job_results(self, job: str, *, states: Sequence[str] = (), after: int = -1) -> AsyncIterator[JobResult]:
-        """What became of a job's items. See `serve_app_client.Client.job_results`."""
+        """The results of a job's items. See `serve_app_client.Client.job_results`."""
         page: int | None = after
         while page is not None:
             results, page = await self._run(self._calls.job_results(job, page, states), self._send)
@@ -229,15 +229,15 @@ class AsyncClient:
                 yield result
 
     async def live(self, *, timeout: float = PROBE_TIMEOUT_S) -> bool:  # noqa: ASYNC109 - of the server's answer
-        """Whether the server answers. Asked once, without retries."""
+        """Whether the server answers; one request without retries."""
         return not await self._probe(self._calls.live(timeout))
 
     async def ready(self, model: str | None = None, *, timeout: float = PROBE_TIMEOUT_S) -> bool:  # noqa: ASYNC109
-        """Whether all models, or this one, can take work. Asked once, without retries."""
+        """Whether all models, or this one, are ready; one request without retries."""
         return not await self._probe(self._calls.ready(model, timeout))
 
     async def wait_until_ready(self, timeout: float = 60.0, model: str | None = None) -> None:  # noqa: ASYNC109
-        """Wait until all models, or this one, can take work. See `serve_app_client.Client.wait_until_ready`."""
+        """Wait until all models, or this one, are ready. See `serve_app_client.Client.wait_until_ready`."""
 
         async def ask() -> str:
             return await self._probe(self._calls.ready(model, PROBE_TIMEOUT_S))
@@ -290,7 +290,7 @@ class AsyncClient:
         return await _repeated(tenacity.AsyncRetrying(sleep=asyncio.sleep, **arguments), once)
 
     async def _hedging(self, call: Call[T]) -> T:
-        """One attempt, or two where the first takes long."""
+        """Make one attempt, or a second if the first takes long."""
         after = self._latencies.hedge_after(call.path, self._hedge_after)
         started = monotonic()
         result = await (self._send(call) if after is None else self._hedged(call, after))
@@ -324,7 +324,7 @@ async def _repeated(retrying: tenacity.AsyncRetrying, function: Callable[[], Awa
 
 
 async def _first_answer(tasks: set[asyncio.Task[T]]) -> T:
-    """The result of the first that says something; a failure only where none has one, the more telling one first."""
+    """The first conclusive result; if both fail, the more informative failure."""
     pending = tasks
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

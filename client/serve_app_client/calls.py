@@ -1,4 +1,4 @@
-"""Calls as data: what to send, and how to read the answer. Nothing here sends; both clients share all of it."""
+"""Calls as data: requests to send, and readers of answers. Nothing here sends; both clients share it."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _SHAPELESS: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError
 
 
 class CallOptions(TypedDict, total=False):
-    """What every inference call takes.
+    """Options of every inference call.
 
     Attributes:
         priority: The class: ``high``, ``normal`` or ``low``. Default: the client's.
         timeout: Seconds for the whole call, all attempts together. Default: the client's.
         variant: Build of the model to run, e.g. ``int8``.
-        fallback: False: only that build may answer, even if it would be too late.
-        request_id: Names the request in the server's log; up to 128 printable characters. Default: a random one.
+        fallback: False: only that build may answer, even if late.
+        request_id: Id in the server's log; up to 128 printable characters. Default: random.
     """
 
     priority: Priority | None
@@ -63,12 +63,11 @@ class CallOptions(TypedDict, total=False):
 
 
 class Answer(NamedTuple):
-    """A whole HTTP response.
+    """A complete HTTP response.
 
     Attributes:
-        status: The HTTP status.
         headers: By lower-case name.
-        body: The body, without its content coding.
+        body: Without content coding.
     """
 
     status: int
@@ -78,16 +77,14 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T_co]):
-    """One call: what every attempt sends, and how its answer is read.
+    """One call: the content of its attempts, and the reader of its answer.
 
     Attributes:
-        method: Of HTTP.
-        path: Of the URL, with the slash in front.
-        headers: Without what differs from attempt to attempt: see `attempt_headers`.
-        content: The body.
-        deadline: Until when the call may take; of a stream, its first part.
-        read: Makes the result, or raises what the answer says.
-        whole: Until when all of a stream may take, where the server is told.
+        path: With a leading slash.
+        headers: Common to all attempts: see `attempt_headers`.
+        deadline: Of the call; for a stream, of its first part.
+        read: Makes the result, or raises the answer's error.
+        whole: Of the whole stream, if sent to the server.
     """
 
     method: str
@@ -104,10 +101,10 @@ class Call(Generic[T_co]):
         return self.headers[wire.X_REQUEST_ID]
 
     def attempt_headers(self, now: float) -> dict[str, str]:
-        """The headers of an attempt that starts now: they tell the server what is left until the deadline.
+        """The headers of an attempt starting now, with the remaining time for the server.
 
         Raises:
-            DeadlineExceeded: Nothing is.
+            DeadlineExceeded: No time remains.
         """
         left = min(self.deadline.left(now), wire.MAX_TIMEOUT_S)
         headers = dict(self.headers)
@@ -124,9 +121,9 @@ class Calls:
 
     Attributes:
         headers: Of every request, by lower-case name.
-        priority: Where a call names none.
-        timeout: Where a call names none, seconds; ``None``: the server's default for the class counts.
-        patience: How long to wait for an answer where there is no timeout, seconds.
+        priority: Default of calls.
+        timeout: Default of calls, seconds; ``None``: the server's default for the class.
+        patience: Longest wait for an answer without a timeout, seconds.
     """
 
     headers: Mapping[str, str]
@@ -240,14 +237,14 @@ class Calls:
     def submit_job(
         self, items: Sequence[Mapping[str, Any]], model: str | None, options: JobOptions, timeout: float | None
     ) -> Call[Job]:
-        """``POST /v1/jobs``. It is made once, however often it is sent."""
+        """``POST /v1/jobs``. Repetitions make only one job."""
         key = options.get("idempotency_key") or uuid.uuid4().hex
         headers = {"content-type": "application/json", wire.IDEMPOTENCY_KEY: _header_value("idempotency_key", key)}
         deadline = self._deadline({"timeout": timeout})
         return self._post("/v1/jobs", job_body(items, model, options), headers, {}, deadline, _read_job)
 
     def job(self, job: str, wait: float, timeout: float | None) -> Call[Job]:
-        """``GET /v1/jobs/{id}``, which waits for the job's end as long as it is asked to, seconds."""
+        """``GET /v1/jobs/{id}``, waiting up to this many seconds for the job's end."""
         path = f"/v1/jobs/{_segment(job)}" + (f"?wait={wait:.3f}" if wait > 0 else "")
         return self._get(path, _read_job, {"timeout": timeout})
 
@@ -260,16 +257,16 @@ class Calls:
         return self._post(f"/v1/jobs/{_segment(job)}/cancel", b"", {}, {}, self._deadline({}), _read_job)
 
     def job_results(self, job: str, after: int, states: Sequence[str]) -> Call[tuple[list[JobResult], int | None]]:
-        """``GET /v1/jobs/{id}/results``: a page, and the index that the next one comes after."""
+        """``GET /v1/jobs/{id}/results``: a page, and the index that the next one follows."""
         path = f"/v1/jobs/{_segment(job)}/results?after={after}&state={quote(','.join(states), safe='')}"
         return self._get(path, _read_results)
 
     def live(self, timeout: float) -> Call[str]:
-        """``GET /v2/health/live``; the result says why not, and is empty when it is."""
+        """``GET /v2/health/live``; the result says why not, or is empty."""
         return self._get("/v2/health/live", _read_health, {"timeout": timeout})
 
     def ready(self, model: str | None, timeout: float) -> Call[str]:
-        """``GET /v2/health/ready``, or that of a model; the result says why not, and is empty when it is."""
+        """``GET /v2/health/ready``, or a model's; the result says why not, or is empty."""
         path = "/v2/health/ready" if model is None else f"{_model_path(model, None)}/ready"
         return self._get(path, _read_health, {"timeout": timeout})
 
@@ -322,7 +319,7 @@ def default_headers(api_key: str | None, further: Mapping[str, str] | None) -> d
     """The headers of every request of a client, by lower-case name.
 
     Raises:
-        ValueError: One cannot be sent. Later it would look like a connection that broke, and be tried again.
+        ValueError: One cannot be sent. Otherwise it would appear as a broken connection and be retried.
     """
     headers = {"user-agent": f"serve-app-python/{wire.__version__}", "accept-encoding": "identity"}
     if api_key is not None:
@@ -335,14 +332,14 @@ def default_headers(api_key: str | None, further: Mapping[str, str] | None) -> d
 
 
 def _header_value(what: str, value: str) -> str:
-    """The value, if a header can have it. The message does not show it: it may be a secret."""
+    """A valid header value. The message does not show it: it may be a secret."""
     if not _HEADER_VALUE.fullmatch(value):
         raise ValueError(f"{what}: expected printable ASCII, without spaces at its ends")
     return value
 
 
 def checked_priority(priority: Priority) -> Priority:
-    """The priority, if there is such a class. Raises `ValueError`."""
+    """A valid priority. Raises `ValueError`."""
     if priority not in wire.PRIORITIES:
         raise ValueError(f"priority: expected one of {', '.join(wire.PRIORITIES)}; got {priority!r}")
     return priority
@@ -362,7 +359,7 @@ def _model_path(model: str, version: str | None) -> str:
 
 
 def _segment(name: str) -> str:
-    """A name as one segment of a path; dots alone would lead to another."""
+    """A name as a path segment; dots alone would lead elsewhere."""
     return name.replace(".", "%2E") if name in {".", ".."} else quote(name, safe="")
 
 
@@ -387,7 +384,7 @@ def _misshapen(error: Exception) -> InvalidAnswer:
 
 
 def served_of(answer: Answer) -> Served:
-    """What the headers of an answer tell of how it was served."""
+    """How a request was served, from its answer's headers."""
     names = (wire.X_PRIORITY, wire.X_VARIANT, wire.X_REQUEST_ID, wire.X_CACHE, wire.X_MODEL_VERSION)
     return Served(*(answer.headers.get(name, "") for name in names))
 

@@ -1,4 +1,4 @@
-"""What both clients share about their connections: settings, limits of time, what a failure of the transport means."""
+"""The common part of both clients: settings, timeouts, and errors of the transport."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ PROBE_TIMEOUT_S: Final = 5.0
 
 
 class ClientSettings(TypedDict, total=False):
-    """What both clients take.
+    """Settings of both clients.
 
     Attributes:
-        api_key: Sent as ``Authorization: Bearer``. Default: the environment variable SERVE_APP_API_KEY;
-            ``""`` for none.
-        priority: The class of calls that name none. Default: the server's, ``normal``.
-        timeout: Seconds that a call may take as a whole where it names nothing and is in no `deadline` scope.
-            Default: none is sent, and the server's default for the class is the deadline.
-        patience: Seconds to wait for an answer where there is no deadline. Default: 60.
-        retry: How what failed is repeated; ``None`` for never.
+        api_key: Sent as ``Authorization: Bearer``. Default: the environment variable SERVE_APP_API_KEY; ``""`` for
+            none.
+        priority: Default class of calls. Default: the server's, ``normal``.
+        timeout: Default seconds of a whole call outside a `deadline` scope. Default: none is sent, and the server's
+            default for the class applies.
+        patience: Seconds to wait for an answer without a deadline. Default: 60.
+        retry: How failures are retried; ``None`` for never.
         connections: Most open connections. Default: 100.
         keep_alive: Seconds that an unused connection stays open. Default: 15, less than servers usually keep them.
         connect_timeout: Seconds that making a connection may take. Default: 5.
         headers: Further headers of every request.
-        verify: How to check the server's certificate: false for not at all.
+        verify: How to check the server's certificate; false: not at all.
     """
 
     api_key: str | None
@@ -65,7 +65,7 @@ class ClientSettings(TypedDict, total=False):
 
 
 class HttpArguments(TypedDict):
-    """What `httpx.Client` and `httpx.AsyncClient` take alike."""
+    """Common arguments of `httpx.Client` and `httpx.AsyncClient`."""
 
     base_url: str
     limits: httpx.Limits
@@ -77,14 +77,11 @@ class Connection:
 
     Args:
         url: Address of the server; default: `URL_VARIABLE`, or `DEFAULT_URL`.
-        settings: See `ClientSettings`.
 
     Attributes:
-        url: Address of the server.
-        calls: Makes its calls.
-        retry: How it repeats what failed.
-        budget: Bounds its second attempts.
-        http: What its HTTP client is made with.
+        url: Of the server.
+        budget: Bounds second attempts.
+        http: Arguments of its HTTP client.
     """
 
     def __init__(self, url: str | None, **settings: Unpack[ClientSettings]) -> None:
@@ -117,7 +114,7 @@ class Connection:
 
 
 class HttpClient(Protocol):
-    """What builds requests: both clients of httpx."""
+    """The common interface of httpx's clients for building requests."""
 
     def build_request(
         self, method: str, url: str, *, content: bytes, headers: Mapping[str, str], extensions: Any
@@ -126,10 +123,10 @@ class HttpClient(Protocol):
 
 
 class _TimeLeft(dict[str, float]):
-    """The timeouts of one attempt, each until the same moment.
+    """The timeouts of one attempt, all until the same moment.
 
-    httpx bounds every step on its own: waiting for a connection, making it, each read. Asked anew by every step, the
-    rest of the time bounds all of them together. It asks once for all reads of a body.
+    httpx bounds each step separately: waiting for a connection, connecting, each read. Recomputed at each step, the
+    remaining time bounds all together. httpx reads it once for all reads of a body.
     """
 
     def __init__(self, end: float, connect_timeout: float) -> None:
@@ -143,10 +140,10 @@ class _TimeLeft(dict[str, float]):
 
 
 def request_of(call: Call[Any], http: HttpClient, connect_timeout: float) -> httpx.Request:
-    """The request of an attempt that starts now.
+    """The request of an attempt starting now.
 
     Raises:
-        DeadlineExceeded: There is no time left for it.
+        DeadlineExceeded: No time remains.
     """
     headers = call.attempt_headers(monotonic())
     timeouts = _TimeLeft(call.deadline.at + GRACE_S, connect_timeout)
@@ -156,22 +153,22 @@ def request_of(call: Call[Any], http: HttpClient, connect_timeout: float) -> htt
 
 
 def read_for(response: httpx.Response, seconds: float) -> None:
-    """Let each read of a response's body, which has not begun, take so long."""
+    """Set the timeout of each read of a response body that has not begun."""
     response.request.extensions["timeout"].end = monotonic() + seconds
 
 
 def answer_of(response: httpx.Response, body: bytes) -> Answer:
-    """The response as calls read it."""
+    """Convert a response."""
     return Answer(response.status_code, response.headers, body)
 
 
 @contextlib.contextmanager
 def attempt(call: Call[Any]) -> Iterator[None]:
-    """Around one attempt: what httpx raises becomes an error of this package, and every error knows its request.
+    """Wrap one attempt: converts httpx's errors, and adds the request id to all.
 
     Raises:
         ConnectionFailed: There is no connection, or it broke.
-        DeadlineExceeded: There was no answer in time.
+        DeadlineExceeded: No answer in time.
     """
     try:
         yield
@@ -191,7 +188,7 @@ def _failure(call: Call[Any], error: Exception) -> ServeAppClientError:
 
 
 class WaitArguments(TypedDict):
-    """What `tenacity.Retrying` and `tenacity.AsyncRetrying` take alike."""
+    """Common arguments of `tenacity.Retrying` and `tenacity.AsyncRetrying`."""
 
     retry: tenacity.retry_if_result
     wait: tenacity.wait_random_exponential
@@ -200,9 +197,9 @@ class WaitArguments(TypedDict):
 
 
 def wait_arguments(timeout: float) -> WaitArguments:
-    """Ask again until the result, which says why not, is empty.
+    """Repeat until the result, a reason for not being ready, is empty.
 
-    There is nothing to wait on but the answers: HTTP has no notice of readiness.
+    Only polling is possible: HTTP has no notification of readiness.
     """
     end = monotonic() + checked_timeout(timeout)
     reasons: list[str] = []
@@ -225,7 +222,7 @@ def wait_arguments(timeout: float) -> WaitArguments:
 
 
 def checked_url(url: str) -> str:
-    """The address without a slash at its end; ``http://`` where no scheme is named.
+    """The address without trailing slashes; default scheme ``http://``.
 
     Raises:
         ValueError: It is no HTTP address.

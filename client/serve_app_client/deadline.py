@@ -1,7 +1,7 @@
-"""Deadlines: a call's whole budget, and scopes that calls inherit.
+"""Deadlines: a call's total time, and scopes that calls inherit.
 
-Within a process a deadline is a moment on the monotonic clock. Between processes clocks do not compare, so every
-attempt tells the server what is left of the budget then.
+Within a process a deadline is a time on the monotonic clock. Clocks of processes are not comparable, so each attempt
+sends the remaining time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _scope: ContextVar[float | None] = ContextVar("serve_app_client_deadline", defau
 
 
 class Deadline(NamedTuple):
-    """Until when a call may take, retries included.
+    """The deadline of a call, including retries.
 
     Attributes:
         at: On the clock of `time.monotonic`, seconds.
-        announced: Whether the server is told. Where nobody named a deadline, the server's default for the class is the
-            deadline, and this is merely how long the client waits.
+        announced: Whether it is sent to the server. Without an explicit deadline the server's default for the class
+            applies, and this only bounds the client's wait.
     """
 
     at: float
     announced: bool
 
     def left(self, now: float) -> float:
-        """Seconds that are left.
+        """Remaining seconds.
 
         Raises:
-            DeadlineExceeded: None are.
+            DeadlineExceeded: No time remains.
         """
         seconds = self.at - now
         if seconds <= 0.0:
@@ -44,9 +44,9 @@ class Deadline(NamedTuple):
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """All calls inside, of any client, end within so many seconds together. The tightest of nested scopes counts.
+    """All calls inside, of any client, end within this many seconds in total. The tightest of nested scopes applies.
 
-    Works in threads and in asyncio tasks alike: a task inherits the scope that it was started in, a thread does not.
+    Works in threads and in asyncio tasks: a task inherits its creator's scope, a thread does not.
     """
     at = monotonic() + checked_timeout(seconds)
     outer = _scope.get()
@@ -58,11 +58,11 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def deadline_of(timeout: float | None, patience: float, now: float) -> Deadline:
-    """The deadline of a call that starts now: the tighter of its own timeout and the scope it is made in.
+    """The deadline of a call starting now: the tighter of its timeout and its scope.
 
     Args:
-        timeout: What the call names, seconds.
-        patience: How long to wait where neither names one, seconds.
+        timeout: Of the call, seconds.
+        patience: Default wait, seconds.
         now: On the clock of `time.monotonic`.
     """
     moments = [_scope.get(), None if timeout is None else now + checked_timeout(timeout)]
@@ -71,10 +71,10 @@ def deadline_of(timeout: float | None, patience: float, now: float) -> Deadline:
 
 
 def checked_timeout(seconds: float) -> float:
-    """The seconds, if a deadline can be that far away.
+    """Valid seconds until a deadline.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: They are not valid.
     """
     if not 0.0 < seconds <= MAX_TIMEOUT_S:  # false for NaN
         raise ValueError(f"timeout: expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f} (24 hours)")

@@ -1,4 +1,4 @@
-"""What can go wrong in a call, as exceptions that mirror the codes of the server.
+"""Errors of calls, as exceptions that mirror the server's codes.
 
     ServeAppClientError
     ├── InvalidRequest            400  the request is malformed or does not fit the model
@@ -25,8 +25,8 @@
     ├── InvalidAnswer              -   what came back is no answer of this protocol
     └── ConnectionFailed           -   no connection, or it broke before the answer was complete
 
-`Refused`, `Unavailable` and `ConnectionFailed` are worth another attempt: inference changes nothing at the server, so
-that a request may be run twice. `serve_app_client.retry` decides whether there is one.
+`Refused`, `Unavailable` and `ConnectionFailed` can be retried: inference changes nothing at the server, so that a
+request may run twice. `serve_app_client.retry` decides.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _QUOTED_CHARS: Final = 200
 
 
 class ServeAppClientError(Exception):
-    """Base of everything that a call raises on purpose. Nonsense in arguments is a `ValueError` or `TypeError`.
+    """Base of all errors of calls. Invalid arguments raise `ValueError` or `TypeError`.
 
     Args:
-        message: What is wrong, in the server's words where it has said something.
-        status: The HTTP status; ``None`` where there was no answer.
-        code: The server's stable code, empty where it gave none. Defaults to the class's.
-        retry_after: When trying again may help, seconds; ``None`` where nobody said.
-        request_id: Names the request in the server's log.
+        message: The problem, in the server's words if available.
+        status: The HTTP status; ``None`` without an answer.
+        code: The server's stable code, possibly empty. Defaults to the class's.
+        retry_after: Seconds until a retry may help, if given.
+        request_id: Id in the server's log.
     """
 
     default_code: ClassVar[str] = ""
@@ -168,7 +168,7 @@ class QueueFull(Refused):
 
 
 class Unavailable(ServeAppClientError):
-    """Nobody could take the work: the server, or a proxy in front of it, says so."""
+    """The server, or a proxy in front of it, cannot take the work."""
 
 
 class ModelUnavailable(Unavailable):
@@ -184,19 +184,19 @@ class StoreUnavailable(Unavailable):
 
 
 class DeadlineExceeded(ServeAppClientError):
-    """The deadline passed before the answer was ready, or is too short for it in any case: another try is of no use."""
+    """The deadline passed before the answer was ready, or is too short in any case: a retry does not help."""
 
     default_code = "deadline_exceeded"
 
 
 class SlowReader(ServeAppClientError):
-    """The parts of an answer were not read as fast as they came, and the model was given to others."""
+    """The parts of an answer were read too slowly, and the model was released for other requests."""
 
     default_code = "slow_reader"
 
 
 class ServerFault(ServeAppClientError):
-    """The server failed in a way that it did not expect."""
+    """The server failed unexpectedly."""
 
     default_code = "internal"
 
@@ -208,7 +208,7 @@ class InferenceFailed(ServerFault):
 
 
 class InvalidAnswer(ServeAppClientError):
-    """What came back is no answer of this protocol: the address may be that of another server."""
+    """The answer is not of this protocol: the address may be another server's."""
 
 
 class ConnectionFailed(ServeAppClientError):
@@ -258,13 +258,13 @@ _BY_STATUS: Final[Mapping[int, type[ServeAppClientError]]] = {
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes, request_id: str = "") -> ServeAppClientError:
-    """Make the exception for an answer that is no success.
+    """Make the exception for an unsuccessful answer.
 
     Args:
-        status: The HTTP status, 300 or more.
+        status: 300 or more.
         headers: By lower-case name.
-        body: The body, in whatever form: ours, OpenAI's, or a proxy's page.
-        request_id: What was sent as the request's id; the answer's own counts if it has one.
+        body: In any format: the server's, OpenAI's, or a proxy's page.
+        request_id: As sent; the answer's own takes precedence.
     """
     message, code = _message(body)
     cls = BY_CODE.get(code) or _behind_serves_proxy(status, body) or _BY_STATUS.get(status) or _by_range(status)
@@ -274,17 +274,17 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes, request_id: s
 
 
 def error_in_stream(body: bytes, request_id: str) -> ServeAppClientError:
-    """Make the exception for an error that came in place of a part of an answer, after its status."""
+    """Make the exception for an error in place of a streamed part, after the status."""
     message, code = _message(body)
     return BY_CODE.get(code, ServerFault)(message, None, code, None, request_id)
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime.datetime | None = None) -> float | None:
-    """Seconds that Retry-After asks for, which may be a number or a date; ``None`` where it is missing or neither.
+    """Seconds in Retry-After, a number or a date; ``None`` if missing or invalid.
 
     Args:
         headers: By lower-case name.
-        now: What a date is compared with; the wall clock's time where it is not given.
+        now: For comparison with a date; default: the wall clock.
     """
     value = headers.get("retry-after")
     if value is None:
@@ -307,7 +307,7 @@ def _seconds_until(value: str, now: datetime.datetime | None) -> float | None:
 
 
 def _message(body: bytes) -> tuple[str, str]:
-    """The server's message and code, each empty where the body has none."""
+    """The server's message and code, possibly empty."""
     try:
         document: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -322,9 +322,9 @@ def _message(body: bytes) -> tuple[str, str]:
 
 
 def _behind_serves_proxy(status: int, body: bytes) -> type[ServeAppClientError] | None:
-    """What Ray Serve's HAProxy says while it reaches no router, or has not been told of any yet.
+    """The error for a message of Ray Serve's HAProxy while it reaches or knows no router.
 
-    Its 502, 503 and 504 become a 500 with two words, and what it has no application for a 404 in words of its own.
+    It replaces 502, 503 and 504 with a 500 of two words, and unknown applications with a 404 in its own words.
     """
     if (status, body) == (500, b"Internal Server Error") or (status == 404 and b"/-/routes" in body):
         return Unavailable

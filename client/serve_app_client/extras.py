@@ -1,4 +1,4 @@
-"""Packages that only some calls need, each brought by an extra of this distribution."""
+"""Packages needed by some calls only, installed by extras."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def brought_by(extra: str) -> Iterator[None]:
-    """Around the import of such a package.
+    """Wrap the import of such a package.
 
     Raises:
-        ImportError: It is not installed; the message says what installs it.
+        ImportError: It is not installed; names the extra.
     """
     try:
         yield

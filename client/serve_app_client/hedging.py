@@ -1,4 +1,4 @@
-"""When to send a second attempt although the first has not failed. Nothing here waits or sends."""
+"""Decides when to send a second attempt beside the first. Nothing here waits or sends."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _REMEMBERED: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """Hedge after what this part of the latest calls of the same kind took: to one model, or for embeddings.
+    """Hedge after the time of this share of the latest calls of the same kind: to one model, or for embeddings.
 
     Attributes:
         part: Between 0 and 1: with 0.95, one call in twenty is hedged.
-        samples: Calls that must have been answered before the first is hedged.
+        samples: Answered calls before the first hedge.
     """
 
     part: float
     samples: int = 20
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the values."""
         if not 0.0 < self.part < 1.0:
             raise ValueError("part: expected more than 0 and less than 1")
         if not 1 <= self.samples <= _REMEMBERED:
@@ -31,17 +31,17 @@ class Percentile:
 
 
 class Latencies:
-    """What the latest calls took, per kind of call."""
+    """Durations of the latest calls, per kind."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, deque[float]] = {}
 
     def add(self, kind: str, seconds: float) -> None:
-        """A call was answered after so long."""
+        """Record an answered call."""
         self._seconds.setdefault(kind, deque(maxlen=_REMEMBERED)).append(seconds)
 
     def hedge_after(self, kind: str, wanted: float | Percentile | None) -> float | None:
-        """Seconds until a second attempt is sent; ``None`` for never."""
+        """Seconds until a second attempt, if any."""
         if not isinstance(wanted, Percentile):
             return wanted
         seconds = self._seconds.get(kind, ())
@@ -51,7 +51,7 @@ class Latencies:
 
 
 def checked_hedge(wanted: float | Percentile | None) -> float | Percentile | None:
-    """The value, if one can wait that long. Raises `ValueError`."""
+    """A valid wait. Raises `ValueError`."""
     if isinstance(wanted, float | int) and not 0.0 <= wanted < math.inf:
         raise ValueError("hedge_after: expected seconds, 0 or more, a Percentile, or None")
     return wanted

@@ -1,4 +1,4 @@
-"""Jobs: requests that the server keeps and answers later. What is sent for them, and how answers are read."""
+"""Jobs: encodes requests that the server answers later, and reads its answers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ GRACE_S: Final = 30.0
 
 
 class JobOptions(TypedDict, total=False):
-    """What a job may say of itself.
+    """Options of a job.
 
     Attributes:
-        url: Path of the route that takes its items, where it is not the usual one of the model.
+        url: Path of the items' route, unless it is the model's usual one.
         priority: Class of its items: ``high``, ``normal`` or ``low``. Default: ``low``.
-        timeout_s: Seconds that the job may take as a whole. Default: the server's.
-        callback: URL that is told of its end. The server has to allow its host.
+        timeout_s: Seconds for the whole job. Default: the server's.
+        callback: URL to notify of its end. The server must allow its host.
         metadata: Notes of the caller, texts by name.
-        idempotency_key: Names this job: sent twice, it is made once. Default: a random one.
+        idempotency_key: Id of this job: repetitions make only one. Default: random.
     """
 
     url: str | None
@@ -49,17 +49,16 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as the server knows it.
+    """A job's state at the server.
 
     Attributes:
-        id: Its name.
         state: ``PENDING``, ``PROCESSING``, ``COMPLETED``, ``ERROR`` (some items failed, or it was too late) or
             ``CANCELLED``.
-        progress: Part of its items that have ended, 0 to 1.
+        progress: Share of ended items, 0 to 1.
         items: Numbers of items: ``total``, ``completed``, ``failed``, ``cancelled``, ``expired``, ``waiting``.
-        error: Why it failed; empty where it did not.
-        metadata: As it was given.
-        document: All that the server says of it.
+        error: Why it failed, or empty.
+        metadata: As submitted.
+        document: The server's complete document.
     """
 
     id: str
@@ -72,22 +71,22 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it changes any more."""
+        """Whether it has ended for good."""
         return self.state in ENDED
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What became of one item.
+    """The result of one item.
 
     Attributes:
         index: Its place in the job, from 0.
-        custom_id: What the caller called it.
-        state: As of `Job`.
-        status: The HTTP status that the request would have had; 0 where it has not ended.
+        custom_id: The caller's name for it.
+        state: As in `Job`.
+        status: The HTTP status of its request; 0 before the end.
         body: The answer.
         headers: Of the answer, by lower-case name.
-        code: Of the error; empty without one.
+        code: Of the error, or empty.
         error: The message.
     """
 
@@ -102,12 +101,12 @@ class JobResult:
 
     @property
     def value(self) -> Any:
-        """The answer, where it is JSON. Raises `ValueError` otherwise."""
+        """The JSON answer. Raises `ValueError` for others."""
         return orjson.loads(self.body)
 
     @property
     def outputs(self) -> Mapping[str, npt.NDArray[Any]]:
-        """The tensors, where it is the answer to `infer_item`. Raises `ServeAppClientError` otherwise."""
+        """The tensors of an answer to `infer_item`. Raises `ServeAppClientError` for others."""
         return decode_answer(self.body, self.headers.get(HEAD_LENGTH))[1]
 
 
@@ -119,7 +118,7 @@ def predict_item(
     sampling_rate: int | None = None,
     custom_id: str = "",
 ) -> dict[str, Any]:
-    """An item that sends a model what it was made for; arguments as of `Client.predict`."""
+    """An item of a predict request; arguments as in `Client.predict`."""
     content, content_type = body_of(media, parameters, sampling_rate)
     item = {"model": model, "url": f"/v1/models/{_segment(model)}/predict", "custom_id": custom_id}
     if content_type == "application/json":
@@ -128,7 +127,7 @@ def predict_item(
 
 
 def pipeline_item(pipeline: str, inputs: Mapping[str, Value], *, custom_id: str = "") -> dict[str, Any]:
-    """An item that asks a pipeline; arguments as of `Client.run_pipeline`."""
+    """An item for a pipeline; arguments as in `Client.run_pipeline`."""
     url = f"/v1/models/{_segment(pipeline)}/predict"
     body = orjson.Fragment(inputs_body(inputs).content)
     return {"model": pipeline, "url": url, "custom_id": custom_id, "body": body}
@@ -137,7 +136,7 @@ def pipeline_item(pipeline: str, inputs: Mapping[str, Value], *, custom_id: str 
 def infer_item(
     model: str, inputs: Mapping[str, npt.ArrayLike], *, outputs: Sequence[str] | None = None, custom_id: str = ""
 ) -> dict[str, Any]:
-    """An item that sends a model tensors; arguments as of `Client.infer`."""
+    """An item of tensors; arguments as in `Client.infer`."""
     body, head_length = encode_request(inputs, outputs, timings=False)
     return {
         "model": model,
@@ -156,7 +155,7 @@ def job_body(items: Sequence[Mapping[str, Any]], model: str | None, options: Job
 
 
 def job_of(document: Mapping[str, Any]) -> Job:
-    """A job of its document. Raises what looking for things in a document of another form does."""
+    """Decode a job. Raises lookup errors for a document in another form."""
     return Job(
         document["id"],
         document["state"],
@@ -169,7 +168,7 @@ def job_of(document: Mapping[str, Any]) -> Job:
 
 
 def result_of(document: Mapping[str, Any]) -> JobResult:
-    """A result of its document, likewise."""
+    """Decode a result. Raises lookup errors for a document in another form."""
     encoded = document.get("body_base64")
     if encoded is not None:
         body = binascii.a2b_base64(encoded)
@@ -189,13 +188,13 @@ def result_of(document: Mapping[str, Any]) -> JobResult:
 
 
 def waiting(end: float) -> tuple[float, float]:
-    """How long the next request waits at the server for a job's end, and how long it may take, seconds."""
+    """How long the next request waits at the server for a job's end, and its timeout, seconds."""
     wait_s = max(0.0, min(MOST_WAIT_S, end - monotonic()))
     return wait_s, wait_s + GRACE_S
 
 
 def not_ended(job: Job, timeout: float) -> DeadlineExceeded:
-    """The error of who has waited long enough."""
+    """The error after the longest wait."""
     return DeadlineExceeded(f"job {job.id} is {job.state} after {timeout:g} s; it goes on")
 
 

@@ -1,4 +1,4 @@
-"""Media as users have them, as a body and its content type. Pillow and soundfile are imported where they are needed."""
+"""Encodes media as a body with its content type. Imports Pillow and soundfile on demand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _JSON: Final = "application/json"
 
 
 class Body(NamedTuple):
-    """What is sent, and as what."""
+    """A body and its content type."""
 
     content: bytes
     content_type: str
@@ -53,12 +53,12 @@ def is_text(media: Media) -> bool:
 
 
 def is_in_memory(media: Media) -> bool:
-    """Whether making a body of it neither reads nor encodes a file."""
+    """Whether encoding it neither reads nor makes a file."""
     return is_text(media) or isinstance(media, Blob)
 
 
 def are_in_memory(inputs: Mapping[str, Value]) -> bool:
-    """The same of the inputs of a pipeline. Raises `TypeError`: they have no names."""
+    """The same for a pipeline's inputs. Raises `TypeError` if they have no names."""
     _check_named(inputs)
     return not any(
         _is_file(each) and not isinstance(each, Blob)
@@ -68,18 +68,16 @@ def are_in_memory(inputs: Mapping[str, Value]) -> bool:
 
 
 def body_of(media: Media, parameters: Mapping[str, Any] | None, sampling_rate: int | None = None) -> Body:
-    """Make the body of a predict request: JSON for text; a file as it is, or in a form where there are parameters.
+    """Make the body of a predict request: JSON for text; a file unchanged, or in a form if there are parameters.
 
     Args:
-        media: See `Media`. An array is a sound where it has a sampling rate: float or int16, (samples,) or
-            (samples, channels). Otherwise it is a picture: uint8, (height, width) or (height, width, 3 or 4).
-        parameters: Of the task.
-        sampling_rate: Of an array of samples, Hz.
+        media: See `Media`. An array with a sampling rate is audio: float or int16, (samples,) or (samples, channels).
+            Others are images: uint8, (height, width) or (height, width, 3 or 4).
 
     Raises:
-        TypeError: It is nothing that can be sent.
-        ValueError: An array is neither picture nor sound.
-        OSError: The file cannot be read.
+        TypeError: It cannot be sent.
+        ValueError: An array is neither an image nor audio.
+        OSError: The file is unreadable.
     """
     if is_text(media):
         return Body(orjson.dumps(_text_document(media, parameters)), _JSON)
@@ -97,7 +95,7 @@ def body_of(media: Media, parameters: Mapping[str, Any] | None, sampling_rate: i
 
 
 def inputs_body(inputs: Mapping[str, Value]) -> Body:
-    """Make the body of a request to a pipeline: JSON by the names of inputs, with files in base64.
+    """Make the body of a pipeline's request: JSON by input, with files in base64.
 
     Args:
         inputs: By name. Files are bytes, paths, open binary files and PIL images, or lists of these. Arrays are
@@ -105,7 +103,7 @@ def inputs_body(inputs: Mapping[str, Value]) -> Body:
 
     Raises:
         TypeError: They have no names, or a value is no file and has no JSON form.
-        OSError: A file cannot be read.
+        OSError: A file is unreadable.
     """
     _check_named(inputs)
     parts = {
@@ -121,14 +119,14 @@ def _check_named(inputs: Mapping[str, Value]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What orjson cannot write by itself. Raises `TypeError` for what is not made of numpy's values."""
+    """Convert numpy's values for orjson. Raises `TypeError` for others."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def file_of(media: Media, sampling_rate: int | None = None) -> Body:
-    """The encoded file of a picture or a sound, and its content type. Takes and raises what `body_of` does."""
+    """The encoded file of an image or audio, and its content type. Arguments and errors as in `body_of`."""
     if isinstance(media, Blob):
         return Body(bytes(media), _UNKNOWN)
     if isinstance(media, os.PathLike):
@@ -147,7 +145,7 @@ def file_of(media: Media, sampling_rate: int | None = None) -> Body:
 
 
 def content_type_of(name: str) -> str:
-    """The content type of a file by its name; one that leaves it to the server where the name does not tell."""
+    """The content type by a file's name; a generic one if unknown, for the server to detect."""
     guess = mimetypes.guess_type(name)[0] or _UNKNOWN
     return guess if guess.startswith(("image/", "audio/")) or guess == "text/plain" else _UNKNOWN
 

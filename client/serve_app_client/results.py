@@ -1,4 +1,4 @@
-"""What calls return."""
+"""Results of calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 
 class Timings(NamedTuple):
-    """Where the time of one request went at the server, microseconds.
+    """Durations of one request at the server, microseconds.
 
     Attributes:
         queue_us: In the router's queue.
         preprocess_us: Making tensors of media.
         infer_us: In the backend.
         postprocess_us: Making the answer.
-        timeout_us: Until the deadline, from when the request had been read and was queued.
+        timeout_us: From queueing, after the request was read, until the deadline.
     """
 
     queue_us: int
@@ -32,12 +32,12 @@ class Served:
     """How a request was served.
 
     Attributes:
-        priority: The class that counted: ``high``, ``normal`` or ``low``; empty where the server does not say.
-        variant: The build of the model that answered; empty for the exact model. Of a pipeline ``step=build`` of those
-            steps that the exact model did not answer, with commas between them.
-        request_id: Names the request in the server's log.
-        cache: ``hit``, ``miss`` or ``shared`` where the model has a response cache; else empty.
-        version: The version that answered, where the model is served in several; else empty.
+        priority: The effective class: ``high``, ``normal`` or ``low``; empty if unknown.
+        variant: The build that answered; empty for the exact model. For a pipeline, comma-separated ``step=build`` of
+            steps that the exact model did not answer.
+        request_id: Id in the server's log.
+        cache: ``hit``, ``miss`` or ``shared`` for a model with a response cache; else empty.
+        version: The version that answered, for a model with several; else empty.
     """
 
     priority: str = ""
@@ -53,10 +53,8 @@ class InferResult:
 
     Attributes:
         outputs: By name. Arrays of numbers are read-only: copy one to change it.
-        model: The model's name.
         version: The version that answered.
-        served: How it was served.
-        timings: Where the time went, if that was asked for and the server tells.
+        timings: Durations, if requested and available.
     """
 
     outputs: dict[str, npt.NDArray[Any]]
@@ -74,10 +72,9 @@ class StreamPart:
     """One part of an answer.
 
     Attributes:
-        outputs: By name: a value, or a flat list of values, as JSON has them.
-        model: The model's name.
+        outputs: By name: a value, or a flat list of values, from JSON.
         version: The version that answered.
-        served: How the request was served, as far as it is known with the first part.
+        served: As known with the first part.
     """
 
     outputs: dict[str, Any]
@@ -90,10 +87,9 @@ class StreamPart:
 
 
 class Label(NamedTuple):
-    """One class and how likely it is.
+    """A class with its score.
 
     Attributes:
-        label: Its name.
         score: From 0 to 1.
     """
 
@@ -103,11 +99,10 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PredictResult:
-    """The answer of a model to media.
+    """A model's answer to media.
 
     Attributes:
-        value: The answer as JSON data, as its task has it.
-        served: How it was served.
+        value: JSON data in the task's format.
     """
 
     value: Any
@@ -115,7 +110,7 @@ class PredictResult:
 
     @property
     def labels(self) -> list[Label]:
-        """The classes of one picture, sound or text, the best first.
+        """The classes of one image, audio or text, the best first.
 
         Raises:
             TypeError: The answer has another form.
@@ -138,7 +133,7 @@ class PredictResult:
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
-        """Numbers as an array: embeddings of shape (texts, dimensions), or similarities of shape (sentences,).
+        """An array: embeddings of shape (texts, dimensions), or similarities of shape (sentences,).
 
         Raises:
             TypeError: The answer has another form.
@@ -155,7 +150,6 @@ class PipelineResult:
 
     Attributes:
         outputs: By name, as JSON data; tensors are nested lists.
-        served: How it was served.
     """
 
     outputs: dict[str, Any]
@@ -169,9 +163,8 @@ class TensorMetadata(NamedTuple):
     """One input or output of a model.
 
     Attributes:
-        name: Its name.
-        datatype: In the protocol's words, e.g. ``FP32``.
-        shape: ``-1`` for a dimension that may vary. Dimension 0 is rows.
+        datatype: The protocol's name, e.g. ``FP32``.
+        shape: ``-1`` for a variable dimension. Dimension 0 is rows.
     """
 
     name: str
@@ -180,7 +173,7 @@ class TensorMetadata(NamedTuple):
 
 
 class ModelMetadata(NamedTuple):
-    """What a model takes and gives."""
+    """A model's inputs and outputs."""
 
     name: str
     versions: tuple[str, ...]
@@ -190,7 +183,7 @@ class ModelMetadata(NamedTuple):
 
 
 class ModelSummary(NamedTuple):
-    """One line of what a server serves."""
+    """An entry of the list of served models."""
 
     name: str
     version: str

@@ -1,6 +1,6 @@
-"""Whether and when a failed attempt is made again. Nothing here waits or sends; time is an argument.
+"""Decides whether and when a failed attempt is repeated. Nothing here waits or sends; time is an argument.
 
-An attempt is made again when all of this holds:
+An attempt is repeated if all of this holds:
 
 - the failure is one that another attempt can mend: no connection, a connection that broke, 429, 503, or a proxy's 502
   or 504 (`RETRYABLE`). Inference changes nothing at the server, so that running a request twice does no harm;
@@ -37,16 +37,16 @@ RETRYABLE: Final = (ConnectionFailed, Refused, Unavailable)
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How a client repeats what failed.
+    """How a client retries.
 
     Attributes:
-        attempts: Most attempts of one call, the first included.
-        first_s: Bound of the first wait, seconds; that of each further one is twice as long.
+        attempts: Most attempts of one call, including the first.
+        first_s: Bound of the first wait, seconds; each further one is doubled.
         most_s: Largest bound, seconds.
-        ratio: Retries that each call pays into the client's budget, and with that the extra load in the long run.
-        reserve: Retries that the budget holds at the start, and at most. A server that dies cuts all connections of a
-            client at once: as many as it may have, by default.
-        per_s: Retries that the budget gets per second without any call, for clients that call rarely.
+        ratio: Retries that each call adds to the client's budget, i.e. the extra load in the long run.
+        reserve: Retries in the budget at the start, and at most. A server that dies cuts all connections of a client at
+            once: by default as many as the client may have.
+        per_s: Retries added per second without calls, for clients with few calls.
     """
 
     attempts: int = 3
@@ -57,7 +57,7 @@ class Retry:
     per_s: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the values."""
         if self.attempts < 1:
             raise ValueError("attempts: expected 1 or more")
         for name in ("first_s", "most_s", "ratio", "reserve", "per_s"):
@@ -66,13 +66,13 @@ class Retry:
 
 
 class RetryBudget:
-    """Bounds the second attempts of all calls of a client: retries and hedges. Safe in any thread.
+    """Bounds the second attempts of all calls of a client: retries and hedges. Thread-safe.
 
-    After ``n`` calls within ``t`` seconds, no more than ``reserve + ratio * n + per_s * t`` were granted.
+    After ``n`` calls within ``t`` seconds, at most ``reserve + ratio * n + per_s * t`` were granted.
 
     Args:
-        retry: Its ``ratio``, ``reserve`` and ``per_s``.
-        now: The time, seconds.
+        retry: For its ``ratio``, ``reserve`` and ``per_s``.
+        now: Present time, seconds.
     """
 
     def __init__(self, retry: Retry, now: float) -> None:
@@ -82,12 +82,12 @@ class RetryBudget:
         self._lock = threading.Lock()
 
     def deposit(self, now: float) -> None:
-        """A call begins."""
+        """Add a call's share."""
         with self._lock:
             self._add(self._retry.ratio, now)
 
     def withdraw(self, now: float) -> bool:
-        """Whether one more attempt may be made; it is counted then."""
+        """Whether another attempt is allowed, which then counts."""
         with self._lock:
             self._add(0.0, now)
             if self._tokens < 1.0:
@@ -103,7 +103,7 @@ class RetryBudget:
 
 
 class RetryArguments(TypedDict):
-    """What `tenacity.Retrying` and `tenacity.AsyncRetrying` take alike."""
+    """Common arguments of `tenacity.Retrying` and `tenacity.AsyncRetrying`."""
 
     retry: Callable[[tenacity.RetryCallState], bool]
     wait: Callable[[tenacity.RetryCallState], float]
@@ -115,12 +115,9 @@ class RetryArguments(TypedDict):
 def retry_arguments(
     retry: Retry, budget: RetryBudget, deadline: Deadline, clock: Callable[[], float] = monotonic
 ) -> RetryArguments:
-    """The decisions about the attempts of one call. See the module's text.
+    """Decide about the attempts of one call; see the module's docstring.
 
     Args:
-        retry: How to repeat.
-        budget: The client's.
-        deadline: The call's.
         clock: Of the deadline and the budget.
     """
     jitter = tenacity.wait_random_exponential(multiplier=retry.first_s, max=retry.most_s)
@@ -140,7 +137,7 @@ def retry_arguments(
         "retry": tenacity.retry_if_exception_type(RETRYABLE),
         "wait": wait,
         "stop": stop,
-        "before_sleep": _tell,
+        "before_sleep": _log_retry,
         "reraise": True,
     }
 
@@ -151,5 +148,5 @@ def _failure(state: tenacity.RetryCallState) -> ServeAppClientError:
     return error
 
 
-def _tell(state: tenacity.RetryCallState) -> None:
+def _log_retry(state: tenacity.RetryCallState) -> None:
     _log.debug("attempt %d failed, again in %.3f s: %s", state.attempt_number, state.upcoming_sleep, _failure(state))

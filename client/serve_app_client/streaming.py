@@ -1,4 +1,4 @@
-"""Answers in parts, as they arrive: server-sent events of JSON objects. Nothing here reads from a connection."""
+"""Parses streamed answers: server-sent events of JSON objects. Nothing here reads from a connection."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ _NAMES: Final = frozenset({"model_name", "model_version", "id", "parameters"})
 
 @dataclass(slots=True)
 class PartReader:
-    """Makes parts of the bytes of one answer.
+    """Parses the bytes of one answer into parts.
 
     Attributes:
-        call: The call.
-        head: The answer, without its body.
-        gap_s: How long the next bytes may take where nobody named a time for the whole, seconds.
+        head: Without its body.
+        gap_s: Longest wait for the next bytes without a total time, seconds.
     """
 
     call: Call[Any]
@@ -36,7 +35,7 @@ class PartReader:
     _rest: bytes = b""
 
     def left(self) -> float:
-        """Seconds that the next bytes may take: a little longer than the server has, whose own word says more.
+        """Seconds for the next bytes: a little longer than the server's deadline, whose own error is more precise.
 
         Raises:
             DeadlineExceeded: The time for the whole answer is over.
@@ -50,10 +49,10 @@ class PartReader:
         return left
 
     def feed(self, piece: bytes) -> Iterator[StreamPart]:
-        """The parts that are complete with these bytes.
+        """Yield parts completed by these bytes.
 
         Raises:
-            ServeAppClientError: The server says that the rest cannot come.
+            ServeAppClientError: The server reports an error in place of the rest.
             InvalidAnswer: It is no stream of parts.
         """
         *events, self._rest = (self._rest + piece).split(_END)
@@ -63,7 +62,7 @@ class PartReader:
                 yield self._part(data)
 
     def finish(self) -> None:
-        """Note the end. Raises `InvalidAnswer` where it is in the middle of a part."""
+        """End the answer. Raises `InvalidAnswer` inside a part."""
         if self._rest.strip():
             raise InvalidAnswer("the answer ends in the middle of a part", self.head.status)
 

@@ -1,4 +1,4 @@
-"""The client for code that waits."""
+"""The blocking client."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ R = TypeVar("R")
 class Client:
     """A client of serve_app over HTTP. Threads may share one; close it, or use it as a context manager.
 
-    There is no hedging here: to be worth its load it has to end the slower attempt, and nothing can end a thread
-    that reads from a socket. `AsyncClient` has it.
+    It does not hedge: that requires cancelling the slower attempt, and a thread reading from a socket cannot be
+    cancelled. `AsyncClient` hedges.
 
     Args:
-        url: Address of the server, e.g. ``http://127.0.0.1:8000``; default: the environment variable SERVE_APP_URL,
-            or this one.
+        url: Address of the server, e.g. ``http://127.0.0.1:8000``; default: the environment variable SERVE_APP_URL, or
+            this one.
         settings: See `serve_app_client.ClientSettings`.
     """
 
@@ -76,7 +76,7 @@ class Client:
 
     @staticmethod
     def deadline(seconds: float) -> AbstractContextManager[None]:
-        """As `serve_app_client.deadline`: all calls inside end within so many seconds together."""
+        """`serve_app_client.deadline`: all calls inside end within this many seconds in total."""
         return deadline(seconds)
 
     def infer(
@@ -92,16 +92,15 @@ class Client:
         """Send tensors to a model (Open Inference Protocol V2, binary both ways).
 
         Args:
-            model: The model's name.
             inputs: By name. Axis 0 is rows; strings and bytes are BYTES.
-            outputs: Names of the outputs wanted; ``None`` for all.
-            version: Of the model: a number or an alias; ``None``: whichever the server chooses.
-            timings: Whether the answer shall say where the time went.
+            outputs: Names of the wanted outputs; ``None`` for all.
+            version: A number or an alias; ``None``: the server chooses.
+            timings: Whether the answer includes durations.
             options: See `serve_app_client.CallOptions`.
 
         Raises:
-            ServeAppClientError: See `serve_app_client.errors`. So do all other methods.
-            TypeError: An input has no form in the protocol, or there is no such option.
+            ServeAppClientError: See `serve_app_client.errors`. All other methods raise it, too.
+            TypeError: An input has no form in the protocol, or an option is unknown.
         """
         return self._run(self._calls.infer(model, inputs, outputs, version, options, timings=timings))
 
@@ -114,18 +113,18 @@ class Client:
         stream_timeout: float | None = None,
         **options: Unpack[CallOptions],
     ) -> Generator[StreamPart, None, None]:
-        """Have a model answer in parts, and iterate over them as they come.
+        """Stream an answer, as an iterator over its parts.
 
-        The request is sent when the first part is asked for. An iterator that is not read to its end has to be closed
-        (`contextlib.closing`), which ends the model's work. Attempts are repeated until the first part has come.
+        The request is sent when the first part is requested. An iterator that is not exhausted must be closed
+        (`contextlib.closing`), which ends the model's work. Attempts are repeated until the first part.
 
         Args:
-            model: The model's name. Where it answers in one, there is one part.
-            inputs: By name: a value, or a list or an array of values, from which the server tells the shape. Texts are
-                BYTES.
-            version: Of the model: a number or an alias; ``None``: whichever the server chooses.
-            stream_timeout: Seconds for the whole answer, while ``timeout`` is for its first part; ``None``: what the
-                server allows, and the client's patience for each part.
+            model: A model without streaming answers in one part.
+            inputs: By name: a value, or a list or an array of values, from which the server derives the shape. Texts
+                are BYTES.
+            version: A number or an alias; ``None``: the server chooses.
+            stream_timeout: Seconds for the whole answer, while ``timeout`` bounds its first part; ``None``: the
+                server's limit, and the client's patience for each part.
             options: See `serve_app_client.CallOptions`.
 
         Raises:
@@ -143,21 +142,20 @@ class Client:
         version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> PredictResult:
-        """Send a model what it was made for: a picture, a sound or text.
+        """Send a model an image, audio or text.
 
         Args:
-            model: The model's name.
-            media: A text or several; a file as path (`pathlib.Path`), bytes or open binary file; a PIL image; an
-                array, which is a sound where it has a sampling rate, and otherwise a picture.
+            media: One or several texts; a file as path (`pathlib.Path`), bytes or open binary file; a PIL image; an
+                array, which is audio with a sampling rate, and otherwise an image.
             parameters: Of the task, e.g. ``{"top_k": 3}`` or ``{"candidate_labels": [...]}``.
             sampling_rate: Of an array of samples, Hz.
-            version: Of the model: a number or an alias; ``None``: whichever the server chooses.
+            version: A number or an alias; ``None``: the server chooses.
             options: See `serve_app_client.CallOptions`.
 
         Raises:
-            TypeError: ``media`` is nothing that can be sent.
-            ValueError: An array is neither picture nor sound.
-            OSError: The file cannot be read.
+            TypeError: ``media`` cannot be sent.
+            ValueError: An array is neither an image nor audio.
+            OSError: The file is unreadable.
         """
         return self._run(self._calls.predict(model, media, parameters, sampling_rate, options, version=version))
 
@@ -169,20 +167,19 @@ class Client:
         version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> PipelineResult:
-        """Have several models answer one request together.
+        """Run a pipeline, i.e. several models for one request.
 
-        Large tensors are sent faster, and come back as arrays, by `infer`, to which a pipeline is a model.
+        `infer`, which treats a pipeline as a model, sends large tensors faster and returns arrays.
 
         Args:
-            pipeline: The pipeline's name.
             inputs: By name: a file as path (`pathlib.Path`), bytes, open binary file or PIL image; a text; JSON data; a
-                tensor as array or nested lists; of an input that takes many, a list.
-            version: Of the pipeline, a number; ``None``: the one that it has.
+                tensor as array or nested lists; a list for an input with several values.
+            version: A number; ``None``: the only one.
             options: See `serve_app_client.CallOptions`.
 
         Raises:
             TypeError: Inputs have no names, or one is no file and has no JSON form.
-            OSError: A file cannot be read.
+            OSError: A file is unreadable.
         """
         return self._run(self._calls.run_pipeline(pipeline, inputs, options, version=version))
 
@@ -198,10 +195,8 @@ class Client:
         """Embed texts.
 
         Args:
-            texts: One or several.
-            model: The model's name.
-            dimensions: Shorten the vectors to so many, for models made for that.
-            version: Of the model: a number or an alias; ``None``: whichever the server chooses.
+            dimensions: Shorten the vectors, for models that support it.
+            version: A number or an alias; ``None``: the server chooses.
             options: See `serve_app_client.CallOptions`.
 
         Returns:
@@ -210,19 +205,19 @@ class Client:
         return self._run(self._calls.embed(texts, model, dimensions, options, version=version))
 
     def models(self) -> list[ModelSummary]:
-        """What is served."""
+        """The served models."""
         return self._run(self._calls.models())
 
     def model(self, name: str, version: str | None = None) -> ModelMetadata:
-        """What a model takes and gives."""
+        """A model's inputs and outputs."""
         return self._run(self._calls.model(name, version))
 
     def status(self) -> dict[str, Any]:
-        """How every model is scheduled: queues, replicas, predicted latencies."""
+        """Every model's scheduling: queues, replicas, predicted latencies."""
         return self._run(self._calls.status())
 
     def statistics(self, model: str) -> dict[str, Any]:
-        """Counts and durations of a model, as the protocol's statistics extension has them."""
+        """A model's counts and durations, by the protocol's statistics extension."""
         return self._run(self._calls.statistics(model))
 
     def submit_job(
@@ -233,22 +228,22 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[JobOptions],
     ) -> Job:
-        """Have the server keep requests and answer them later. When this returns, they are kept.
+        """Store requests at the server to be answered later. They are stored when this returns.
 
         Args:
-            items: As of ``/v1/jobs``: ``{"body": ...}``, or made by `predict_item` and `infer_item`.
-            model: Of items that name none.
+            items: As in ``/v1/jobs``: ``{"body": ...}``, or made by `predict_item` and `infer_item`.
+            model: Of items without one.
             timeout: Seconds for this call, not for the job.
             options: See `serve_app_client.JobOptions`.
         """
         return self._run(self._calls.submit_job(items, model, options, timeout))
 
     def job(self, job: str) -> Job:
-        """A job as it is now."""
+        """A job's present state."""
         return self._run(self._calls.job(job, 0.0, None))
 
     def wait_for_job(self, job: str, timeout: float = 3600.0) -> Job:
-        """A job when it has ended. Raises `DeadlineExceeded` where it has not after so many seconds."""
+        """Wait for the end of a job. Raises `DeadlineExceeded` after this many seconds."""
         end = monotonic() + timeout
         while not (found := self._run(self._calls.job(job, *waiting(end)))).has_ended:
             if monotonic() >= end:
@@ -256,20 +251,19 @@ class Client:
         return found
 
     def jobs(self, *, after: str = "", limit: int = 20) -> list[Job]:
-        """The newest jobs of this client's API key, or those before the one of the id ``after``."""
+        """The newest jobs of this client's API key, or those before the id ``after``."""
         return self._run(self._calls.jobs(after, limit))
 
     def cancel_job(self, job: str) -> Job:
-        """End a job. One that has ended stays as it is."""
+        """End a job, unless it has ended."""
         return self._run(self._calls.cancel_job(job))
 
     def job_results(self, job: str, *, states: Sequence[str] = (), after: int = -1) -> Iterator[JobResult]:
-        """What became of a job's items, in their order, page by page.
+        """The results of a job's items, in order, page by page.
 
         Args:
-            job: Its id.
-            states: Only items in these; empty for all.
-            after: Only items behind this index.
+            states: Item states to include; empty for all.
+            after: Only items after this index.
         """
         page: int | None = after
         while page is not None:
@@ -277,18 +271,18 @@ class Client:
             yield from results
 
     def live(self, *, timeout: float = PROBE_TIMEOUT_S) -> bool:
-        """Whether the server answers. Asked once, without retries."""
+        """Whether the server answers; one request without retries."""
         return not self._probe(self._calls.live(timeout))
 
     def ready(self, model: str | None = None, *, timeout: float = PROBE_TIMEOUT_S) -> bool:
-        """Whether all models, or this one, can take work. Asked once, without retries."""
+        """Whether all models, or this one, are ready; one request without retries."""
         return not self._probe(self._calls.ready(model, timeout))
 
     def wait_until_ready(self, timeout: float = 60.0, model: str | None = None) -> None:
-        """Wait until all models, or this one, can take work.
+        """Wait until all models, or this one, are ready.
 
         Raises:
-            DeadlineExceeded: They cannot after so many seconds; the message says why.
+            DeadlineExceeded: They are not ready after this many seconds; the message says why.
         """
         with deadline(timeout):
             tenacity.Retrying(**wait_arguments(timeout))(lambda: self._probe(self._calls.ready(model, PROBE_TIMEOUT_S)))

@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol V2 in its binary form: a JSON head, then the little-endian bytes."""
+"""Tensors of the Open Inference Protocol V2 in binary form: a JSON head, then little-endian bytes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _DATATYPES: Final = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 
 def datatype_of(array: Array) -> str:
-    """The protocol's name for what an array holds. Strings, bytes and objects are BYTES.
+    """The protocol's name of an array's type. Strings, bytes and objects are BYTES.
 
     Raises:
-        TypeError: The protocol has none for it.
+        TypeError: The protocol has no such type.
     """
     dtype = array.dtype.newbyteorder("=")
     if dtype.kind in "SUO":
@@ -50,15 +50,15 @@ def datatype_of(array: Array) -> str:
 def encode_request(
     inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None = None, *, timings: bool = False
 ) -> tuple[bytes, int]:
-    """Make the body of an infer request that asks for binary outputs.
+    """Encode an infer request for binary outputs.
 
     Args:
         inputs: By name. Axis 0 is rows.
-        outputs: Names of the outputs wanted, in this order; ``None`` for all.
-        timings: Whether the answer shall say where the time went.
+        outputs: Names of the wanted outputs, in order; ``None`` for all.
+        timings: Whether the answer includes durations.
 
     Returns:
-        The body, and the bytes of its JSON head.
+        The body, and the length of its JSON head.
 
     Raises:
         TypeError: An input has no form in the protocol.
@@ -86,14 +86,13 @@ def encode_request(
 
 
 def decode_answer(body: bytes, head_length: str | None) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Understand the body of an infer response.
+    """Decode an infer response.
 
     Args:
-        body: The body.
-        head_length: Value of the header Inference-Header-Content-Length; ``None`` where it was not there.
+        head_length: The header Inference-Header-Content-Length, if any.
 
     Returns:
-        The JSON head, and the outputs by name. Numbers that came as binary are read-only views of the body.
+        The JSON head, and the outputs by name. Binary numbers are read-only views of the body.
 
     Raises:
         InvalidAnswer: It is no infer response.

@@ -1,6 +1,6 @@
-"""What client and server must write alike: names, words and limits on the wire. Neither imports the other's.
+"""Names and limits on the wire that client and server must agree on, without importing each other.
 
-The codes of errors stand with their exceptions (`errors`), and the datatypes of tensors with numpy's (`tensors`).
+Error codes are beside their exceptions (`errors`), and datatypes beside numpy's (`tensors`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""API keys: who may ask for what, and how much."""
+"""API keys: rights and rates."""

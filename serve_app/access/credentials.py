@@ -1,4 +1,4 @@
-"""The key that a request carries: in ``X-API-Key``, or as the token of ``Authorization: Bearer`` (RFC 6750)."""
+"""Reads a request's key: from ``X-API-Key``, or the token of ``Authorization: Bearer`` (RFC 6750)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _HOW: Final = "send Authorization: Bearer <key>, or X-API-Key: <key>"
 
 
 def credential_from(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """The key that these headers (or gRPC metadata) carry; ``None`` where there is none.
+    """The key in these headers (or gRPC metadata), if any.
 
-    ``X-API-Key`` counts first: a proxy or a client may need ``Authorization`` for itself.
+    ``X-API-Key`` takes precedence: a proxy or a client may need ``Authorization`` for itself.
 
     Args:
         headers: By lower-case name.
 
     Raises:
-        Unauthenticated: There is something that cannot be a key. The message does not repeat it.
+        Unauthenticated: The value cannot be a key. The message does not repeat it.
     """
     key = headers.get(b"x-api-key")
     if key is None:

@@ -1,8 +1,7 @@
-"""Who asks: finds the key of every request, and remembers it for as long as the request is worked on.
+"""Finds the key of every request, and remembers it while the request is worked on.
 
-The key of the current request is a context variable: every request is a task of its own, and whatever works for it
-inherits its context. `serve_app.access.guarded` asks for it wherever something is allowed or not. What was
-let in by no port has no key, and may do nothing.
+The key of the current request is a context variable: every request is a task, and work for it inherits its context.
+`serve_app.access.guarded` checks it for every right. A request admitted by no port has no key, and no rights.
 """
 
 from __future__ import annotations
@@ -53,21 +52,19 @@ def wall_clock() -> float:
 
 
 class Guard:
-    """Lets requests in by their keys.
+    """Admits requests by their keys.
 
     Args:
-        keys: All keys.
-        open_parts: What is open without a key.
-        routers: How many processes share the keys' rates: each allows its part.
-        levels: What the numbers of priorities mean.
-        now: A clock that only goes forward, seconds.
-        wall: POSIX time, for keys that expire.
+        open_parts: Parts that need no key.
+        routers: Number of processes that divide the keys' rates.
+        now: Monotonic, seconds.
+        wall: POSIX time, for expiring keys.
 
     Attributes:
-        counts: Requests by the name of their key and ``admitted``, ``rate_limited`` or ``unauthenticated`` (no name).
-        reloads: How often the keys were replaced, and how often that failed.
-        loaded_at: When the keys that count were read, POSIX time.
-        fault: Why the last attempt to replace them failed; empty where it did not.
+        counts: Requests by name of the key and ``admitted``, ``rate_limited`` or ``unauthenticated`` (no name).
+        reloads: Number of replacements of the keys, and of failed ones.
+        loaded_at: When the present keys were read, POSIX time.
+        fault: The error of the last replacement, or empty.
     """
 
     def __init__(
@@ -89,30 +86,30 @@ class Guard:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.reloads: Counter[str] = Counter(ok=0, failed=0)
         self.fault = ""
-        self._take(keys)
+        self._use_keys(keys)
 
     @property
     def number(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._keys)
 
     def replace(self, keys: Iterable[Key]) -> None:
-        """Have other keys count from now on. A key that stays keeps what it has used of its rate."""
-        self._take(keys)
+        """Replace the keys. A remaining key keeps its used rate."""
+        self._use_keys(keys)
         self.reloads["ok"] += 1
 
     def keep(self, fault: str) -> None:
-        """Have the same keys count, since others could not be read."""
+        """Record that other keys could not be read; the present ones stay."""
         self.fault = fault
         self.reloads["failed"] += 1
 
     def share(self, routers: int) -> None:
-        """Have so many processes share the keys' rates from now on."""
+        """Set the number of processes that divide the keys' rates."""
         if routers != self._routers:
             self._routers = routers
             self._limit()
 
-    def _take(self, keys: Iterable[Key]) -> None:
+    def _use_keys(self, keys: Iterable[Key]) -> None:
         self._keys, self.fault, self.loaded_at = {key.digest: key for key in keys}, "", self._wall()
         self._limit()
 
@@ -126,7 +123,7 @@ class Guard:
         self._limiters = limiters
 
     def status(self) -> dict[str, Any]:
-        """How many keys there are and how reading them went: nothing of the keys."""
+        """The number of keys and the state of reading them, without the keys."""
         return {
             "keys": self.number,
             "loaded_at": datetime.fromtimestamp(self.loaded_at, UTC).isoformat(timespec="seconds"),
@@ -135,16 +132,16 @@ class Guard:
         }
 
     def admit(self, headers: Mapping[bytes, bytes]) -> None:
-        """Let one request in, and count it against its key's rate.
+        """Admit one request, and count it against its key's rate.
 
         Args:
-            headers: Of an HTTP request, or the metadata of a gRPC call, by lower-case name.
+            headers: Of the request, or the call's metadata, by lower-case name.
 
         Raises:
-            Unauthenticated: It has no key, or none that is valid.
-            RateLimited: The key was used too often.
-            PermissionDenied: The headers ask for a class that the key may not use.
-            InvalidRequest: They ask for none that there is.
+            Unauthenticated: It has no valid key.
+            RateLimited: The key's rate is exceeded.
+            PermissionDenied: The key may not use the class in the headers.
+            InvalidRequest: The class does not exist.
         """
         key = self._authenticate(headers)
         _current.set(key)  # even where it is refused now: the log names it
@@ -156,9 +153,9 @@ class Guard:
             allowed_class(key, parse_qos_headers(headers, self._levels)[0])  # the body need not be read to refuse this
 
     def waits_as(self, headers: Mapping[bytes, bytes], priority: Priority) -> tuple[Priority, str, float]:
-        """The class in which a request waits to be let in, the name of its key, and its weight.
+        """The class in which a request waits for admission, the name of its key, and its weight.
 
-        The class is the one asked for, as far as the key may use it.
+        The requested class, if the key may use it.
         """
         try:
             key = self._find(headers)
@@ -167,10 +164,10 @@ class Guard:
         return max(priority, key.highest), key.name, key.weight
 
     def act_for(self, name: str) -> None:
-        """Let one request in that was left to be done, with a key of this name. It was counted when it came.
+        """Admit a deferred request of the key with this name. It was counted on arrival.
 
         Raises:
-            Unauthenticated: There is no valid key of this name any more.
+            Unauthenticated: No valid key has this name any more.
         """
         _current.set(None)
         now = self._wall()
@@ -181,14 +178,7 @@ class Guard:
         raise Unauthenticated("the API key that this was asked with was removed, disabled or has expired")
 
     def authorize(self, policy: Policy, headers: Mapping[bytes, bytes]) -> None:
-        """Let one request in that asks no model to work.
-
-        Raises:
-            Unauthenticated: As `admit`.
-            RateLimited: As `admit`.
-            PermissionDenied: As `admit`; or it is for administrators.
-            InvalidRequest: As `admit`.
-        """
+        """Admit a request that runs no model. Raises what `admit` raises, and `PermissionDenied` for administration."""
         if policy in self._open:
             self._authenticate_optional(headers)
         elif policy == "stream":
@@ -203,10 +193,10 @@ class Guard:
         return policy in self._open
 
     def current(self) -> Key:
-        """The key of the current request, as it is now.
+        """The present state of the current request's key.
 
         Raises:
-            Unauthenticated: There is none, or it was removed while the request was worked on.
+            Unauthenticated: There is none, or it was removed meanwhile.
         """
         key = _current.get()
         if key is None:
@@ -220,7 +210,7 @@ class Guard:
 
     @property
     def name(self) -> str:
-        """Name of the current request's key, whether or not it was let in; empty where it has none that is known."""
+        """Name of the current request's key, admitted or not; empty if unknown."""
         key = _current.get()
         return "" if key is None else key.name
 
@@ -230,7 +220,7 @@ class Guard:
         return _current.get() is _ANONYMOUS
 
     def require_admin(self) -> None:
-        """Allow the current request to change the server, or to see what is not of one model.
+        """Allow the current request to change the server, or to see more than single models.
 
         Raises:
             PermissionDenied: Its key may not.
@@ -252,7 +242,7 @@ class Guard:
             raise
 
     def _authenticate_optional(self, headers: Mapping[bytes, bytes]) -> None:
-        """Accept requests without a key, and authenticate those that have one: they may see more."""
+        """Admit requests without a key, but authenticate given ones, which may see more."""
         try:
             key = self._find(headers)
         except Unauthenticated:
@@ -277,7 +267,7 @@ class Guard:
 
 
 def allowed_class(key: Key, priority: Priority | None) -> Priority | None:
-    """The class in which what asks for this one is served; ``None`` for the default.
+    """The class for a requested one; ``None`` for the default.
 
     Raises:
         PermissionDenied: The key may not use it.

@@ -1,9 +1,8 @@
-"""Keeps a guard's keys as a file has them, without a restart.
+"""Updates a guard's keys from their file without a restart.
 
-The file is read again every few seconds, by a thread: it may be a Kubernetes secret, whose files are swapped by
-symbolic links and whose inodes and times tell little, and it is small. What is new counts when two looks in succession
-saw it: one look may see half of a file that is being written. What cannot be read or understood changes nothing: the
-keys from before stay, and the log says why.
+A thread reads the file every few seconds: it may be a Kubernetes secret, whose symbolic links and inodes tell little,
+and it is small. New content counts after two equal reads, since one may see a half-written file. Unreadable or invalid
+content changes nothing: the previous keys stay, and the log says why.
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ _WORLD: Final = stat.S_IROTH | stat.S_IWOTH
 
 
 class KeyFile(NamedTuple):
-    """Where keys come from.
+    """The source of keys.
 
     Attributes:
-        path: The file.
-        read: Reads its content.
-        parse: Makes keys of it. Both raise `ConfigError` where they cannot.
+        read: Raises `ConfigError`.
+        parse: Raises `ConfigError`.
     """
 
     path: Path
@@ -40,18 +38,14 @@ class KeyFile(NamedTuple):
 
 
 class KeyFileWatcher:
-    """Looks at a file of keys, and has a guard take what it holds.
+    """Polls a file of keys, and updates a guard.
 
     Args:
-        file: The file.
-        within_s: What changes in it counts within this time, seconds: it is looked at twice as often.
+        within_s: Longest delay of a change, seconds: polls are twice as frequent.
         make: Makes the guard of the first keys.
 
-    Attributes:
-        guard: Has the keys.
-
     Raises:
-        ConfigError: The file cannot be read or understood now, before there are any keys.
+        ConfigError: The first content is unreadable or invalid.
     """
 
     def __init__(self, file: KeyFile, within_s: float, make: Callable[[Sequence[Key]], Guard]) -> None:
@@ -67,18 +61,18 @@ class KeyFileWatcher:
                 _log.warning("%s can be read or written by every user of this machine: chmod 600 %s", *[file.path] * 2)
 
     def start(self) -> None:
-        """Look from now on, in the running event loop, until `close`."""
+        """Poll in the running event loop, until `close`."""
         self._task = asyncio.create_task(self._run())
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
 
     async def poll(self) -> None:
-        """Look once."""
+        """Poll once."""
         try:
-            await self._take()
+            await self._apply_file()
         except ConfigError as error:
             self._failed(str(error))
         except Exception as error:  # a fault of ours; what it says may hold a part of the file
@@ -89,8 +83,8 @@ class KeyFileWatcher:
             await asyncio.sleep(self._every_s)
             await self.poll()
 
-    async def _take(self) -> None:
-        """Have the keys of the file count, once it holds what it held at the last look."""
+    async def _apply_file(self) -> None:
+        """Apply the file's keys, if equal to those of the last poll."""
         before, self._seen = self._seen, None
         content = self._seen = await asyncio.to_thread(self._file.read, self._file.path)
         if content != before:

@@ -1,9 +1,9 @@
-"""How often: the generic cell rate algorithm (ITU-T I.371, "virtual scheduling"), a leaky bucket in one number.
+"""Rate limits: the generic cell rate algorithm (ITU-T I.371, "virtual scheduling"), a leaky bucket in one number.
 
-It keeps the moment at which a source that never exceeds its rate would send next. What comes earlier than that by more
-than the tolerance is refused, and the difference is exactly how long to wait. Windows of a fixed length let twice the
-rate through at their borders, or keep a list of every request; those of the library `limits` cost 12 to 19 microseconds
-per request, this 0.3, and a second call to learn how long to wait.
+It stores when a source at exactly its rate would send next. An earlier use, beyond the tolerance, is refused, and the
+difference is the exact wait. Windows of fixed length admit twice the rate at their borders, or keep a list of all
+requests; those of the library `limits` cost 12 to 19 microseconds per request, this 0.3, plus a second call for the
+wait.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ class RateLimiter:
     """Counts the uses of one key.
 
     Args:
-        rate: How often it may be used.
-        parts: How many meters share that rate: each gets its part of it, and at least one request at once.
+        parts: Number of meters that divide the rate; each admits at least one request at once.
 
     Attributes:
-        due: When a source of exactly this rate would send next, seconds.
+        due: When a source at exactly this rate would send next, seconds.
     """
 
     __slots__ = ("_interval_s", "_tolerance_s", "due")
@@ -32,13 +31,13 @@ class RateLimiter:
         self.due = 0.0
 
     def take(self, now: float) -> float:
-        """Use it once, if it may be.
+        """Use it once, if allowed.
 
         Args:
-            now: Seconds, on a clock that only goes forward.
+            now: Monotonic, seconds.
 
         Returns:
-            0.0, or how long to wait before it may be used again, seconds.
+            0.0, or the wait until the next use, seconds.
         """
         due = max(self.due, now)
         early_s = due - now - self._tolerance_s

@@ -1,4 +1,4 @@
-"""Files that stand in JSON as base64."""
+"""Decodes files in JSON from base64."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ _USUAL: Final = bytes.maketrans(b"-_", b"+/")
 
 
 def from_base64(text: str, wanted: str) -> bytes:
-    """Decode base64: with or without padding, in lines or in one, of the usual or the URL-safe alphabet (RFC 4648).
+    """Decode base64, with or without padding and line breaks, in the standard or URL-safe alphabet (RFC 4648).
 
     Args:
-        text: It.
         wanted: What was expected, and where, for the message.
 
     Raises:
-        InvalidRequest: It is something else.
+        InvalidRequest: The text is no base64.
     """
     characters = text.encode("ascii", "replace").translate(_USUAL, b" \t\r\n")
     given = len(characters)

@@ -1,8 +1,7 @@
 """``/v1/files`` and ``/v1/batches`` as OpenAI's clients use them: a file of requests in, a file of answers out.
 
-A batch is a job whose items are the lines of a file. What OpenAI's servers find wrong with a file later is refused here
-when the batch is asked for. Output and error files are not kept: they are written from the job's items when they are
-read.
+A batch is a job whose items are the lines of a file. Errors that OpenAI's servers report later are refused here at
+creation. Output and error files are not stored: they are written from the job's items on reading.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ _REQUEST: Final = BodyDecoder(_BatchRequest)
 
 
 def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route]:
-    """The routes; where there are no jobs they say what to set."""
+    """The routes; without jobs they answer with the setting to change."""
     of = _Endpoints(gateway, jobs, items) if jobs is not None else None
 
     def route(method: str, path: str, name: str) -> Route:
@@ -133,7 +132,7 @@ class _Endpoints:
 
     async def file(self, request: Request) -> Response:
         name = request.path_params["file"]
-        made = await self._made(name)
+        made = await self._batch_of_file(name)
         if made is None:
             return json_response(_file(await self._jobs.file(name, self._gateway.caller)))
         job, _ = made
@@ -144,14 +143,14 @@ class _Endpoints:
 
     async def delete(self, request: Request) -> Response:
         name = request.path_params["file"]
-        if await self._made(name) is not None:
+        if await self._batch_of_file(name) is not None:
             raise InvalidRequest("file: output and error files go with their batch")
         await self._jobs.delete_file(name, self._gateway.caller)
         return json_response({"id": name, "object": "file", "deleted": True})
 
     async def content(self, request: Request) -> Response:
         name = request.path_params["file"]
-        made = await self._made(name)
+        made = await self._batch_of_file(name)
         if made is None:
             file = await self._jobs.file(name, self._gateway.caller)
             self._gateway.bodies.hold(file.nbytes)
@@ -163,8 +162,8 @@ class _Endpoints:
             return _Counted(content, self._gateway.bodies, file.nbytes)
         return StreamingResponse(self._lines(*made), media_type="application/jsonl")
 
-    async def _made(self, file: str) -> tuple[Job, frozenset[str]] | None:
-        """The batch whose output or errors a file is, and the states of the items in it; ``None``: it was uploaded."""
+    async def _batch_of_file(self, file: str) -> tuple[Job, frozenset[str]] | None:
+        """The batch that a file belongs to, with the states of its items; ``None``: it was uploaded."""
         for suffix, states in ((_OUTPUT, _DONE), (_ERRORS, _NOT_DONE)):
             batch = file.removeprefix("file-").removesuffix(suffix)
             if file == f"file-{batch}{suffix}" and batch.startswith(f"{BATCH}_"):
@@ -212,7 +211,6 @@ class _Endpoints:
         return json_response(_batch(job))
 
     def _parse(self, content: bytes, endpoint: str) -> list[NewItem]:
-        """The lines of a file."""
         items: list[NewItem] = []
         seen: set[str] = set()
         named = self._items.model_of(endpoint)
@@ -258,7 +256,7 @@ class _Endpoints:
 
 
 class _Counted(Response):
-    """A file's content, which `BodyReader.hold` has counted: until it is sent."""
+    """A file's content, counted by `BodyReader.hold` until it is sent."""
 
     media_type = "application/jsonl"
 
@@ -275,7 +273,7 @@ class _Counted(Response):
 
 
 def _understood(body: bytes) -> tuple[_BatchRequest, bytes]:
-    """What is asked for, and its digest. Raises `InvalidRequest`."""
+    """The request and its digest. Raises `InvalidRequest`."""
     try:
         return _REQUEST.decode(body), hashlib.sha256(body).digest()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -283,7 +281,7 @@ def _understood(body: bytes) -> tuple[_BatchRequest, bytes]:
 
 
 async def _parse_form(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, str, bytes, float | None]:
-    """Name, purpose and content of an uploaded file, and seconds to keep it if it says. Raises `InvalidRequest`."""
+    """Name, purpose, content and lifetime in seconds, if any, of an uploaded file. Raises `InvalidRequest`."""
     async with opened_form(headers, body, max_files=1, max_fields=8) as form:
         fields = dict(form)
         file, purpose = fields.get("file"), fields.get("purpose")
@@ -350,7 +348,7 @@ def _batch(job: Job) -> dict[str, Any]:
 
 
 def _answer(item: Item) -> dict[str, Any]:
-    """An answer as ``body``; one that is not JSON beside it, with the headers that say what it is."""
+    """An answer as ``body``; if it is not JSON, beside it with its headers."""
     if (body := json_of(item)) is not None:
         return {"body": body}
     return {"body": None, "body_base64": base64.b64encode(item.body).decode(), "headers": item.headers}

@@ -1,4 +1,4 @@
-"""What a body is: what its Content-Type says, and where that says nothing, what its first bytes say."""
+"""The type of a body: from its Content-Type, or else from its first bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WANTED: Mapping[Kind, str] = {
 
 
 def media_type(headers: Mapping[bytes, bytes]) -> str:
-    """The Content-Type without parameters, lower case; empty where there is none.
+    """The Content-Type without parameters, lower case; empty if missing.
 
     Raises:
         UnsupportedMedia: Text, or a form, in a charset other than UTF-8.
@@ -67,11 +67,11 @@ def is_form(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def resolve(content_type: str, content: bytes) -> str:
-    """What a body is whose type says nothing, as where curl's ``--data-binary`` was told none.
+    """Find the type of a body whose Content-Type is generic, e.g. the default of curl's ``--data-binary``.
 
     Returns:
-        The type as it was if it says something; otherwise JSON for what begins as an object, a media type as `sniff`
-        finds it, or the type as it was.
+        A specific type unchanged; otherwise JSON for the beginning of an object, `sniff`'s result, or the type
+        unchanged.
     """
     if content_type not in OPAQUE:
         return content_type
@@ -81,9 +81,9 @@ def resolve(content_type: str, content: bytes) -> str:
 
 
 def sniff(content: bytes) -> str:
-    """The media type of a picture or a sound by its first bytes; empty where they are not known.
+    """The media type of an image or audio by its first bytes; empty if unknown.
 
-    It tells pictures from sounds; which of them can be decoded is the processor's to say.
+    Distinguishes images from audio; the processor decides which can be decoded.
     """
     if content[:4] in {b"RIFF", b"RIFX", b"RF64", b"BW64"}:
         return _IN_RIFF.get(content[8:12], "")
@@ -101,13 +101,10 @@ def sniff(content: bytes) -> str:
 
 
 def check_content_type(info: ModelInfo, kind: Kind, content_type: str, *, final: bool = True) -> None:
-    """Refuse what this model cannot take.
+    """Refuse a content type that the model does not take.
 
     Args:
-        info: The model.
-        kind: What it takes.
-        content_type: Of the body.
-        final: Whether the body has been looked at, so that this is all that will be known of it.
+        final: Whether the body has been inspected, so that no better type will be known.
 
     Raises:
         InvalidRequest: The model takes tensors only.

@@ -26,17 +26,14 @@ Fields: TypeAlias = list[tuple[str, bytes | UploadFile]]
 async def opened_form(
     headers: Mapping[bytes, bytes], content: bytes, *, max_files: int, max_fields: int
 ) -> AsyncIterator[Fields]:
-    """The fields of a multipart form, until the context ends.
+    """The fields of a multipart form, valid inside the context.
 
     Args:
         headers: By lower-case name.
-        content: The body.
-        max_files: How many files it may have.
-        max_fields: How many other fields.
 
     Raises:
-        InvalidRequest: It is no form, was cut off, or has more than that.
-        UnsupportedMedia: It is in a charset other than UTF-8.
+        InvalidRequest: It is no form, is truncated, or has too many files or fields.
+        UnsupportedMedia: Its charset is not UTF-8.
     """
     if media_type(headers) != MULTIPART:  # which also looks at the charset
         raise InvalidRequest(f"Content-Type: expected {MULTIPART}")
@@ -60,7 +57,7 @@ async def opened_form(
 
 
 def _content_type(given: bytes) -> str:
-    """A form's, which has the parser keep the bytes of fields: of what is not UTF-8, it would make other text."""
+    """A form's content type that keeps fields as bytes: the parser would decode invalid UTF-8 to other text."""
     boundary = parse_options_header(given)[1].get(b"boundary", b"").decode(_BYTES)
     if not boundary or any(character in boundary for character in '"\\;'):
         raise InvalidRequest("the multipart form cannot be read: Missing boundary in multipart.")
@@ -82,7 +79,7 @@ def _text(name: str) -> str:
 
 
 class _Parser(MultiPartParser):
-    """Starlette's, which takes a form without an end for a whole one, and loses the part that it was cut off in."""
+    """Starlette's parser, but refuses truncated forms, whose last part it would silently drop."""
 
     is_whole = False
 

@@ -1,22 +1,20 @@
-"""The one way of a request, whichever API it comes by.
+"""The single path of all requests, for every API.
 
-An API says how its requests are read and its answers written: that is an `Operation`. Everything else happens here,
-once and in this order, so that no API can leave any of it out:
+An API's `Operation` reads its requests and writes its answers. Everything else happens here, once and in this order, so
+that no API can skip a stage:
 
 ==========  ==========================================================================================================
-wait        while the event loop has more to do than it can, in the order of urgency; see `Turns`
-admit       the API key, its rate, and the class that the headers ask for, before anything of the body is read
-look up     the model, where the path names it, and which of its versions answers
-read        the body, within the request's deadline; of a request whose class is known, room is asked for before that
-parse       what the body says beside its data: model, class, deadline, variant
-precheck    room in the queue, before the data is decoded
-decode      the data; large bodies in a thread, as for parsing and writing
-submit      with what is left of the deadline; cancelling the request cancels its work
-write       the answer, or each of its parts
-==========  ==========================================================================================================
+wait        while the event loop has more to do than it can, in the order of urgency; see `Turns` admit       the API
+key, its rate, and the class that the headers ask for, before anything of the body is read look up     the model, where
+the path names it, and which of its versions answers read        the body, within the request's deadline; of a request
+whose class is known, room is asked for before that parse       what the body says beside its data: model, class,
+deadline, variant precheck    room in the queue, before the data is decoded decode      the data; large bodies in a
+thread, as for parsing and writing submit      with what is left of the deadline; cancelling the request cancels its
+work write       the answer, or each of its parts ==========
+==========================================================================================================
 
-Whatever ends a request, its body is no longer counted, and `Gateway.refused` counts and logs what the scheduler never
-saw.
+At the end of a request its body is no longer counted. `Gateway.refused` counts and logs requests that never reached the
+scheduler.
 """
 
 from __future__ import annotations
@@ -63,16 +61,15 @@ _BY_THE_GUARD: Final = (Unauthenticated, RateLimited, PermissionDenied)
 
 
 class Call(Protocol):
-    """One request, however it travels.
+    """One request over any transport.
 
     Attributes:
-        headers: Of the request, or its metadata, by lower-case name.
-        model: The model that its path names; ``None`` where the body does.
-        version: The version that its path or its headers name.
-        asked_model: The model that it asks for as far as that is known, empty where it is not yet; ``None`` for what
-            asks no model to work.
-        arrived: Whether its body has arrived already.
-        waited_s: How long its body had been on its way when it was taken up, seconds; this is part of its deadline.
+        headers: Headers or metadata, by lower-case name.
+        model: The model in its path; ``None``: the body names it.
+        version: The version in its path or headers.
+        asked_model: The requested model, empty while unknown; ``None`` if the call runs no model.
+        arrived: Whether its body is complete already.
+        waited_s: How long the body had been arriving when it was taken up, seconds; part of the deadline.
     """
 
     arrived: ClassVar[bool]
@@ -83,31 +80,27 @@ class Call(Protocol):
 
     @property
     def waited_s(self) -> float:
-        """See above."""
+        """Seconds that the body had been arriving; part of the deadline."""
 
     def qos(self, levels: PriorityLevels) -> QosHints:
-        """The class and the deadline that it names outside its body.
+        """The class and the deadline named outside the body.
 
         Raises:
-            InvalidRequest: It names none that there is.
+            InvalidRequest: A named class or deadline is invalid.
         """
 
     def declared_size(self, bodies: BodyReader) -> int | None:
-        """Bytes of the body where they are known before it is read. Raises `PayloadTooLarge` and `InvalidRequest`."""
+        """Bytes of the body, if known before reading. Raises `PayloadTooLarge` and `InvalidRequest`."""
 
     async def read(self, operation: Any, bodies: BodyReader, limit_s: float) -> bytes | memoryview:
-        """The body, counted until `release`; ``limit_s`` is how long it may take to arrive.
-
-        Raises:
-            ServeAppError: As `BodyReader.read`.
-        """
+        """The body, counted until `release`; ``limit_s`` bounds its arrival. Raises what `BodyReader.read` raises."""
 
     def release(self, bodies: BodyReader) -> None:
-        """Stop counting the body; it has been decoded, or dropped."""
+        """Stop counting the body, after it is decoded or dropped."""
 
 
 class BodyHints(Protocol):
-    """What a body asks for beside its data; as the arguments of `request_options`."""
+    """Options in a body, beside its data; arguments of `request_options`."""
 
     @property
     def priority(self) -> int:
@@ -131,7 +124,7 @@ class BodyHints(Protocol):
 
 
 class Hints(NamedTuple):
-    """`BodyHints` of an API that has no message of its own for them; the defaults are those of a body without any."""
+    """`BodyHints` for an API without a message for them; the defaults mean that the body has none."""
 
     priority: int = 0
     timeout: int = 0
@@ -141,65 +134,64 @@ class Hints(NamedTuple):
 
 
 class Operation(ABC, Generic[_Call, _Parsed, _Reply]):
-    """How one API reads inference requests and writes their answers. Without state of a request; safe in any thread.
+    """How one API reads inference requests and writes their answers. Stateless; safe in any thread.
 
-    What takes long for large bodies has a cost, in bytes that are converted: above `BodyReader.offload_above` it runs
-    in a thread. Parsing and decoding never cost more than the body has bytes, and are not asked about smaller ones.
+    Slow conversions of large bodies have a cost, in converted bytes: above `BodyReader.offload_above` they run in a
+    thread. Parsing and decoding cost at most the size of the body, so their cost is not computed for smaller bodies.
 
     Attributes:
-        names_class: Whether a body may name the request's class. Else room for it is asked for before it is read.
-        takes_forms: Whether bodies may be multipart forms.
+        names_class: Whether a body may name the request's class. Otherwise queue capacity is checked before the body is
+            read.
     """
 
     names_class: ClassVar[bool] = False
     takes_forms: ClassVar[bool] = False
 
     def check(self, info: ModelInfo, call: _Call) -> None:
-        """Look at the model, and at the headers, as soon as it is known which one is asked.
+        """Check the model and the headers as soon as the model is known.
 
         Raises:
-            ServeAppError: This model does not do that.
+            ServeAppError: The model does not support this operation.
         """
 
     def parse_cost(self, call: _Call, nbytes: int) -> int:  # noqa: ARG002
-        """Bytes that `parse` converts; all of the body unless an API knows better."""
+        """Bytes that `parse` converts; by default the whole body."""
         return nbytes
 
     @abstractmethod
     def parse(self, call: _Call, info: ModelInfo | None, body: bytes | memoryview) -> _Parsed:
-        """Understand a body, leaving its data alone as far as possible.
+        """Parse a body, leaving its data undecoded as far as possible.
 
         Args:
-            call: The request.
-            info: The model that its path names; ``None`` where the body does.
-            body: All of it, decompressed.
+            info: The model in the path; ``None``: the body names it.
+            body: Complete and decompressed.
 
         Raises:
-            ServeAppError: It cannot be understood.
+            ServeAppError: The body is malformed.
         """
 
     async def parse_form(self, call: _Call, info: ModelInfo | None, body: bytes | memoryview) -> _Parsed:
-        """As `parse`, for a multipart form, whose parser gives others their turn by itself."""
+        """`parse` for a multipart form, whose parser yields to the event loop by itself."""
         raise NotImplementedError(f"{type(self).__name__} takes no forms")
 
     def target(self, parsed: _Parsed) -> tuple[str, str | None]:
-        """Model and version that a body names. Only for requests whose path names none."""
+        """Model and version that a body names; only for requests whose path names none."""
         raise NotImplementedError(f"the path of {type(self).__name__} names the model")
 
     @abstractmethod
     def hints(self, parsed: _Parsed) -> BodyHints:
-        """What the body asks for beside its data."""
+        """The body's options beside its data."""
 
     def decode_cost(self, info: ModelInfo, parsed: _Parsed, nbytes: int) -> int:  # noqa: ARG002
-        """Bytes that `decode` converts; all of the body unless an API knows better."""
+        """Bytes that `decode` converts; by default the whole body."""
         return nbytes
 
     @abstractmethod
     def decode(self, info: ModelInfo, parsed: _Parsed) -> Payload:
-        """Make what the model takes, and check all that can be checked before it runs.
+        """Make the model's input, and check everything that can be checked before it runs.
 
         Raises:
-            ServeAppError: It is not what the model takes.
+            ServeAppError: The data does not fit the model.
         """
 
     def write_cost(self, info: ModelInfo, parsed: _Parsed, answer: Answer) -> int:  # noqa: ARG002
@@ -231,7 +223,7 @@ class Asked(Struct, Generic[_Call, _Parsed, _Reply]):
     options: RequestOptions
 
     def take_payload(self) -> Payload:
-        """What the model takes, which is kept here no longer."""
+        """Hand over the model's input, which is dropped here."""
         payload, self.payload = self.payload, None
         assert payload is not None
         return payload
@@ -301,8 +293,8 @@ class Gateway:
         """Allow the current request to change the server.
 
         Raises:
-            PermissionDenied: It may not.
-            Unauthenticated: It has no key, and there are some.
+            PermissionDenied: The key is not allowed to.
+            Unauthenticated: The request has no key, and keys are configured.
         """
         if self._guard is not None:
             self._guard.require_admin()
@@ -313,7 +305,7 @@ class Gateway:
             )
 
     def is_open(self, policy: Policy) -> bool:
-        """Whether everybody may ask what has this policy, without a key."""
+        """Whether requests with this policy need no key."""
         return self._guard is None or self._guard.is_open(policy)
 
     @property
@@ -322,33 +314,30 @@ class Gateway:
         return self._guard is not None
 
     def is_anonymous(self) -> bool:
-        """Whether the current request has no key, where others have."""
+        """Whether the current request has no key while keys are configured."""
         return self._guard is not None and self._guard.is_anonymous()
 
     @property
     def caller(self) -> str:
-        """Name of the current request's API key; empty where there are none."""
+        """Name of the current request's API key; empty without keys."""
         return "" if self._guard is None else self._guard.name
 
     async def run(
         self, operation: Operation[_Call, _Parsed, _Reply], call: _Call, owner: str | None = None
     ) -> tuple[Answer, _Reply]:
-        """Answer one inference request. Cancelling it cancels its work. As `read` and `answer`."""
+        """Answer one inference request: `read` and `answer`. Cancelling it cancels its work."""
         return await self.answer(await self.read(operation, call, owner))
 
     async def read(
         self, operation: Operation[_Call, _Parsed, _Reply], call: _Call, owner: str | None = None
     ) -> Asked[_Call, _Parsed, _Reply]:
-        """Read one inference request, and check all that can be checked before its model works.
+        """Read one inference request, and check everything that can be checked before its model runs.
 
         Args:
-            operation: How it is read and its answer written.
-            call: The request.
-            owner: Name of the API key that it counts as made with, where it comes from inside; ``None``: it says.
+            owner: Name of the API key to charge for an internal request; ``None``: the request's own.
 
         Raises:
-            ServeAppError: As `serve_app.errors` says.
-            ClientGone: The client went away before its request was complete.
+            ClientGone: The client disconnected before its request was complete.
         """
         arrived = monotonic() - call.waited_s
         service, bodies, named = self.inference, self.bodies, call.model
@@ -450,16 +439,15 @@ class Gateway:
         return operation.write(info, parsed, answer)
 
     def _chosen(self, model: str, headers: Mapping[bytes, bytes]) -> ModelInfo:
-        """The version of a model that answers the current request, which names none."""
+        """The version of a model for the current request, which names none."""
         return self.inference.choose(model, Asker(client_of(headers), request_id_of(headers)))
 
     def refused(self, error: Exception, model: str | None, headers: Mapping[bytes, bytes]) -> None:
-        """Count and log the end of the current request, unless whoever raised the error has.
+        """Count and log the failed end of the current request, unless that has been done.
 
         Args:
-            error: Why it ends.
-            model: The model that it asks for; ``None`` where it takes no work.
-            headers: What came with it, by lower-case name.
+            model: The requested model; ``None`` for calls that run none.
+            headers: Of the request, by lower-case name.
         """
         counted, logged = (error.counted, error.logged) if isinstance(error, ServeAppError) else (False, False)
         code = code_of(error)
@@ -472,6 +460,6 @@ class Gateway:
 
 
 def _decoded(operation: Operation[Any, _Parsed, Any], info: ModelInfo, parsed: _Parsed) -> tuple[Payload, int]:
-    """What the model takes, and the bytes of its tensors: numbers can take more room decoded than written."""
+    """The model's input and the bytes of its tensors: numbers can be larger decoded than written."""
     payload = operation.decode(info, parsed)
     return payload, nbytes_of(payload) if isinstance(payload, dict) else 0

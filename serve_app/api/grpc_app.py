@@ -1,7 +1,7 @@
-"""All gRPC services as one: the V2 service, gRPC's own health service, and reflection.
+"""All gRPC services in one: the V2 service, gRPC's health service, and reflection.
 
-Calls take and give serialized messages, so that the same methods serve the router's own port and Ray Serve's, which
-carries requests through other processes. Errors are made presentable here, in one place.
+Calls take and return serialized messages, so that the same methods serve the router's own port and Ray Serve's, which
+passes requests through other processes. All errors are made presentable here.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Rpc(NamedTuple):
 
     Attributes:
         service: Full name of its service.
-        name: Its own name, which no other service has.
-        streams: Whether it answers with a stream, whatever it takes.
-        takes_stream: Whether it takes a stream. All of these answer with one.
+        name: Unique among all services.
+        streams: Whether it answers with a stream.
+        takes_stream: Whether it takes a stream. Such a call always answers with one.
     """
 
     service: str
@@ -149,15 +149,15 @@ class GrpcApp:
         )
 
     async def unary(self, name: str, body: bytes, context: Context) -> bytes:
-        """Answer a call that takes one message and gives one.
+        """Answer a call with one message each way.
 
         Args:
-            name: Of the call, as in `RPCS`.
+            name: As in `RPCS`.
             body: The serialized request.
-            context: Of whoever carries the call. It is told how the call ended.
+            context: Receives the status.
 
         Returns:
-            The serialized answer; nothing where the call failed.
+            The serialized answer; empty if the call failed.
         """
         call = GrpcCall(context, body)
         self._request_id(call)
@@ -177,13 +177,11 @@ class GrpcApp:
         context: Context,
         arrivals: InboundMessages | None = None,
     ) -> AsyncIterator[bytes]:
-        """Answer a call that gives a stream.
+        """Answer a call with a stream.
 
         Args:
-            name: As for `unary`.
-            request: As for `unary`; some take a stream of requests.
-            context: As for `unary`.
-            arrivals: Bounds how many messages may be arriving. ``None``: they come whole.
+            request: One message, or a stream of requests.
+            arrivals: Bounds arriving messages. ``None``: they arrive complete.
         """
         if isinstance(request, bytes):
             incoming = _only(request)
@@ -206,7 +204,7 @@ class GrpcApp:
                 self._open[whose] -= 1
 
     def _take_place(self, name: str) -> str:
-        """Count a stream. Raises `QueueFull`; returns whose it is among the `_open` ones."""
+        """Count a stream, and return its owner among the `_open` ones. Raises `QueueFull`."""
         whose, most = (name, ANONYMOUS_STREAMS[name]) if self._gateway.is_anonymous() else ("", self._most_streams)
         if self._open[whose] >= most:
             raise QueueFull("too many open streams; close some, or retry later", 1.0)
@@ -214,15 +212,15 @@ class GrpcApp:
         return whose
 
     def refuse(self, name: str, error: ServeAppError, context: Context) -> None:
-        """End a call that was not asked, for lack of its message. Arguments as those of `unary`."""
+        """End a call whose message did not arrive; arguments as in `unary`."""
         self._fail(error, GrpcCall(context), name)
 
     def changed(self) -> None:
-        """Tell those who watch that a model may have become ready, or unready."""
+        """Notify watchers of a model's possible change of readiness."""
         self._health.changed()
 
     def close(self) -> None:
-        """Let streams end; calls in work are not touched, and new ones are still answered."""
+        """End streams. Calls in progress continue, and new ones are still answered."""
         self._inference.close()
         self._health.close()
 
@@ -230,7 +228,7 @@ class GrpcApp:
         call.fail(self._explain(error, call, name))
 
     def _explain(self, error: Exception, call: GrpcCall, name: str) -> ServeAppError:
-        """Note what was refused on the way to the scheduler, and make what the client may see."""
+        """Record a refusal before the scheduler, and make the client's error."""
         self._gateway.refused(error, call.asked_model, call.headers)
         if isinstance(error, ServeAppError):
             return error
@@ -241,26 +239,24 @@ class GrpcApp:
 
 
 class Server(Protocol):
-    """The part of `grpc.aio.Server` that Ray Serve's own server has, too."""
+    """The common part of `grpc.aio.Server` and Ray Serve's server."""
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Any) -> None:
-        """Serve what these handle."""
+        """Serve the handlers' calls."""
 
 
 def add_to_server(
     app: GrpcApp, server: Server, stall_s: float = STALL_S, arrivals: InboundMessages | None = None
 ) -> None:
-    """Have a server answer every call.
+    """Register every call with a server.
 
     Args:
-        app: Answers.
-        server: Carries the calls.
-        stall_s: How long a client may take nothing of an answer, seconds, beyond 1 s for every 64 KiB of it. Then its
-            call is cut: what it does not read would be held for ever, as many calls have no deadline.
-        arrivals: Bounds how long messages may take to arrive, and can hold answers back.
+        stall_s: How long a client may read nothing of an answer, seconds, beyond 1 s for each 64 KiB of it. Then its
+            call is cut: many calls have no deadline, and their unread answers would be held for ever.
+        arrivals: Bounds the arrival of messages, and can hold answers back.
 
-    Ray Serve calls this, too, as one of its ``grpc_servicer_functions``: with nothing for ``app``, since its server
-    puts its own way to the router in place of every method. It looks at the first handler only of each call here.
+    Ray Serve also calls this as one of its ``grpc_servicer_functions``, without ``app``, since its server replaces
+    every method by its own way to the router. It looks only at the first handler of each call.
     """
     for service in SERVICES:
         methods = {rpc.name: _handler(app, rpc, stall_s, arrivals) for rpc in RPCS if rpc.service == service.full_name}
@@ -268,7 +264,7 @@ def add_to_server(
 
 
 def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: InboundMessages | None) -> Any:
-    """Messages stay as they are: who parses them has to say what is wrong with them."""
+    """Messages stay serialized, so that their parser can report what is wrong."""
     name = rpc.name
     if not rpc.streams:
 
@@ -318,7 +314,7 @@ def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: InboundMessages |
 async def _message(
     app: GrpcApp, name: str, arrivals: InboundMessages, requests: AsyncIterator[bytes], context: Context
 ) -> bytes | None:
-    """The message of a call that has one; ``None`` where it did not come, and the call is over."""
+    """The message of a call; ``None`` if it did not arrive and the call is over."""
     try:
         return await arrivals.message(requests)
     except ServeAppError as error:
@@ -327,7 +323,7 @@ async def _message(
 
 
 def _cut_later(stall_s: float, answer: bytes) -> asyncio.TimerHandle:
-    """End the call of this task unless its client has taken an answer by then. That of a call that ended is no more."""
+    """Cancel this task's call unless its client has taken an answer by then; without effect after its end."""
     task = asyncio.current_task()
     assert task is not None
     return asyncio.get_running_loop().call_later(stall_s + len(answer) / SLOWEST, task.cancel)

@@ -1,4 +1,4 @@
-"""Listens for gRPC by itself, and ends without losing a call."""
+"""The gRPC port of the router itself, which closes without losing a call."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GrpcLimits:
-    """What is allowed on a port for gRPC.
+    """Limits of a gRPC port.
 
     Attributes:
-        max_message: Most bytes of one message that is taken; what is sent is not limited.
-        calls: Most calls in work at once. More are refused with RESOURCE_EXHAUSTED.
+        max_message: Most bytes of a received message; sent ones are not limited.
+        calls: Most calls in progress. More are refused with RESOURCE_EXHAUSTED.
         connections: Most open connections. More are closed at once.
-        calls_per_connection: Most calls of one connection at once. Clients keep back what is more.
-        connect_s: How long a handshake may take, seconds.
-        idle_s: How long a connection may stay open without a call, seconds.
-        arriving: So many calls may take ``arrive_s`` for their message, and those beyond it 2 s.
-        arrive_s: How long the message of a call may take to arrive, seconds.
-        pause_s: How long a stream may wait for its next message while more than ``arriving`` streams wait, seconds.
-        keepalive_s: A connection on which nothing has come for this long is probed.
-        client_ping_s: How often clients may ask for one. Who asks more often is disconnected.
-        stall_s: How long a client may take nothing of an answer, beyond 1 s for every 64 KiB of it.
-        age_s: After so long a connection takes no more calls, and its client makes another; ``None``: never.
+        calls_per_connection: Most concurrent calls per connection. Clients hold back more.
+        connect_s: Longest handshake, seconds.
+        idle_s: Longest connection without a call, seconds.
+        arriving: Number of calls whose message may take ``arrive_s``; more have 2 s.
+        arrive_s: Longest arrival of a call's message, seconds.
+        pause_s: Longest wait for a stream's next message while more than ``arriving`` streams wait, seconds.
+        keepalive_s: Silence after which a connection is probed, seconds.
+        client_ping_s: Shortest interval of clients' pings, seconds; more frequent ones lose the connection.
+        stall_s: How long a client may read nothing of an answer, seconds, beyond 1 s for each 64 KiB of it.
+        age_s: Age after which a connection takes no more calls and its client reconnects, seconds; ``None``: never.
     """
 
     max_message: int = 32 * 2**20
@@ -54,7 +54,7 @@ class GrpcLimits:
     age_s: float | None = None
 
     def options(self) -> list[tuple[str, int]]:
-        """As gRPC takes them."""
+        """The channel arguments of gRPC."""
         return [
             *([] if self.age_s is None else [("grpc.max_connection_age_ms", round(self.age_s * 1e3))]),
             ("grpc.so_reuseport", 1),
@@ -71,17 +71,15 @@ class GrpcLimits:
 
 
 class GrpcListener:
-    """Serves gRPC on a port, in the running event loop. Several processes of one user can share the port.
+    """Serves gRPC on a port, in the running event loop. Processes of one user can share the port.
 
     Args:
-        app: Answers calls.
         host: Address of this machine.
-        port: The port; 0 for any that is free.
-        limits: What is allowed.
-        certificates: For TLS; ``None`` for plain gRPC.
+        port: 0 for any free port.
+        certificates: For TLS; ``None`` for plaintext.
 
     Raises:
-        OSError: Somebody has the port who does not share it, or the host is none of this machine.
+        OSError: The port is in use without sharing, or the address is not of this machine.
     """
 
     def __init__(
@@ -107,11 +105,11 @@ class GrpcListener:
         self._closed = False
 
     async def start(self) -> None:
-        """Listen. Does nothing when it listens already or was closed. Where it fails it can be called again.
+        """Listen. Does nothing if already listening or closed. Can be repeated after a failure.
 
         Raises:
-            OSError: The certificates cannot be read, or no more files can be opened.
-            RuntimeError: They do not fit together, or gRPC cannot listen.
+            OSError: The certificates are unreadable, or no more files can be opened.
+            RuntimeError: The certificates do not match, or gRPC cannot listen.
         """
         if self._server is not None or self._closed:
             return
@@ -134,14 +132,14 @@ class GrpcListener:
         self._kept.close()
 
     async def close(self, limit_s: float) -> None:
-        """Stop taking calls, answer those that were taken, and let streams end when they are answered.
+        """Stop taking calls, answer those taken, and let streams end once answered.
 
-        gRPC cancels what has arrived without having been taken. So nobody connects any more before it ends, and the
-        last answers before clients are told to go elsewhere are given only after that: who waits for one does not ask
-        again meanwhile. Streams are told to end, and to be opened again, when they can be only elsewhere.
+        gRPC cancels arrived calls that it has not taken. So the port stops accepting connections first, and the last
+        answers before the GOAWAY are held until after it: a client waiting for one sends nothing meanwhile. Streams are
+        ended, to be reopened, once they can only reopen elsewhere.
 
         Args:
-            limit_s: After so many seconds, calls are cut.
+            limit_s: Seconds after which calls are cut.
         """
         if self._closed:
             return
@@ -163,9 +161,9 @@ class GrpcListener:
         await stopping
 
     def _connect_no_more(self) -> None:
-        """Close the listening sockets. gRPC would only when it cancels calls, also of those who connected just before.
+        """Close the listening sockets. gRPC would do so only when it cancels calls, also those of new connections.
 
-        They are gRPC's own, and it closes them by their numbers later: so these get to mean a socket without a port.
+        gRPC owns them and closes them by number later: so the numbers are pointed to a socket without a port.
         """
         with self._nowhere:
             for fd in self._listening:
@@ -177,7 +175,7 @@ class GrpcListener:
 
 
 def _listens(fd: int, port: int) -> bool:
-    """Whether this file descriptor is still that of the socket."""
+    """Whether this file descriptor still belongs to the socket."""
     sock = socket.socket(fileno=fd)
     try:
         return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and sock.getsockname()[1] == port
@@ -186,6 +184,6 @@ def _listens(fd: int, port: int) -> bool:
 
 
 def _listening_on(port: int) -> set[int]:
-    """File descriptors of this process."""
+    """Listening file descriptors of this process."""
     found = psutil.Process().net_connections("tcp")
     return {each.fd for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port}

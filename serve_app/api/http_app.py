@@ -1,7 +1,7 @@
-"""All APIs over HTTP as one ASGI application.
+"""All APIs over HTTP in one ASGI application.
 
-Each API declares its routes (`serve_app.api.routes`); here they are put into one table, and requests are handed to
-what answers them: inference to the gateway, everything else to a Starlette endpoint. Errors of all are rendered here.
+Each API declares its routes (`serve_app.api.routes`); one table dispatches requests: inference to the gateway,
+everything else to a Starlette endpoint. All errors are rendered here.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ _NOT_HTTP: Final = Router()
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """Limits and manners of the HTTP side.
+    """Limits and options of the HTTP side.
 
     Attributes:
-        max_body: Most bytes of one body, as sent and after decompression.
+        max_body: Most bytes of a body, both as sent and decompressed.
         max_held_bytes: Most bytes of large bodies that one process reads or decodes at once.
-        offload_above: Bodies and answers up to this size are converted in the event loop, larger ones in a thread.
+        offload_above: Bodies and answers above this size are converted in a thread.
         decode_threads: Most conversions in threads at once.
-        pause_timeout_s: How long a body may take to arrive, beyond 1 s for every 64 KiB of it.
-        in_place_bytes: Most bytes of the memory given by ``allocate`` that bodies hold which are still arriving.
-        listener: What the log calls the port that requests come by.
-        send_request_id: Whether responses carry X-Request-Id; off where the server in front adds it, as Ray Serve does.
-        open_administration: Whether anybody may change the server, where there are no API keys.
+        pause_timeout_s: Longest arrival of a body, beyond 1 s for each 64 KiB of it.
+        in_place_bytes: Most bytes of ``allocate``'s memory held by arriving bodies.
+        listener: The port's name in the log.
+        send_request_id: Whether responses carry X-Request-Id; off if the server in front adds it, as Ray Serve does.
+        open_administration: Whether any client may change the server if there are no API keys.
     """
 
     max_body: int = 32 * 2**20
@@ -93,12 +93,10 @@ class HttpSettings:
 
 
 class HttpApp:
-    """The ASGI application. Make one with `create_app`.
+    """The ASGI application. Made by `create_app`.
 
     Attributes:
-        bodies: Reads the bodies of requests, and counts them.
-        routes: Everything that is served.
-        items: Runs what is in jobs.
+        items: Runs items of jobs.
     """
 
     def __init__(
@@ -115,18 +113,18 @@ class HttpApp:
         self.routes = RouteTable([*routes, *pages.routes(gateway, self.described)], _ERRORS_BELOW)
 
     def described(self) -> list[Route]:
-        """Every route that there is something to do with. HEAD goes wherever GET does."""
+        """Every documented route. HEAD accompanies GET."""
         return [route for route in self.routes if route.described]
 
     def _find(self, path: str) -> Found:
         return self.routes.find(path)
 
     def errors_of(self, path: str) -> Errors:
-        """The shape of errors at a path, whether or not anything is served there."""
+        """The shape of errors at a path, even if no route matches."""
         return self.routes.find(_normal(path))[2]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; what is not HTTP is refused."""
+        """Serve one request; other ASGI types are refused."""
         if scope["type"] != "http":
             await _NOT_HTTP(scope, receive, send)
             return
@@ -184,14 +182,14 @@ class HttpApp:
         return _Answering(send, extra, self.bodies, coding, head=head)
 
     async def _stream(self, operation: HttpOperation[Any], call: HttpCall, errors: Errors, send: Send) -> None:
-        """Answer an inference request part by part, each as soon as it is there and the client has taken those before.
+        """Answer an inference request part by part, as parts arrive and the client takes them.
 
         Raises:
-            ServeAppError: Before anything was sent. What ends the answer later is told by its last event.
+            ServeAppError: Only before the first byte. A later failure is the last event.
         """
         async with aclosing(self._gateway.parts(await self._gateway.read(operation, call))) as parts:
             first = await anext(parts, None)
-            headers = generate.HEADERS if first is None else [*generate.HEADERS, *_told(*first)]
+            headers = generate.HEADERS if first is None else [*generate.HEADERS, *_answer_headers(*first)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async with aclosing(self._events(first, parts, call, errors)) as events:
                 async for event in events:
@@ -201,7 +199,7 @@ class HttpApp:
     async def _events(
         self, first: _Part | None, others: AsyncGenerator[_Part, None], call: HttpCall, errors: Errors
     ) -> AsyncGenerator[bytes, None]:
-        """The events of an answer. An error is the last one: its status has been sent before."""
+        """The events of an answer. A failure is the last one, since the status has been sent."""
         try:
             if first is not None:
                 yield first[1].body
@@ -215,7 +213,7 @@ class HttpApp:
     async def _ask(
         self, request: Request, routes: Mapping[str, Route], headers: Mapping[bytes, bytes], send: Send
     ) -> None:
-        """Answer what asks no model to work."""
+        """Answer a request that runs no model."""
         route = routes.get("GET" if request.method == "HEAD" else request.method)
         self._gateway.authorize("key" if route is None else route.policy, headers, request.path_params.get("model"))
         if route is None or route.handler is None:
@@ -225,9 +223,9 @@ class HttpApp:
 
 
 class _Answering:
-    """Sends one response: adds the headers of every response, and leaves the body of HEAD out.
+    """Sends one response: adds common headers, and omits the body of HEAD.
 
-    Bodies that come whole are compressed where ``coding`` names one.
+    Complete bodies are compressed if ``coding`` is set.
     """
 
     __slots__ = ("_bodies", "_coding", "_extra", "_head", "_held_back", "_send", "started")
@@ -242,7 +240,7 @@ class _Answering:
         self.started = False
 
     async def __call__(self, message: Message) -> None:
-        """Pass one ASGI message on."""
+        """Send one ASGI message."""
         if message["type"] == "http.response.start":
             self.started = True
             message["headers"] = [*message.get("headers", ()), *self._extra]
@@ -314,17 +312,17 @@ def _route_path(scope: Scope) -> str:
 
 
 def _normal(path: str) -> str:
-    """The path without trailing slashes; of the root it is all that there is."""
+    """The path without trailing slashes; the root is unchanged."""
     return path.rstrip("/") or "/"
 
 
 def _rendered(answer: Answer, reply: Reply) -> tuple[Headers, bytes]:
-    """Headers and body of the answer to an inference request: what its API says, and how it was served."""
-    headers = [reply.content_type, (b"content-length", b"%d" % len(reply.body)), *_told(answer, reply)]
+    """Headers and body of an inference answer, including how it was served."""
+    headers = [reply.content_type, (b"content-length", b"%d" % len(reply.body)), *_answer_headers(answer, reply)]
     return headers, reply.body
 
 
-def _told(answer: Answer, reply: Reply) -> Headers:
+def _answer_headers(answer: Answer, reply: Reply) -> Headers:
     """Headers of an answer beside those of its body."""
     headers = [_PRIORITY[answer.priority], (b"server-timing", server_timing(answer))]
     if answer.variant or answer.cache or answer.unverified or answer.version:
@@ -348,7 +346,7 @@ def _render_any(error: Exception, errors: Errors, request_id: bytes, what: str) 
 
 
 class _WrongMethod(MethodNotAllowed):
-    """Something is served at this path, by other methods."""
+    """The path exists, with other methods."""
 
     def __init__(self, allow: str) -> None:
         super().__init__(f"this path takes {allow}")

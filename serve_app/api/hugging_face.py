@@ -1,11 +1,11 @@
-"""The URLs that Hugging Face's ``InferenceClient`` makes, beside a model's own predict route.
+"""The URLs of Hugging Face's ``InferenceClient``, beside a model's own predict route.
 
-====================================  ==========================================================================
-``POST /models/{model}``              the model's predict route by another name
-``POST /models/{model}/pipeline/...`` the same, for one task: the request must be of that task
-``POST /``                            the client was given the server's base URL: the one model that fits
-``GET .../health``, ``GET .../info``  what ``health_check`` and ``get_endpoint_info`` ask, of the server or one model
-====================================  ==========================================================================
+====================================  ========================================================================== ``POST
+/models/{model}``              the model's predict route by another name ``POST /models/{model}/pipeline/...`` the same,
+for one task: the request must be of that task ``POST /``                            the client was given the server's
+base URL: the one model that fits ``GET .../health``, ``GET .../info``  what ``health_check`` and ``get_endpoint_info``
+ask, of the server or one model ====================================
+==========================================================================
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 def tasks_of(info: ModelInfo) -> list[str]:
-    """Every task that this model does, its own first; none where it takes tensors only."""
+    """Every task of this model, its own first; empty if it takes only tensors."""
     if info.task == "tensors":
         return []
     return [info.task, *(task for task, by in _SERVED_BY.items() if info.task in by and task != info.task)]
 
 
 def choose(service: Inference, asked: Asked) -> ModelInfo:
-    """The one model that fits a body.
+    """The only model that fits a body.
 
     Raises:
         InvalidRequest: None fits, or several do; the message names them and the URL to use.
@@ -113,7 +113,7 @@ def _urls(service: Inference, names: Any) -> str:
 
 
 def _wanted(asked: Asked) -> tuple[Kind | None, str | None]:
-    """What a body holds, ``None`` where nobody can tell, and the task if it is text and says so."""
+    """The body's kind, ``None`` if ambiguous, and the task if a text body names it."""
     match asked:
         case Body(content, content_type):
             return _kind(resolve(content_type, content)), None
@@ -147,7 +147,7 @@ _KINDS: Final[dict[str, Kind]] = {
 
 
 def _kind_of_string(inputs: str) -> Kind:
-    """Base64 of a picture or a sound, or else a text."""
+    """Base64 of an image or audio, or else text."""
     content_type, encoded = split_data_uri(inputs)
     if content_type:
         return _kind(content_type) or "text"
@@ -164,17 +164,17 @@ def _task(parameters: dict[str, Any]) -> str | None:
 
 
 class _Fitting(Predict):
-    """Requests for the one model that fits the body."""
+    """Requests for the only model that fits the body."""
 
     def __init__(self, service: Inference) -> None:
         self._service = service
 
     def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> MediaRequest:
-        """Take the body apart, and choose."""
+        """Parse the body, and choose the model."""
         return self._chosen(super().parse(call, info, body))
 
     async def parse_form(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> MediaRequest:
-        """Take the form apart, and choose."""
+        """Parse the form, and choose the model."""
         return self._chosen(await super().parse_form(call, info, body))
 
     def _chosen(self, parsed: MediaRequest) -> MediaRequest:
@@ -183,22 +183,22 @@ class _Fitting(Predict):
         return parsed
 
     def target(self, parsed: MediaRequest) -> tuple[str, None]:
-        """The model that was chosen."""
+        """The chosen model."""
         return parsed.model, None
 
 
 class _Pipeline(Predict):
-    """Requests for one task of the model that the path names."""
+    """Requests for one task of the path's model."""
 
     def check(self, info: ModelInfo, call: HttpCall) -> None:
-        """Refuse tasks that are not the model's."""
+        """Refuse tasks of other models."""
         tasks, task = tasks_of(info), call.params["task"]
         if tasks and task not in tasks:
             raise InvalidRequest(f"model {info.name!r} does {', '.join(tasks)}, not {task[:64]!r}")
         super().check(info, call)
 
     def decode(self, info: ModelInfo, parsed: MediaRequest) -> Payload:
-        """Make what the model takes, and refuse what is for another of its tasks."""
+        """Make the model's input, and refuse that of its other tasks."""
         payload = super().decode(info, parsed)
         came = info.task if isinstance(payload, dict) else _task_of(info, payload)
         if came != parsed.task:
@@ -207,7 +207,7 @@ class _Pipeline(Predict):
 
 
 class _About:
-    """What Hugging Face's clients ask about the server and its models."""
+    """Information for Hugging Face's clients about the server and its models."""
 
     def __init__(self, service: Inference, administration: Administration) -> None:
         self._service = service
@@ -241,7 +241,7 @@ def _task_of(info: ModelInfo, payload: Media | Texts) -> str:
 
 
 def _info(info: ModelInfo) -> dict[str, Any]:
-    """In the words of Hugging Face's servers, where they have one."""
+    """In the keys of Hugging Face's servers, where they exist."""
     return {
         "model_id": info.name,
         "model_pipeline_tag": None if info.task == "tensors" else info.task,

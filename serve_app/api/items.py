@@ -1,4 +1,4 @@
-"""Items of jobs as requests: each is read and answered by the operation of the route that its URL names."""
+"""Runs items of jobs as requests, by the operation of the route that an item's URL names."""
 
 from __future__ import annotations
 
@@ -38,12 +38,10 @@ _MOST_URL: Final = 1024
 
 
 class ItemRoutes:
-    """Finds what runs an item, and runs it.
+    """Finds the route of an item, and runs it.
 
     Args:
-        gateway: What every request passes.
-        find: Finds routes by their paths.
-        now: POSIX time.
+        find: Finds routes by path.
     """
 
     def __init__(self, gateway: Gateway, find: Callable[[str], Found], now: Callable[[], float]) -> None:
@@ -52,11 +50,11 @@ class ItemRoutes:
         self._now = now
 
     def model_of(self, url: str) -> str:
-        """The model that a URL names, as it is written in clear; empty where bodies name it.
+        """The decoded name of the model in a URL; empty if the body names it.
 
         Raises:
-            InvalidRequest: Nothing that runs a model is served there.
-            ModelNotFound: There is no such model, or the API key may not use it.
+            InvalidRequest: The URL runs no model.
+            ModelNotFound: The model is unknown, or hidden from the API key.
         """
         _, params = self._operation(url)
         if (model := params.get("model")) is None:
@@ -64,10 +62,10 @@ class ItemRoutes:
         return self._gateway.inference.find(model, params.get("version")).name
 
     def model_in(self, url: str, headers: Mapping[str, str], body: bytes) -> str:
-        """The model that a body names whose URL names none; empty where only running it tells.
+        """The model that a body names, if its URL names none; empty if only running it tells.
 
         Raises:
-            ServeAppError: The body cannot be understood, or there is no such model.
+            ServeAppError: The body is malformed, or the model is unknown.
         """
         operation, params = self._operation(url)
         given = {name.encode(): value.encode() for name, value in headers.items()}
@@ -90,7 +88,7 @@ class ItemRoutes:
         )
 
     async def run(self, lease: Lease) -> Reply:
-        """Answer the request of an item, as `serve_app.jobs.runner.Run` says."""
+        """Answer an item's request, as `serve_app.jobs.runner.Run` requires."""
         operation, params = self._operation(lease.request.url)
         left_s = min(MAX_TIMEOUT_S, lease.expires - self._now())
         if left_s < 0.001:
@@ -112,7 +110,7 @@ class ItemRoutes:
 
 
 class _StoredCall(HttpCall):
-    """A request whose body is here already."""
+    """A request with a complete body."""
 
     arrived: ClassVar[bool] = True
     __slots__ = ("_body",)
@@ -122,11 +120,11 @@ class _StoredCall(HttpCall):
         self._body = body
 
     def declared_size(self, bodies: BodyReader) -> int | None:  # noqa: ARG002
-        """It is known."""
+        """The body's size."""
         return len(self._body)
 
     async def read(self, operation: HttpOperation[Any], bodies: BodyReader, limit_s: float) -> bytes:  # noqa: ARG002
-        """It is here; counted as any other."""
+        """The body; counted as any other."""
         bodies.hold(len(self._body))
         self._held = len(self._body)
         return self._body

@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/jobs``: taken apart within bounds, and the items that it makes."""
+"""Parses the body of ``POST /v1/jobs`` within bounds into items."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class _Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     custom_id: str = ""
 
     def __post_init__(self) -> None:
-        """Count it. The list is bounded here, before it has taken memory for all that came."""
+        """Count it. This bounds the list before it takes memory for all received items."""
         left = _left.get()
         if left is not None and next(left, None) is None:
             raise _TooMany
 
 
 class _TooMany(Exception):
-    """A request has more items than it may have."""
+    """A request has too many items."""
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a client asks for; see docs/jobs.md."""
+    """The client's request; see docs/jobs.md."""
 
     items: list[_Item] | None = None
     body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -76,8 +76,6 @@ class JobBodies:
     """Reads bodies.
 
     Args:
-        service: Knows the models.
-        items: Know the routes.
         max_items: Most items of one job.
     """
 
@@ -89,15 +87,14 @@ class JobBodies:
     def read(
         self, request: Request, headers: Mapping[bytes, bytes], body: bytes
     ) -> tuple[JobRequest, list[NewItem], bytes]:
-        """What is asked for, the items, and a digest of all that makes them.
+        """The request, its items, and a digest of everything that determines them.
 
         Args:
-            request: Whose query may say what the body is.
+            request: Its query may describe the body.
             headers: Of the request, by lower-case name.
-            body: All of it.
 
         Raises:
-            ServeAppError: It is no job, or one of models or routes that there are not.
+            ServeAppError: It is no job, or names an unknown model or route.
         """
         query = request.query_params
         digest = hashlib.sha256(request.scope.get("query_string", b"") + b"\0")
@@ -110,7 +107,6 @@ class JobBodies:
         return asked, items, digest.digest()
 
     def _parse(self, body: bytes) -> tuple[JobRequest, list[NewItem]]:
-        """A job of JSON."""
         most = self._max_items
         counting = _left.set(repeat(True, most))
         try:
@@ -148,7 +144,7 @@ class JobBodies:
     def _raw(
         self, query: Mapping[str, str], headers: Mapping[bytes, bytes], body: bytes
     ) -> tuple[JobRequest, list[NewItem]]:
-        """A job of the one request that the body is; the query says of which model or route."""
+        """A job of the single request in the body; the query names the model or route."""
         if unknown := sorted(query.keys() - {"url", "model", "timeout_s", "callback"}):
             raise InvalidRequest(f"{unknown[0][:64]}: there is no such query parameter here")
         try:
@@ -170,16 +166,16 @@ class JobBodies:
         return asked, [self._named(NewItem(model, url, body, kept))]
 
     def _named(self, item: NewItem) -> NewItem:
-        """With the model that its body names, where nothing else does."""
+        """Add the model that its body names, if nothing else does."""
         if item.model:
             return item
         return msgspec.structs.replace(item, model=self._items.model_in(item.url, item.headers, item.body))
 
     def _target(self, model: str, url: str) -> tuple[str, str]:
-        """The model and the URL of an item: the URL's model is the one that counts.
+        """The model and the URL of an item; the URL's model takes precedence.
 
         Raises:
-            ServeAppError: There is no such model, or nothing runs one at that URL.
+            ServeAppError: The model is unknown, or the URL runs none.
         """
         if url:
             named, path = self._items.model_of(url), url.rstrip("/")
@@ -226,7 +222,7 @@ def _check_priority(priority: str) -> None:
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raise `InvalidRequest` where a client's own notes are too many or too long."""
+    """Raise `InvalidRequest` if a client's metadata are too many or too long."""
     if len(metadata) > _MOST_METADATA or any(
         len(name) > 64 or len(value) > _MOST_METADATA_VALUE for name, value in metadata.items()
     ):

@@ -1,4 +1,4 @@
-"""``/v1/jobs``: requests that are answered later. They are kept when they are taken, and run as class ``low``."""
+"""``/v1/jobs``: requests that are answered later, stored on arrival and run as class ``low``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _OFF: Final = "this server keeps no jobs: set router.jobs in its configuration"
 
 
 def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route]:
-    """The routes; where there are no jobs they say what to set."""
+    """The routes; without jobs they answer with the setting to change."""
     of = _Endpoints(gateway, jobs, items) if jobs is not None else None
 
     def handler(name: str) -> Handler:
@@ -65,14 +65,14 @@ def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route
 async def aside(
     bodies: BodyReader, nbytes: int, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
 ) -> _Result:
-    """Run what reads so many bytes: in a thread where these are many."""
+    """Run a reader of this many bytes, in a thread if they are many."""
     if bodies.is_large(nbytes):
         return await bodies.offload(function, *args, **kwargs)
     return function(*args, **kwargs)
 
 
 async def off(_: Request) -> Response:
-    """Answers where there are no jobs."""
+    """The answer if jobs are disabled."""
     raise Unsupported(_OFF)
 
 
@@ -156,7 +156,7 @@ class _Endpoints:
 
 
 def idempotency_key(headers: Mapping[bytes, bytes]) -> str:
-    """The header Idempotency-Key; empty where there is none. Raises `InvalidRequest`."""
+    """The header Idempotency-Key, possibly empty. Raises `InvalidRequest`."""
     given = headers.get(b"idempotency-key", b"").decode("latin-1").strip()
     if len(given) > _MOST_KEY or not given.isprintable():
         raise InvalidRequest(f"Idempotency-Key: expected at most {_MOST_KEY} printable characters")
@@ -164,7 +164,7 @@ def idempotency_key(headers: Mapping[bytes, bytes]) -> str:
 
 
 def number(request: Request, name: str, default: int, least: int, most: int) -> int:
-    """An integer of the query. Raises `InvalidRequest`."""
+    """An integer in the query. Raises `InvalidRequest`."""
     given = request.query_params.get(name)
     if given is None or given == "":
         return default
@@ -174,7 +174,7 @@ def number(request: Request, name: str, default: int, least: int, most: int) -> 
 
 
 def seconds(request: Request, name: str, most: float) -> float:
-    """Seconds of the query, 0 where it names none. Raises `InvalidRequest`."""
+    """Seconds in the query, default 0. Raises `InvalidRequest`."""
     given = request.query_params.get(name)
     if not given:
         return 0.0
@@ -188,7 +188,7 @@ def seconds(request: Request, name: str, most: float) -> float:
 
 
 def page(objects: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of a list, as OpenAI's API has them, of one object more than the page may have."""
+    """A page of a list in OpenAI's format, from one object more than it may have."""
     shown_here = objects[:limit]
     return {
         "object": "list",
@@ -200,7 +200,7 @@ def page(objects: Sequence[Mapping[str, Any]], limit: int) -> dict[str, Any]:
 
 
 def json_of(item: Item) -> Any:
-    """The answer of an item where it is JSON; ``None``: it is not."""
+    """An item's answer if it is JSON, else ``None``."""
     kind = item.headers.get("content-type", "")
     return orjson.Fragment(item.body) if kind.startswith(_JSON) and item.body else None
 

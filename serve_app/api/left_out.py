@@ -1,7 +1,7 @@
-"""Null for what may be left out of a JSON body means that it is left out.
+"""Treats null as missing for optional fields of JSON bodies.
 
-Decoders made here refuse null as any other wrong type at first, and look again only then: bodies without it cost
-nothing more. Null inside the data of a tensor is none of this, nor is null where a field gives it a meaning of its own.
+These decoders refuse null at first like any other wrong type, and only then decode again: bodies without null cost
+nothing more. Null in tensor data, or in a field that defines it, is not affected.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NULL: Final = msgspec.Raw(b"null")
 
 
 class BodyDecoder(Generic[_T]):
-    """Decodes bodies of one kind.
+    """Decodes bodies of one type.
 
     Args:
-        kind: A struct, or one whose members are structs.
+        kind: A struct, or a union of structs.
     """
 
     def __init__(self, kind: type[_T]) -> None:
@@ -40,18 +40,18 @@ class BodyDecoder(Generic[_T]):
         return self.without_nulls(body)
 
     def without_nulls(self, body: bytes | memoryview) -> _T:
-        """As `decode`, of a body that may well have null somewhere."""
+        """`decode` for a body that probably contains null."""
         return self._tolerant.decode(body)
 
 
 def is_of_null(error: Exception) -> bool:
-    """Whether null is what a decoder did not expect."""
+    """Whether a decoder refused null."""
     return "got `null`" in str(error)
 
 
 @cache
 def tolerant(kind: Any) -> Any:
-    """A type that takes null, too, for each field that has a default, and then has that."""
+    """The type with null allowed, as the default, in each field with a default."""
     origin = get_origin(kind)
     struct = origin if isinstance(origin, type) else kind
     if isinstance(struct, type) and issubclass(struct, msgspec.Struct):

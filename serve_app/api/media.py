@@ -1,7 +1,7 @@
-"""Decodes media as users have them: raw bodies, JSON with text or base64, and multipart forms.
+"""Decodes media: raw bodies, JSON with text or base64, and multipart forms.
 
-Two steps: `parse` and `parse_form` take a body apart without knowing the model, and `payload_of` makes of that what one
-model takes.
+Two steps: `parse` and `parse_form` split a body regardless of the model, and `payload_of` makes one model's input from
+that.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ class _SentenceSimilarity(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _TextPair(msgspec.Struct, forbid_unknown_fields=True):
-    """Two texts that a classifier compares, as transformers' pipeline takes them."""
+    """Two texts for a classifier to compare, in the form of transformers' pipeline."""
 
     text: str
     text_pair: str | None = None
 
     @property
     def both(self) -> str | list[str]:
-        """The text, or the two."""
         return [self.text, self.text_pair] if self.text_pair else self.text
 
 
@@ -71,10 +70,10 @@ class PredictRequest(NamedTuple):
     """A decoded predict request.
 
     Attributes:
-        payload: What the model takes.
-        variant: Name of the variant that the body asks for; empty for the exact model.
-        fallback: Whether the body lets a fallback answer; ``None`` where it does not say.
-        lone_text: Whether the body held one text and not a list of them.
+        payload: The model's input.
+        variant: Name of the requested variant; empty for the exact model.
+        fallback: Whether the body allows a fallback; ``None``: unspecified.
+        lone_text: Whether the body held one text, not a list.
     """
 
     payload: Media | Texts
@@ -84,7 +83,7 @@ class PredictRequest(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """The ``parameters`` of a request: those of its task, and those for the server."""
+    """The ``parameters`` of a request: for its task, and for the server."""
 
     task: dict[str, Any]
     variant: str = ""
@@ -92,14 +91,14 @@ class Parameters(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A JSON body: the ``inputs``, not decoded yet, and the parameters from wherever they stood."""
+    """A JSON body: the ``inputs``, still encoded, and the parameters from any place."""
 
     inputs: msgspec.Raw
     parameters: Parameters
 
 
 class Body(NamedTuple):
-    """A body that is the file or the text itself."""
+    """A body that is the file or text itself."""
 
     content: bytes
     content_type: str
@@ -109,11 +108,10 @@ class Form(NamedTuple):
     """A multipart form.
 
     Attributes:
-        field: Name of the file's field; empty where there is no file.
-        content: The file.
-        content_type: What the form calls the file; lower case, empty where it does not say.
-        texts: Fields named ``inputs`` that are no files.
-        parameters: From the field of this name.
+        field: Name of the file's field; empty without a file.
+        content: Of the file.
+        content_type: The form's type of the file; lower case, possibly empty.
+        texts: Fields named ``inputs`` without a file name.
     """
 
     field: str
@@ -128,12 +126,12 @@ Asked: TypeAlias = Document | Body | Form
 
 
 def decode(info: ModelInfo, kind: Kind, content_type: str, content: bytes) -> PredictRequest:
-    """`payload_of` of what `parse` finds, in one step."""
+    """`parse` and `payload_of` in one step."""
     return payload_of(info, kind, parse(content_type, content))
 
 
 def parse(content_type: str, content: bytes) -> Document | Body:
-    """Take a body apart that is not a form. Raises `InvalidRequest` where it cannot be understood."""
+    """Parse a body that is no form. Raises `InvalidRequest`."""
     if content_type != JSON:
         return Body(content, content_type)
     # Only what is needed is decoded, as the type it must have: a decoder that makes objects of whatever comes holds
@@ -155,11 +153,10 @@ def parse(content_type: str, content: bytes) -> Document | Body:
 
 
 def payload_of(info: ModelInfo, kind: Kind, asked: Asked) -> PredictRequest:
-    """Make of a body what this model takes.
+    """Make this model's input from a body.
 
     Raises:
-        InvalidRequest: It cannot be understood.
-        UnsupportedMedia: It is something else than this model takes.
+        UnsupportedMedia: The model takes another media type.
     """
     match asked:
         case Body(content, content_type):
@@ -179,12 +176,12 @@ def payload_of(info: ModelInfo, kind: Kind, asked: Asked) -> PredictRequest:
 
 
 def _declared(content_type: str, content: bytes) -> str:
-    """The type that the client named, not one that was found by looking: decoders blame it when they cannot read it."""
+    """The client's declared type, not a detected one, for decoders' messages."""
     return "" if content_type in OPAQUE or content_type == sniff(content) else content_type
 
 
 def text_of(inputs: msgspec.Raw, what: str = "text") -> str:
-    """The ``inputs`` as a string. Raises `InvalidRequest`, naming what was expected."""
+    """The ``inputs`` as a string. Raises `InvalidRequest` with the expectation."""
     try:
         return _TEXT.decode(inputs)
     except msgspec.ValidationError:
@@ -194,7 +191,7 @@ def text_of(inputs: msgspec.Raw, what: str = "text") -> str:
 
 
 def split_data_uri(inputs: str) -> tuple[str, str]:
-    """Media type and base64 of a data URI; no type for plain base64."""
+    """Media type and base64 of a data URI; plain base64 has no type."""
     if not inputs.startswith("data:"):
         return "", inputs
     head, _, encoded = inputs.partition(",")
@@ -205,12 +202,10 @@ def file_of(text: str, what: str, where: str) -> tuple[str, bytes]:
     """Media type and content of base64 or a data URI.
 
     Args:
-        text: It.
-        what: Of a file that is expected, for messages.
-        where: Its place in the request.
+        what: Name of the expected file, for messages.
 
     Raises:
-        InvalidRequest: It is none, or empty.
+        InvalidRequest: The text is empty or no base64.
     """
     content_type, encoded = split_data_uri(text)
     media = from_base64(encoded, f"{where}: expected the {what} file in base64")
@@ -253,7 +248,7 @@ def _from_object(info: ModelInfo, inputs: msgspec.Raw, parameters: Parameters) -
 
 
 def _listed(inputs: msgspec.Raw) -> Sequence[str | list[str]]:
-    """Texts, or pairs of them in any form that pipelines and other servers take."""
+    """Texts or pairs, in any form that pipelines and other servers accept."""
     try:
         return _TEXTS.decode(inputs)
     except msgspec.ValidationError as error:
@@ -277,7 +272,7 @@ def _texts(info: ModelInfo, texts: Sequence[str | list[str]], parameters: dict[s
 
 
 def _parameter_object(raw: msgspec.Raw | bytes) -> dict[str, msgspec.Raw]:
-    """The members of the JSON object ``parameters`` that are not null, none for null."""
+    """The members of the JSON object ``parameters`` that are not null."""
     try:
         members = _OBJECT_OR_NULL.decode(raw) or {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -286,9 +281,9 @@ def _parameter_object(raw: msgspec.Raw | bytes) -> dict[str, msgspec.Raw]:
 
 
 def _parameters(given: Mapping[str, msgspec.Raw]) -> Parameters:
-    """Take the parameters apart. Values are scalars or flat lists: no task needs more. Null is as if left out.
+    """Split the parameters. Values are scalars or flat lists: no task needs more. Null counts as missing.
 
-    The object ``options`` of Hugging Face's clients says how their own servers load and cache models: it is ignored.
+    The ``options`` of Hugging Face's clients concern loading and caching on their servers, and are ignored.
     """
     parameters: dict[str, Any] = {}
     for name, raw in given.items():
@@ -310,14 +305,10 @@ def _parameters(given: Mapping[str, msgspec.Raw]) -> Parameters:
 
 
 async def parse_form(headers: Mapping[bytes, bytes], content: bytes) -> Form:
-    """Take a multipart form apart: a file, or texts in fields named ``inputs``; and JSON ``parameters``.
+    """Parse a multipart form: a file, or texts in fields named ``inputs``; and JSON ``parameters``.
 
     Args:
         headers: By lower-case name.
-        content: The body.
-
-    Raises:
-        InvalidRequest: It cannot be understood.
     """
     async with opened_form(headers, content, max_files=1, max_fields=_MAX_FIELDS) as form:
         files = [(name, value) for name, value in form if isinstance(value, UploadFile)]

@@ -1,4 +1,4 @@
-"""The part of OpenAI's API that embedding models can serve: ``/v1/models`` and ``/v1/embeddings``."""
+"""OpenAI's API for embedding models: ``/v1/models`` and ``/v1/embeddings``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ERRORS_BELOW: Final = "/v1"
 
 
 def render_error(error: ServeAppError) -> Rendered:
-    """An error as OpenAI's clients expect it: its code and message in an object that also names its type."""
+    """An error in OpenAI's format: code and message in an object that also names the type."""
     status = status_of(error).http
     what = {
         "message": message_of(error),
@@ -116,13 +116,13 @@ class _Models:
 
 
 class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
-    """Embeds texts by the model that the body names."""
+    """Embeds texts with the model that the body names."""
 
     def __init__(self, service: Inference) -> None:
         self._service = service
 
     def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> _EmbeddingsRequest:  # noqa: ARG002
-        """Understand the JSON, all but the texts."""
+        """Parse the JSON without the texts."""
         try:
             return _STRICT.decode(body)
         except msgspec.ValidationError:
@@ -137,11 +137,11 @@ class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
         return request
 
     def target(self, parsed: _EmbeddingsRequest) -> tuple[str, None]:
-        """What it calls the model."""
+        """The body's model."""
         return parsed.model, None
 
     def check(self, info: ModelInfo, call: HttpCall) -> None:  # noqa: ARG002
-        """Refuse models that make no embeddings."""
+        """Refuse models other than for embeddings."""
         if info.task != EMBEDDING_TASK:
             others = [other.name for other in self._service.models.values() if other.task == EMBEDDING_TASK]
             raise InvalidRequest(
@@ -149,7 +149,7 @@ class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
             )
 
     def hints(self, parsed: _EmbeddingsRequest) -> Hints:  # noqa: ARG002
-        """OpenAI's API has none of them."""
+        """None in OpenAI's API."""
         return Hints()
 
     def decode(self, info: ModelInfo, parsed: _EmbeddingsRequest) -> Texts:
@@ -163,18 +163,18 @@ class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
         return Texts(texts, {name: value for name, value in given if value is not None})
 
     def write_cost(self, info: ModelInfo, parsed: _EmbeddingsRequest, answer: Answer) -> int:  # noqa: ARG002
-        """Numbers become texts."""
+        """Converts numbers to text."""
         embeddings: Embeddings = answer.value
         return embeddings.vectors.nbytes
 
     def write(self, info: ModelInfo, parsed: _EmbeddingsRequest, answer: Answer) -> Reply:
-        """One object for each text, in their order."""
+        """One object per text, in order."""
         embeddings: Embeddings = answer.value
         return Reply(_reply(info.name, embeddings.vectors, embeddings.tokens, parsed.encoding_format))
 
 
 def _check_names(body: bytes | memoryview, texts: msgspec.Raw) -> None:
-    """Refuse what would be ignored. Null says nothing: clients send it for all that they know."""
+    """Refuse parameters that would be ignored. Null is allowed: clients send it for all known ones."""
     if len(body) - len(memoryview(texts)) > _MOST_BESIDE:
         raise InvalidRequest(f"the body: more than {_MOST_BESIDE} bytes beside the input")
     for name, value in _OBJECT.decode(body).items():
@@ -183,7 +183,7 @@ def _check_names(body: bytes | memoryview, texts: msgspec.Raw) -> None:
 
 
 def _inputs(raw: msgspec.Raw, most: int) -> list[str] | list[list[int]]:
-    """The ``input``: a text, texts, one list of token ids, or several, but not many more than ``most``."""
+    """The ``input``: a text, texts, one list of token ids, or several, bounded soon after ``most``."""
     text = bytes(memoryview(raw))
     inner = text[1:].lstrip(_SPACE)
     try:

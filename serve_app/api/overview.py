@@ -1,4 +1,4 @@
-"""What is served here, for people: ``GET /``, ``/status`` and ``/metrics``."""
+"""Overview pages for people: ``GET /``, ``/status`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LISTED = 100
 
 
 def routes(gateway: Gateway) -> list[Route]:
-    """The routes for people and their dashboards."""
+    """The routes."""
     endpoints = _Endpoints(gateway.inference, gateway.administration)
     return [
         Route("GET", "/", endpoints.index),
@@ -33,7 +33,7 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 def example(info: ModelInfo, base_url: str) -> str:
-    """A shell line that sends this model something it takes."""
+    """A shell command that sends a valid request to this model."""
     predict = f"{base_url}/v1/models/{info.segment}/predict"
     match kind_of(info.task):
         case "image":
@@ -54,15 +54,15 @@ _PART_FILES: Final = {"image": "@picture.png", "audio": "@sound.wav", "text": "'
 
 
 def _part_fields(info: ModelInfo) -> str:
-    """What curl sends to a pipeline: one part for each input."""
+    """Curl's arguments for a pipeline: one part per input."""
     inputs = () if info.pipeline is None else info.pipeline.inputs.values()
     return "".join(f" -F {given.name}={_PART_FILES.get(given.kind, '@numbers.json')}" for given in inputs)
 
 
 def row_of_zeros(info: ModelInfo) -> tuple[list[dict[str, Any]], int]:
-    """The ``inputs`` of a V2 request for one row of zeros, and how many bytes of them follow as binary.
+    """The ``inputs`` of a V2 request for one row of zeros, and the bytes of binary data to follow.
 
-    As JSON where that is short or the model takes texts (0 bytes follow), otherwise binary.
+    JSON if short or for models of texts (0 bytes follow), otherwise binary.
     """
     shapes = {spec.name: [1, *(max(size, 1) for size in spec.shape[1:])] for spec in info.signature.inputs}
     values = sum(math.prod(shape) for shape in shapes.values())
@@ -86,7 +86,7 @@ def row_of_zeros(info: ModelInfo) -> tuple[list[dict[str, Any]], int]:
 
 
 def _tensor_example(info: ModelInfo, url: str) -> str:
-    """One row of zeros: as JSON where that is short, otherwise as binary data from /dev/zero."""
+    """One row of zeros: JSON if short, otherwise binary data from /dev/zero."""
     inputs, following = row_of_zeros(info)
     options = {}
     if any(spec.datatype == "BF16" for spec in info.signature.outputs):

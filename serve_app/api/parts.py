@@ -1,6 +1,6 @@
-"""What pipelines take and give as people write it: values by name, in JSON or as the parts of a multipart form.
+"""Inputs and outputs of pipelines: values by name, in JSON or as parts of a multipart form.
 
-To the service they are tensors, as in a V2 request: BYTES for pictures, sounds, texts and JSON.
+The service sees tensors, as in a V2 request: BYTES for images, audio, texts and JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FILE: Final = msgspec.json.Decoder(_File | str)
 
 
 class _Start(msgspec.Struct, array_like=True):
-    """A list of which the first element is kept, and nothing made of the others."""
+    """A list that keeps only its first element."""
 
     first: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -50,17 +50,17 @@ _PIECE_BYTES: Final = 64 * 1024
 
 
 class Parts(NamedTuple):
-    """A body, taken apart.
+    """A parsed body.
 
     Attributes:
-        values: By input, JSON, or what stood in the parts of a form, in their order.
+        values: By input: JSON, or the content of a form's parts in order.
     """
 
     values: Mapping[str, msgspec.Raw | list[bytes]]
 
 
 def parse_parts(info: ModelInfo, content: bytes) -> Parts:
-    """Take a JSON body apart. Raises `InvalidRequest` where it cannot be understood, or names other inputs."""
+    """Parse a JSON body. Raises `InvalidRequest` if it is malformed, or names other inputs."""
     plan = _plan(info)
     try:
         found = msgspec.structs.astuple(_object(tuple(plan.inputs)).decode(content))
@@ -78,7 +78,7 @@ def parse_parts(info: ModelInfo, content: bytes) -> Parts:
 
 @lru_cache(maxsize=256)
 def _object(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
-    """Decodes an object with these members, each of which may be missing, and ends at any other."""
+    """Decodes an object with these optional members, and stops at any other."""
     renamed = {f"field_{at}": name for at, name in enumerate(names)}
     return msgspec.json.Decoder(
         msgspec.defstruct("Inputs", _optional(renamed), rename=renamed, forbid_unknown_fields=True)
@@ -87,7 +87,7 @@ def _object(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
 
 @lru_cache(maxsize=64)
 def _list_of(most: int) -> msgspec.json.Decoder[Any]:
-    """Decodes a list of at most so many elements, and ends at the first beyond."""
+    """Decodes a list up to this many elements, and stops at the first beyond."""
     fields = _optional([f"field_{at}" for at in range(most)])
     return msgspec.json.Decoder(msgspec.defstruct("List", fields, array_like=True, forbid_unknown_fields=True))
 
@@ -97,7 +97,7 @@ def _optional(fields: Iterable[str]) -> list[tuple[str, Any, Any]]:
 
 
 async def parse_parts_form(info: ModelInfo, headers: Mapping[bytes, bytes], content: bytes) -> Parts:
-    """Take a form apart, with one part for each input, or several where it is a list. Raises as `parse_parts`."""
+    """Parse a form with one part per input, or several for a list. Raises what `parse_parts` raises."""
     plan = _plan(info)
     most = 1 + sum(plan.max_parts if given.many else 1 for given in plan.inputs.values())  # one to be told of
     values: dict[str, list[bytes]] = {}
@@ -133,10 +133,10 @@ def _takes(plan: Pipeline) -> str:
 
 
 def tensors_of(info: ModelInfo, parts: Parts) -> Tensors:
-    """Make what the service takes.
+    """Make the service's input.
 
     Raises:
-        InvalidRequest: A value is not what the pipeline takes.
+        InvalidRequest: A value does not fit the pipeline.
     """
     plan = _plan(info)
     tensors = {name: _tensor(plan.inputs[name], value, plan, info) for name, value in parts.values.items()}
@@ -186,7 +186,7 @@ def _bytes(given: PipelineInput, raw: msgspec.Raw, where: str) -> bytes:
 
 
 def _numbers(given: PipelineInput, raw: msgspec.Raw, info: ModelInfo) -> Any:
-    """A tensor of nested lists. Its shape is found first: nothing is allocated for one that the data does not have."""
+    """A tensor from nested lists. Finds the shape first, so that nothing is allocated for missing data."""
     rank = len(given.shape)
     text = bytes(raw).strip()
     plain = _without_texts(text) if given.datatype == "BYTES" else text
@@ -205,9 +205,9 @@ def _numbers(given: PipelineInput, raw: msgspec.Raw, info: ModelInfo) -> Any:
 
 
 def _shape_of(text: bytes, rank: int) -> list[int]:
-    """The shape of nested lists of numbers by their brackets, if all are as long as the first of their depth.
+    """The shape of nested lists of numbers by their brackets, assuming equal lengths at each depth.
 
-    Nothing is made of them but a copy of the first of each depth. Raises `msgspec.MsgspecError`: they are not so deep.
+    Copies only the first element of each depth. Raises `msgspec.MsgspecError` if the nesting is too shallow.
     """
     firsts = [text]
     while len(firsts) < rank and (first := _START.decode(firsts[-1]).first) is not msgspec.UNSET:
@@ -220,7 +220,7 @@ def _shape_of(text: bytes, rank: int) -> list[int]:
 
 
 def _without_texts(content: bytes) -> bytes:
-    """JSON with a 0 in place of each text: what is left has brackets and commas between values alone."""
+    """JSON with 0 for each text, so that brackets and commas only separate values."""
     content = content.replace(rb"\\", b"").replace(rb"\"", b"")
     pieces, inside = [], 0
     for at in range(0, len(content), _PIECE_BYTES):
@@ -232,10 +232,10 @@ def _without_texts(content: bytes) -> bytes:
 
 
 def write_parts(info: ModelInfo, tensors: Tensors) -> bytes:
-    """The outputs of a pipeline as a JSON object. NaN and infinities become null, bytes texts.
+    """A pipeline's outputs as a JSON object. NaN and infinities become null, bytes texts.
 
     Raises:
-        InvalidRequest: Bytes are no text.
+        InvalidRequest: Bytes are not UTF-8.
     """
     outputs = _plan(info).outputs
     return dump_json(

@@ -1,4 +1,4 @@
-"""``POST /v1/models/{model}/predict``: media as users have them, answers as Hugging Face's clients expect them."""
+"""``POST /v1/models/{model}/predict``: media requests, answered in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ ERRORS_BELOW: Final = "/v1/models/{model}"
 
 
 def routes(_: Gateway) -> list[Route]:
-    """The route of predict requests."""
+    """The route."""
     return [Route("POST", "/v1/models/{model}/predict", operation=Predict())]
 
 
 class MediaRequest:
-    """A predict request on its way.
+    """A parsed predict request.
 
     Attributes:
-        asked: Its body, taken apart.
-        task: The task that its path names; empty where it names none.
-        model: The model that was chosen for it; empty where its path names one.
-        decoded: What the model takes; once its data is decoded.
+        task: In its path; possibly empty.
+        model: The chosen model; empty if the path names one.
+        decoded: The model's input, after decoding.
     """
 
     __slots__ = ("asked", "decoded", "model", "task")
@@ -52,7 +51,7 @@ class MediaRequest:
 
 
 class Predict(HttpOperation[MediaRequest]):
-    """Requests with media for the model that the path names."""
+    """Media requests for the path's model."""
 
     takes_forms = True
 
@@ -88,14 +87,14 @@ class Predict(HttpOperation[MediaRequest]):
         return parsed.decoded.payload
 
     def write_cost(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> int:  # noqa: ARG002
-        """Numbers become texts."""
+        """Converts numbers to text."""
         if isinstance(answer.value, dict) and info.pipeline is not None:
             return nbytes_of(answer.value)
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         return value.nbytes if isinstance(value, np.ndarray) else 0
 
     def write(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> Reply:
-        """What Hugging Face's clients expect of the task; of a pipeline, its outputs by name."""
+        """Hugging Face's format of the task; for a pipeline, its outputs by name."""
         if info.pipeline is not None:
             return Reply(write_parts(info, answer.value))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
@@ -108,7 +107,7 @@ class Predict(HttpOperation[MediaRequest]):
 
 
 def _content(info: ModelInfo | None, body: bytes | memoryview) -> bytes:
-    """The body as bytes. Raises `InvalidRequest` where a model is asked with nothing."""
+    """The body as bytes. Raises `InvalidRequest` if it is empty."""
     if info is not None and not len(body):
         raise InvalidRequest(f"the body is empty; model {info.name!r} takes {WANTED[kind_of(info.task)]}")
     return body if isinstance(body, bytes) else bytes(body)

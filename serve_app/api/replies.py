@@ -1,4 +1,4 @@
-"""Responses of the routes that are not the hot path, and what every answer of a model tells in its headers."""
+"""Responses off the hot path, and the common headers of all model answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARED: Final = "batch"
 
 
 def _plain(value: Any) -> Any:
-    """What orjson cannot write by itself: arrays that are not contiguous, and mappings that are not dicts."""
+    """Convert types that orjson lacks: non-contiguous arrays, and mappings other than dicts."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
@@ -38,7 +38,7 @@ def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Respo
 
 
 def server_timing(answer: Answer) -> bytes:
-    """The value of the Server-Timing header (milliseconds): where the time of an answer went."""
+    """The Server-Timing header's value (milliseconds) of an answer."""
     return _SERVER_TIMING % (
         answer.queue_s * 1e3,
         answer.preprocess_s * 1e3,
@@ -49,10 +49,10 @@ def server_timing(answer: Answer) -> bytes:
 
 
 def timings(answer: Answer) -> dict[str, int]:
-    """What the request parameter ``timings`` adds to a V2 response's parameters.
+    """The V2 response parameters for the request parameter ``timings``.
 
     Returns:
-        The class (1 to 3) and the deadline (microseconds) in effect, and where the time went (microseconds).
+        The class (1 to 3) and the deadline in effect, and durations (microseconds).
     """
     return {
         "priority": int(answer.priority),
@@ -65,10 +65,9 @@ def timings(answer: Answer) -> dict[str, int]:
 
 
 def body_parameters(answer: Answer, *, timed: bool) -> dict[str, int | str] | None:
-    """What a V2 response's parameters say besides the variant; ``None``: nothing.
+    """A V2 response's parameters besides the variant, if any.
 
     Args:
-        answer: The answer.
         timed: Whether the request asked for `timings`.
     """
     told: dict[str, int | str] = {"unverified": _SHARED} if answer.unverified else {}
@@ -76,13 +75,13 @@ def body_parameters(answer: Answer, *, timed: bool) -> dict[str, int | str] | No
 
 
 def answer_headers(answer: Answer) -> dict[str, str]:
-    """What a client is told of how it was served: its class, where the time went, and which variant answered."""
+    """Headers of how an answer was served: its class, timings and variant."""
     headers = {"X-Priority": answer.priority.label, "Server-Timing": server_timing(answer).decode()}
     return headers | dict(optional_headers(answer))
 
 
 def optional_headers(answer: Answer) -> list[tuple[str, str]]:
-    """What was out of the ordinary about an answer, as headers: the version, the variant, the cache, the proof."""
+    """Headers of an answer's exceptional properties: version, variant, cache, proof."""
     told = (
         ("x-model-version", answer.version),
         ("x-variant", answer.variant),

@@ -1,4 +1,4 @@
-"""Routes of HTTP: what an API declares of each, and the table that finds them."""
+"""Routes of HTTP: each API's declarations, and the table that finds them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,7 @@ class HttpCall:
 
     Args:
         headers: By lower-case name.
-        receive: Of the ASGI call.
-        params: What stands in the path for the names in braces.
-
-    Attributes:
-        params: As given.
-        waited_s: As of `Call`.
+        params: Values of the path's names in braces.
     """
 
     arrived: ClassVar[bool] = False
@@ -57,18 +52,18 @@ class HttpCall:
         self._held = 0
 
     def qos(self, levels: PriorityLevels) -> QosHints:
-        """As `parse_qos_headers`."""
+        """`parse_qos_headers`."""
         headers = self.headers
         if b"x-priority" not in headers and b"x-timeout-ms" not in headers:
             return None, None
         return parse_qos_headers(headers, levels)
 
     def declared_size(self, bodies: BodyReader) -> int | None:
-        """The Content-Length, checked; ``None`` for a chunked body."""
+        """The checked Content-Length; ``None`` for a chunked body."""
         return bodies.declared_size(self.headers)
 
     async def read(self, operation: HttpOperation[Any], bodies: BodyReader, limit_s: float) -> bytes | memoryview:
-        """As `BodyReader.read`, in place where the operation asks for that."""
+        """`BodyReader.read`, in place if the operation asks for it."""
         aligned_at = operation.aligned_at(self.headers)
         body: bytes | memoryview
         if aligned_at is None:
@@ -85,12 +80,11 @@ class HttpCall:
 
 
 class Reply(Struct, frozen=True):
-    """An answer as it goes over HTTP, without what every answer says of how it was served.
+    """An answer over HTTP, without the common headers.
 
     Attributes:
-        body: All of it.
         content_type: The header.
-        headers: Others of this API.
+        headers: Further headers of this API.
     """
 
     body: bytes
@@ -102,13 +96,13 @@ class HttpOperation(Operation[HttpCall, _Parsed, Reply], Generic[_Parsed]):
     """An `Operation` over HTTP.
 
     Attributes:
-        streams: Whether its answers are sent part by part, as server-sent events: `write` makes one of each part.
+        streams: Whether answers are streamed as server-sent events: `write` makes one of each part.
     """
 
     streams: ClassVar[bool] = False
 
     def aligned_at(self, headers: Mapping[bytes, bytes]) -> int | None:  # noqa: ARG002
-        """The byte of the body that is to be aligned in memory for its tensors; ``None``: bodies hold none."""
+        """The body's byte to align in memory for its tensors; ``None``: bodies hold none."""
         return None
 
 
@@ -116,14 +110,14 @@ class Route(NamedTuple):
     """One route.
 
     Attributes:
-        method: ``GET``, which stands for HEAD, too, or ``POST``.
-        path: With names in braces, each of which stands for one segment, or for its beginning before a colon and a
-            word: ``/v1/models/{model}:predict``.
-        handler: Answers it where it asks no model to work.
-        policy: Who may ask that. Inference takes a key.
+        method: ``GET``, which includes HEAD, or ``POST``.
+        path: With names in braces, each for one segment or for its beginning before a colon and a word:
+            ``/v1/models/{model}:predict``.
+        handler: Answers requests that run no model.
+        policy: Access to the handler. Inference takes a key.
         errors: The shape of its errors.
-        described: Whether it is in the description of the API; what is only refused is not.
-        operation: How it reads inference requests, and writes their answers, where there is no ``handler``.
+        described: Whether the API description includes it; routes that only refuse are left out.
+        operation: Reads inference requests and writes their answers, instead of ``handler``.
     """
 
     method: str
@@ -141,13 +135,12 @@ shape of errors."""
 
 
 class RouteTable:
-    """Finds routes by their paths.
+    """Finds routes by path.
 
-    A segment that is written out goes before one that ends with a word after a colon, and that before any other.
+    A literal segment precedes one that ends with a colon and a word, and that precedes any other.
 
     Args:
-        routes: All of them.
-        errors: Shapes of errors below a path, for what no route is found for; the longest path counts.
+        errors: Error shapes below a path, for unmatched requests; the longest path wins.
     """
 
     def __init__(self, routes: Iterable[Route], errors: Mapping[str, Errors]) -> None:
@@ -163,7 +156,7 @@ class RouteTable:
         return iter(self._routes)
 
     def find(self, path: str) -> Found:
-        """What there is at a path, which begins with a slash and does not end with one."""
+        """Look up a path, with a leading and no trailing slash."""
         node: _Node | None = self._root
         shape: Errors = render
         parts = path.split("/")
@@ -183,7 +176,7 @@ class RouteTable:
 
 
 class _Node:
-    """What begins with the same segments."""
+    """Routes with the same leading segments."""
 
     __slots__ = ("any", "children", "errors", "names", "routes", "shape", "verbs")
 
@@ -217,7 +210,7 @@ class _Node:
         self.errors = route.errors
 
     def share(self) -> None:
-        """Have a segment that goes first lead wherever one that it goes before does."""
+        """Merge the routes below a more general segment into each more specific one, which is tried first."""
         for part, child in self.children.items():
             if (verb := self.verbs.get(part[part.rfind(":") :])) is not None:
                 child.take(verb)
@@ -242,7 +235,7 @@ class _Node:
 
 
 def _taken_apart(part: str) -> tuple[str, str]:
-    """The name in braces of a segment, and what follows it; both are empty where it is written out."""
+    """A segment's name in braces and its suffix; both empty for a literal segment."""
     if not part.startswith("{"):
         return "", ""
     name, _, verb = part[1:].partition("}")

@@ -1,4 +1,4 @@
-"""``/v2/models/{model}/traffic``: how requests are spread over the versions of a model, and how that is changed."""
+"""``/v2/models/{model}/traffic``: shows and changes how requests are split over versions of a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class Promotion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What becomes the stable version.
+    """The version to become stable.
 
     Attributes:
         to: A version, or an alias.
@@ -70,7 +70,7 @@ class _Endpoints:
         return json_response(await self._administration.change_traffic(request.path_params["model"], change))
 
     async def _read(self, request: Request, decoder: BodyDecoder[_T], empty: _T) -> _T:
-        """What a body says; nothing where it is empty."""
+        """Decode a body; an empty one gives the defaults."""
         body = await self._bodies.read(request.receive, dict(request.scope["headers"]), _PATIENCE_S)
         try:
             return decoder.decode(body) if len(body) else empty

@@ -1,4 +1,4 @@
-"""How urgent a request is by its head alone, before anything of it is decoded."""
+"""Derives a request's urgency from its head, before decoding."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ _HEALTH_S = 1.0
 
 
 class HeadUrgency:
-    """Tells the class and the deadline that the headers of a request name.
+    """The class and the deadline in a request's headers.
 
-    Health checks come with class ``high``, and so do other looks at the server as far as their key may use it. What
-    will be refused for its key or its headers comes with ``low``: a class has to be allowed before it counts. What a
-    body says of its class is not known yet; it counts from the scheduler on.
+    Health checks count as class ``high``, and so do other server queries if their key allows that class. Requests that
+    will be refused for their key or headers count as ``low``: a class must be allowed before it counts. A class in the
+    body is unknown here and counts only in the scheduler.
 
     Args:
-        timeouts_s: Seconds that each class allows a request that names no deadline.
-        levels: What the numbers of priorities mean.
-        guard: Knows the keys; ``None``: there are none.
+        timeouts_s: Default deadlines by class, seconds.
     """
 
     def __init__(
@@ -38,7 +36,7 @@ class HeadUrgency:
         self._guard = guard
 
     def __call__(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Urgency:
-        """Tell it for one request."""
+        """The urgency of one request."""
         if method in _LOOKS:
             if path.startswith(_HEALTH):
                 return Urgency(Priority.HIGH, _HEALTH_S)

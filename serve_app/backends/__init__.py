@@ -1,1 +1,1 @@
-"""What runs models."""
+"""Backends: run models."""

@@ -1,7 +1,7 @@
-"""From entries to batches and back: which entries run together, and whose answer is whose.
+"""Turns entries into batches and batches into answers.
 
-An error belongs to the entry that caused it. A run of several entries that fails is repeated entry by entry, so that
-the neighbours of a bad one are answered.
+An error belongs to the entry that caused it. A failed run of several entries is repeated entry by entry, so that the
+neighbours of a bad entry are answered.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _Ran: TypeAlias = tuple[Sequence[int], Sequence[int], Tensors]
 
 
 class BatchRun:
-    """What became of a batch.
+    """The result of a batch.
 
     Attributes:
-        executions: The runs of the backend that succeeded. Failed ones are left out: how long a model takes to fail
-            says nothing about how long it takes.
-        failed: Whether the model has failed on an entry.
-        lost: Whether its session has ended.
+        executions: Successful runs of the backend. Failed runs are left out: their duration does not predict that of a
+            successful one.
+        failed: Whether the model failed on an entry.
+        lost: Whether the session has ended.
     """
 
     __slots__ = ("_errors", "_outcomes", "_ran", "executions", "failed", "lost")
@@ -59,9 +59,9 @@ class BatchRun:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """One per entry, in the order given. Outputs are views of the batch's arrays, one behind the other.
+        """One outcome per entry, in the given order. Outputs are consecutive views of the batch's arrays.
 
-        Made when asked for, so that whoever runs batches can leave it to somebody else.
+        Computed on demand, so that another thread than the one that ran the batch can do it.
         """
         if self._outcomes is None:
             alone = len(self._ran) == 1 and len(self._ran[0][0]) == 1 and not self._errors
@@ -69,17 +69,18 @@ class BatchRun:
         return self._outcomes
 
     def add(self, positions: Sequence[int], counts: Sequence[int], outputs: Tensors) -> None:
-        """Note the outputs of entries that ran together.
+        """Record the outputs of entries that ran together.
 
         Raises:
-            InferenceFailed: An output does not have exactly their rows. That of an entry alone may have any shape.
+            InferenceFailed: An output does not have exactly their rows. The output of an entry alone may have any
+                shape.
         """
         if len(positions) > 1:
             _check_rows(outputs, sum(counts))
         self._ran.append((positions, counts, outputs))
 
     def fail(self, position: int, error: ServeAppError) -> None:
-        """Note the error of an entry, without what led to it: that knows this run, and the entry's input with it."""
+        """Record an entry's error without its traceback, which would keep this run and the input alive."""
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._errors[position] = error
         if isinstance(error, InferenceFailed):
@@ -101,10 +102,10 @@ class BatchRun:
 
 
 def rows_of(tensors: Tensors) -> int:
-    """The number of rows of an entry, which may be none.
+    """The number of rows of an entry, possibly 0.
 
     Raises:
-        InvalidRequest: The tensors differ in their number of rows, or one cannot have any. Such an entry must never be
+        InvalidRequest: The tensors differ in their number of rows, or one cannot have rows. Such an entry must never be
             assembled: the rows behind it would go to the wrong clients.
     """
     rows = -1
@@ -121,9 +122,9 @@ def rows_of(tensors: Tensors) -> int:
 
 
 def most_rows(tensors: Tensors) -> tuple[int, bool]:
-    """The most rows that a tensor of an entry has, and whether all have as many, so that it can be joined to others.
+    """The most rows of any tensor of an entry, and whether all have as many, so that it can be joined.
 
-    A model may take inputs of different rows. Such an entry is run by itself.
+    A model may take inputs with different numbers of rows. Such an entry runs alone.
 
     Raises:
         InvalidRequest: There is no tensor, or one cannot have rows.
@@ -143,17 +144,16 @@ def pieces(rows: int, max_rows: int) -> Iterator[slice]:
 
 
 def group(entries: Sequence[tuple[int, Tensors]], max_rows: int) -> list[list[int]]:
-    """Decide which entries run together.
+    """Group entries that run together.
 
-    Entries fit together when their tensors have equal names, dtypes and trailing shapes. Among those, order is kept
-    and a group is closed when the next entry would take it over ``max_rows``; a larger entry is a group of its own.
+    Entries fit together if their tensors have equal names, dtypes and trailing shapes. Order is kept among them. A
+    group is closed when the next entry would exceed ``max_rows``; a larger entry forms a group of its own.
 
     Args:
         entries: Rows and tensors of each.
-        max_rows: Most rows of a run.
 
     Returns:
-        Groups of positions in ``entries``, in the order of their first entry.
+        Positions in ``entries``, by first entry of each group.
     """
     groups: list[list[int]] = []
     open_groups: dict[Any, tuple[list[int], int]] = {}
@@ -169,7 +169,6 @@ def group(entries: Sequence[tuple[int, Tensors]], max_rows: int) -> list[list[in
 
 
 def _kind(tensors: Tensors) -> Any:
-    """What entries that fit together have in common."""
     return tuple(sorted((name, array.dtype.str, array.shape[1:]) for name, array in tensors.items()))
 
 
@@ -182,12 +181,8 @@ def fits(entries: Sequence[Tensors]) -> bool:
 def assemble(entries: Sequence[Tensors]) -> Tensors:
     """Join the rows of entries that fit together.
 
-    A single entry is passed through, and large rows that lie one behind the other are looked at as they are; only
-    others are copied. A buffer kept for the copy would not make it cheaper: what the allocator hands out was used for
-    the batches before, and has its pages.
-
-    Raises:
-        ValueError, TypeError, KeyError: They do not fit together.
+    A single entry is passed through, and adjacent large rows are viewed in place; the others are copied. A reusable
+    buffer would not be cheaper: the allocator hands out memory of earlier batches, whose pages are mapped.
     """
     if len(entries) == 1:
         return entries[0]
@@ -195,7 +190,7 @@ def assemble(entries: Sequence[Tensors]) -> Tensors:
 
 
 def fit(entries: Sequence[Tensors]) -> Tensors | None:
-    """`assemble`, or ``None`` where the entries cannot run together."""
+    """`assemble`, or ``None`` if the entries cannot run together."""
     if len(entries) == 1:
         return entries[0]
     names = entries[0].keys()
@@ -214,7 +209,7 @@ def _rows(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def split(outputs: Tensors, row_counts: Sequence[int]) -> list[Tensors]:
-    """Cut a batch's outputs into those of its entries, as views. Those of one entry alone may have any shape.
+    """Split a batch's outputs into views per entry. Outputs of a single entry may have any shape.
 
     Raises:
         InferenceFailed: An output does not have exactly these rows.
@@ -250,18 +245,17 @@ def run_entries(
     in_time: InTime | None = None,
     whole: Sequence[int] | None = None,
 ) -> BatchRun:
-    """Run entries in as few runs as they fit into. Never raises for what an entry or the model does.
+    """Run entries in as few runs as possible. Never raises for a failure of an entry or the model.
 
     Args:
         backend: Loaded.
-        entries: The inputs of each, already checked against the model's signature.
-        max_rows: Most rows of a run, at least 1. A larger entry is run in pieces.
-        buckets: The cost bucket of each entry; ``None`` where the model has none.
-        clock: For the runs' durations, seconds.
-        in_time: Says whether to run an entry once more by itself, when the batch that it was in has failed; ``None``:
-            always.
-        whole: By entry, the rows that it counts for where it is run by itself and uncut, which need not have any; 0 for
-            the others. ``None``: all of them are joined and cut.
+        entries: Inputs, already checked against the model's signature.
+        max_rows: Most rows of a run, at least 1. A larger entry runs in pieces.
+        buckets: Cost bucket per entry; ``None`` if the model has none.
+        clock: Seconds.
+        in_time: Whether an entry may run again alone after its batch failed; ``None``: always.
+        whole: Per entry, the rows that it counts for if it runs alone and uncut (its tensors need no rows); 0 for the
+            others. ``None``: all entries are joined and cut.
     """
     ran = BatchRun()
     sound: list[tuple[int, Tensors]] = []  # rows, tensors
@@ -311,7 +305,6 @@ def _run_whole(
     bucket: int,
     clock: Callable[[], float],
 ) -> None:
-    """Run an entry as it came, and note what became of it."""
     try:
         start = clock()
         outputs = backend.run_whole(tensors)
@@ -337,17 +330,12 @@ def run_assembled(
     clock: Callable[[], float] = perf_counter,
     in_time: InTime | None = None,
 ) -> BatchRun:
-    """As `run_entries`, of entries that have been assembled already.
+    """`run_entries` for entries that are already assembled.
 
     Args:
-        backend: Loaded.
-        batch: What `fit` made of the entries.
-        entries: The inputs of each: when the batch fails they are run one by one.
-        counts: The rows of each.
-        max_rows: As there. A batch of several entries must not have more.
-        bucket: The batch's cost bucket.
-        clock: For the run's duration, seconds.
-        in_time: As in `run_entries`.
+        batch: The entries' result of `fit`.
+        entries: The inputs of each, to run them one by one if the batch fails.
+        max_rows: A batch of several entries must not have more.
     """
     ran, rows = BatchRun(), sum(counts)
     if rows <= max_rows:
@@ -377,16 +365,7 @@ def _together_or_alone(
 ) -> None:
     """Run entries as one batch and, where that fails, each by itself.
 
-    An entry whose outputs are of an unexpected shape, even by itself, is run as it came: what it gets is its answer.
-
-    Args:
-        ran: Where to note what became of them.
-        positions: Of the entries.
-        counts: The rows of each.
-        together: Runs all of them.
-        alone: Runs one, by its position and its rows.
-        whole: Runs one as it came, by its position.
-        in_time: As in `run_entries`.
+    An entry whose outputs have an unexpected shape even alone runs once more uncut, and that is its answer.
     """
     try:
         ran.add(positions, counts, together())
@@ -425,7 +404,7 @@ def _run(
     executions: list[Execution],
     clock: Callable[[], float],
 ) -> Tensors:
-    """Run a batch, in pieces if it is too large. Every piece that succeeds is noted as an execution."""
+    """Run a batch, in pieces if it is too large; each successful piece counts as an execution."""
     if rows <= max_rows:
         return _timed(backend, batch, rows, bucket, executions, clock)
     parts: list[Tensors] = []
@@ -443,7 +422,6 @@ def _timed(
     executions: list[Execution],
     clock: Callable[[], float],
 ) -> Tensors:
-    """Run a batch. If it succeeds, it is noted as an execution."""
     start = clock()
     outputs = backend.run(batch)
     seconds = clock() - start
@@ -453,7 +431,7 @@ def _timed(
 
 
 def _as_answer(error: Exception) -> ServeAppError:
-    """The error to answer with. One that nobody foresaw is logged, and its text, which may hold anything, kept back."""
+    """The error to answer with. An unforeseen one is logged and its text withheld: it may hold anything."""
     if isinstance(error, ServeAppError):
         return error
     _logger.error("an entry failed with an unexpected error", exc_info=error)

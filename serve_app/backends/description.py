@@ -1,4 +1,4 @@
-"""What a model's file says before anything runs it: its tensors, and whether requests may share runs."""
+"""Describes a model's file before it runs: its tensors, and whether requests may share runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from serve_app.payloads import PROVEN, UNVERIFIED, EqualSizes, Joinable, ModelSi
 
 
 class Description(NamedTuple):
-    """What is known of one build of a model before it is loaded to be served.
+    """What is known of one build of a model before it is loaded.
 
     Attributes:
-        signature: Its tensors, as they are served.
-        fixed_rows: Rows of every single run where the file fixes them.
-        layout: Where its rows are.
-        joinable: Whether requests may share runs. ``proven``: by the file; the experiment decides when it is loaded.
-        streams: Whether an answer comes in parts.
+        signature: Tensors as served.
+        fixed_rows: Rows of every run if the file fixes them.
+        joinable: Whether requests may share runs. ``proven``: by the file; the experiment decides at load.
+        streams: Whether answers come in parts.
     """
 
     signature: ModelSignature
@@ -40,19 +39,16 @@ def describe_build(
     settings: JoinSettings | None = None,
     exact: Description | None = None,
 ) -> Description:
-    """Read a model's file, and decide by what it says whether requests may share runs.
+    """Read a model's file and derive whether requests may share runs.
 
     Args:
-        kind: What runs it.
-        model_file: The file.
-        model: The model's name, for messages.
-        options: What the configuration says of its backend; of the kind's type. ``None``: nothing.
-        settings: What it says of sharing runs.
-        exact: Of the exact model, where this is a variant of it: clients see one and the same signature.
+        options: The configured options, of the kind's type, if any.
+        settings: The configured settings for sharing runs, if any.
+        exact: Description of the exact model if this is a variant: both have the same signature for clients.
 
     Raises:
-        ConfigError: What runs it is not installed, the file cannot be loaded, a tensor is of a type that the protocol
-            has no word for, or the configuration names an axis or a tensor that there is not.
+        ConfigError: The runtime is not installed, the file cannot be loaded, a tensor's type has no name in the
+            protocol, or the configuration names an axis or a tensor that does not exist.
     """
     settings = settings or JoinSettings()
     if lacks := kind.lacks():
@@ -106,14 +102,14 @@ def _judge(file: ModelFile, model: str, settings: JoinSettings, rows_at: Layout)
 
 
 def _served_axes(alike: EqualSizes, rows_at: Layout) -> EqualSizes:
-    """Axes of the file as those of tensors that have their rows in front."""
+    """Convert axes of the file to axes of tensors with their rows in front."""
     return tuple(
         tuple((name, axis + 1 if axis < rows_at.axes.get(name, 0) else axis) for name, axis in group) for group in alike
     )
 
 
 def _one_row_out(declared: ModelSignature, rows_at: Layout) -> bool:
-    """Whether every output of a model of one row declares that row, too."""
+    """Whether each output of a model of one row declares that row, too."""
     for spec in declared.outputs:
         axis, shape = rows_at.axes.get(spec.name, 0), declared_shape(spec)
         if len(shape) <= axis or shape[axis] != 1:
@@ -122,7 +118,7 @@ def _one_row_out(declared: ModelSignature, rows_at: Layout) -> bool:
 
 
 def _axes(declared: ModelSignature, given: int | Mapping[str, int], model: str) -> Mapping[str, int]:
-    """The axis of every tensor whose rows are not in front."""
+    """The row axis of each tensor whose rows are not in front."""
     specs = {spec.name: spec for spec in (*declared.inputs, *declared.outputs)}
     axes = dict.fromkeys(specs, given) if isinstance(given, int) else dict(given)
     problems = []

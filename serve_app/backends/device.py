@@ -1,4 +1,4 @@
-"""Where a model is to run: on the CPU, or on the GPU that its replica was given."""
+"""Chooses the CPU or the replica's GPU for a model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 
 def resolve_device(requested: Device, gpu_available: bool, model: str) -> Literal["cpu", "cuda"]:
-    """Decide where to run.
+    """Choose the device.
 
-    A backend must not guess: a process sees every GPU of its host even where it was given none.
+    A backend must not guess: a process sees each GPU of its host even if it was assigned none.
 
     Args:
-        requested: As configured.
-        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
-        model: The model's name, for the message.
+        gpu_available: Whether the cluster assigned a GPU, or a share of one, to this replica.
 
     Raises:
         ConfigError: CUDA is required and the replica has no GPU.

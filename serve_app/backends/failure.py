@@ -1,4 +1,4 @@
-"""What foreign code says about a failure, as a client may read it."""
+"""Makes failure messages of foreign code fit for clients."""
 
 from __future__ import annotations
 

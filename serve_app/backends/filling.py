@@ -1,4 +1,4 @@
-"""Batches of the numbers of rows that a model takes: cut into pieces, and filled up."""
+"""Cuts batches to the numbers of rows that a model takes, and fills them up."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ def run_filled(
     """Run in pieces, each filled up with copies of its last row: zeros might not be a valid input.
 
     Args:
-        inputs: By name, of the same number of rows.
         most: Most rows of a piece.
-        size_for: The rows that a piece of so many is filled up to.
-        run: Runs a filled piece of so many rows.
-
-    Returns:
-        Every output by name, with as many rows as the inputs.
+        size_for: The number of rows to fill a piece of this many up to.
+        run: Runs a filled piece of this many rows.
     """
     rows = len(next(iter(inputs.values())))
     parts = []

@@ -1,4 +1,4 @@
-"""Which function makes a value of a graph last."""
+"""Finds the function that produces a value of a graph."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Made(NamedTuple):
-    """How a value is made: by an operator, of other values."""
+    """How a value is produced: by an operator, from other values."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -16,14 +16,13 @@ class Made(NamedTuple):
 def applied_function(
     made: Mapping[str, Made], name: str, functions: Mapping[str, str], keeping: Collection[str], joining: str
 ) -> str:
-    """Follow a value back to the function that makes it; empty where that is none of ``functions``.
+    """Follow a value back to the function of ``functions`` that produces it; empty if there is none.
 
     Args:
-        made: How each value is made, by its name.
-        name: Of the value.
-        functions: What operators are called that are looked for.
-        keeping: Operators that keep the values of their first input, or round them.
-        joining: An operator that puts its inputs side by side.
+        made: Producer of each value, by name.
+        functions: The functions to find: operator to name.
+        keeping: Operators that keep or round the values of their first input.
+        joining: An operator that concatenates its inputs.
     """
     for _ in range(len(made) + 1):
         node = made.get(name)

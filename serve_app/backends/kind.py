@@ -1,4 +1,4 @@
-"""The seam between the server and whatever runs models: one `BackendKind` for each kind of backend."""
+"""The interface between the server and runtimes: one `BackendKind` for each kind of backend."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from serve_app.payloads import EqualSizes, GraphEnds, ModelSignature
 
 
 class BackendOptions(Section):
-    """What a configuration may say under ``backend_options:``. A kind with options of its own has a subclass."""
+    """The configuration's ``backend_options:``. A kind with options of its own has a subclass."""
 
     def faults(self, gpus: float) -> Mapping[str, str]:
-        """What of it does not fit the rest of the configuration: by key, what is wrong.
+        """Find options that do not fit the rest of the configuration. Returns problems by key.
 
         Args:
             gpus: Share of a GPU that each replica has.
@@ -29,7 +29,7 @@ class BackendOptions(Section):
         return {}
 
     def files(self) -> tuple[str, ...]:
-        """Names of the files that it names, relative to the model's folder: they belong to the model."""
+        """Names of files that the options name, relative to the model's folder; they belong to the model."""
         return ()
 
 
@@ -37,15 +37,15 @@ OptionsT = TypeVar("OptionsT", bound=BackendOptions)
 
 
 class RowProof(NamedTuple):
-    """Whether each row of a model's outputs depends on the same row of its inputs alone.
+    """Whether each row of a model's outputs depends only on the same row of its inputs.
 
     Attributes:
-        independent: Proven: a row depends on nothing but itself.
-        reason: One line for an operator of the server: what prevents it, or that nothing does.
-        dependent: The model is known to mix rows, or to depend on their number or places; otherwise nobody knows.
-        random: The model draws random numbers: the same request has another answer each time.
-        advice: What the author of the model can do about it; empty where nothing is known to help.
-        equal_sizes: The proof holds for requests in which these sizes are the same: groups of inputs and axes.
+        independent: Proven.
+        reason: One line for the operator: what prevents independence, or that nothing does.
+        dependent: Known to mix rows, or to depend on their number or places; otherwise unknown.
+        random: The model draws random numbers, so that equal requests get different answers.
+        advice: A remedy for the author of the model; empty if none is known.
+        equal_sizes: The proof holds for requests in which these sizes are equal: groups of inputs and axes.
     """
 
     independent: bool
@@ -57,15 +57,15 @@ class RowProof(NamedTuple):
 
 
 class ModelFile(NamedTuple):
-    """What a model's file says of it, before anything runs it.
+    """What a model's file declares.
 
     Attributes:
-        signature: Its tensors with the shapes that the file declares. Dimension 0 is no different from others: a number
-            there is the only one that a run takes.
-        prove: Whether rows are independent of each other, where they are along these axes, by the name of a tensor; 0
-            for those that are not named. A proof is checked on the loaded model before requests share runs.
-        streams: Whether an answer comes in parts; what ``create`` makes is a `StreamingBackend` then, and its requests
-            share no runs.
+        signature: Tensors with the declared shapes. Dimension 0 is no exception: a number there is the only size that a
+            run takes.
+        prove: Proves that rows along these axes, by tensor name (default 0), are independent. The experiment confirms a
+            proof on the loaded model before requests share runs.
+        streams: Whether answers come in parts; ``create`` then makes a `StreamingBackend`, whose requests share no
+            runs.
     """
 
     signature: ModelSignature
@@ -75,22 +75,19 @@ class ModelFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
-    """How one build of a model is run.
+    """How to run one build of a model.
 
     Attributes:
-        model: The model's name, for messages.
-        model_file: The build's file.
-        device: ``cuda`` insists on a GPU, ``auto`` takes one where the replica has one.
-        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
-        gpu_memory_bytes: Most memory of the GPU that this build may take; ``None`` for no limit.
-        threads: Threads that one run computes with on the CPU.
-        max_rows: Most rows of a batch, where that is known.
-        row_sizes: Numbers of rows that batches are filled up to, ascending. ``any``: they are run as they come;
-            ``auto``: the backend chooses.
-        layout: Where the rows of its tensors are, or that they have none.
-        processor_threads: Threads that call `Processing` at once, if the backend is to have it; 0: it is not asked.
-        among_others: Whether it is one of many models in one process, of which one runs at a time.
-        tf32: Whether a GPU may compute products of FP32 in TF32.
+        device: ``cuda`` requires a GPU, ``auto`` uses one if the replica has one.
+        gpu_available: Whether the cluster assigned a GPU, or a share of one, to this replica.
+        gpu_memory_bytes: Limit of GPU memory for this build; ``None`` for no limit.
+        threads: Threads of one run on the CPU.
+        max_rows: Most rows of a batch, if known.
+        row_sizes: Numbers of rows that batches are filled up to, ascending. ``any``: no filling; ``auto``: the backend
+            chooses.
+        processor_threads: Threads that call `Processing` at once; 0: it is not used.
+        among_others: Whether many models share the process, of which one runs at a time.
+        tf32: Whether a GPU may compute FP32 products in TF32.
     """
 
     model: str
@@ -121,34 +118,33 @@ def _never(_file: Path, _model: str, _options: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BackendKind(Generic[OptionsT]):
-    """One kind of backend: what it is called, which files it runs, and how.
+    """One kind of backend: its name, its files, and how they run.
 
-    The module of a kind whose package is large should import that in ``inspect`` and ``create`` only: every process
+    If the module of a kind imports a large package, it should do so in ``inspect`` and ``create`` only: every process
     imports all kinds.
 
     Attributes:
-        name: As ``backend`` in a configuration names it.
+        name: ``backend`` in a configuration.
         file: Name of a model's file in a folder, e.g. ``model.onnx``. It need not end with one of ``suffixes``.
-        suffixes: How other files that it runs end, lower case and with the dot. Not one that files beside models have,
-            such as ``.json``: they would be taken for models.
-        inspect: Reads a model's file without running it. Takes the file, the model's name, for messages, and the
-            options, and raises `ConfigError` for a file that cannot be read or served.
-        create: Makes the backend of one build, which `Backend.load` loads. Raises `ConfigError` for settings that it
-            cannot have.
-        options: What a configuration may say under ``backend_options``.
-        further_files: Names of the files that a model's file needs beside it, relative to its folder. Raises
-            `ConfigError` for a file that is no model.
-        processes: Whether a model's file makes its inputs of media by itself, so that its backend is a `Processing`.
-            Takes what ``inspect`` takes, runs nothing either, and raises `ConfigError` where that is declared wrongly.
-        ends: Reads what a model's file does first and last. Raises `OSError` or `ValueError` where it cannot be read.
-        platform: As V2's metadata and Triton's clients name it.
-        triton_name: As Triton's model configuration names the backend; empty where it is ``name``.
-        distributions: The Python distributions, one of which runs it: ``serve-app doctor`` looks for them, and profiles
-            and kept verdicts tell their versions.
-        runs_code: Whether its files are programs. They are run only where the configuration names the kind, whatever
-            lies in a model's folder.
-        extra: The extra of serve-app that brings one of them; empty where serve-app needs one in any case.
-        concurrent: Whether several threads may run a backend at once, where its device is the CPU.
+        suffixes: Suffixes of other files that it runs, lower case with the dot. Common suffixes such as ``.json`` are
+            not possible: files beside models would be taken for models.
+        inspect: Reads a model's file without running it, for a file, a model's name and options. Raises `ConfigError`
+            if it cannot be read or served.
+        create: Makes the backend of one build, unloaded. Raises `ConfigError` for unsupported settings.
+        options: Type of ``backend_options``.
+        further_files: Names of files required beside a model's file, relative to its folder. Raises `ConfigError` if
+            the file is no model.
+        processes: Whether a model's file makes its inputs from media itself, so that its backend is a `Processing`.
+            Takes the arguments of ``inspect``, runs nothing, and raises `ConfigError` if that is declared wrongly.
+        ends: Reads a model file's first and last operations. Raises `OSError` or `ValueError` if it cannot be read.
+        platform: Its name in V2's metadata and for Triton's clients.
+        triton_name: Its name in Triton's model configuration; empty if equal to ``name``.
+        distributions: Python distributions of which one provides the runtime: ``serve-app doctor`` looks for them, and
+            profiles and verdicts record their versions.
+        runs_code: Whether its files are programs. They run only if the configuration names the kind, whatever is in a
+            model's folder.
+        extra: The extra of serve-app that installs one of them; empty if serve-app always needs one.
+        concurrent: Whether several threads may run a backend at once on the CPU.
     """
 
     name: str
@@ -168,16 +164,16 @@ class BackendKind(Generic[OptionsT]):
     concurrent: bool = False
 
     def recognises(self, file_name: str) -> bool:
-        """Whether a file of this name is one that it runs."""
+        """Whether it runs files of this name."""
         return file_name == self.file or file_name.lower().endswith(self.suffixes)
 
     def versions(self) -> dict[str, str]:
-        """The versions of its distributions that are installed."""
+        """The installed versions of its distributions."""
         versions = {name: _version(name) for name in self.distributions}
         return {name: version for name, version in versions.items() if version is not None}
 
     def lacks(self) -> str:
-        """What is to be installed before it runs anything, in one line; empty where nothing is."""
+        """What to install to run it, in one line; empty if nothing is missing."""
         if not self.extra or self.versions():
             return ""
         return f"{self.distributions[0]} is not installed: pip install 'serve-app[{self.extra}]'"
@@ -189,7 +185,7 @@ AnyKind = BackendKind[Any]
 
 @cache
 def _version(distribution: str) -> str | None:
-    """The installed version, ``None`` without one. Looked for once: every model of a configuration asks."""
+    """The installed version, if any. Cached, since each model of a configuration asks."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

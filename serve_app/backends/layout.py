@@ -1,4 +1,4 @@
-"""Where the rows of a model's tensors are, and what its signature is with them in front."""
+"""Describes where the rows of a model's tensors are, and derives the served signature."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Layout(NamedTuple):
     """Where the rows of a model's tensors are.
 
     Attributes:
-        rows: Whether there are any. Otherwise the tensors are served with the shapes that the model's file declares.
-        axes: The axis of the rows by the name of a tensor, 0 where it is not named.
+        rows: Whether there are rows. Otherwise the tensors keep the declared shapes.
+        axes: Row axis by tensor name, default 0.
     """
 
     rows: bool = True
@@ -29,12 +29,12 @@ NO_ROWS = Layout(rows=False)
 
 
 class ServedSignature(NamedTuple):
-    """A model's tensors as they are served.
+    """A model's tensors as served.
 
     Attributes:
-        signature: Of a model with rows, dimension 0 is ``-1`` everywhere, also where the file fixes it: it is run in
-            pieces. An output whose rank the model does not declare is shown as ``(-1,)``. Without rows: as declared.
-        fixed_rows: The number of rows that the model takes, or ``None`` when it takes any or has none.
+        signature: With rows, dimension 0 is ``-1`` everywhere, also where the file fixes it: the model runs in pieces.
+            An output of undeclared rank is shown as ``(-1,)``. Without rows: as declared.
+        fixed_rows: The number of rows that the model takes, or ``None`` if it takes any or has no rows.
     """
 
     signature: ModelSignature
@@ -42,16 +42,11 @@ class ServedSignature(NamedTuple):
 
 
 def served(declared: ModelSignature, layout: Layout, *, model: str) -> ServedSignature:
-    """The signature that a model is served with.
-
-    Args:
-        declared: With the shapes that the model's file declares.
-        layout: Where its rows are.
-        model: The model's name, for messages.
+    """Derive the served signature.
 
     Raises:
-        ConfigError: Of a model with rows: it has no input, an input has no dimension for them, or the inputs disagree
-            about their number. Every fault found is named.
+        ConfigError: A model with rows has no input, an input has no row dimension, or inputs disagree about the number
+            of rows. Lists all faults.
     """
     if not layout.rows:
         return ServedSignature(declared, None)
@@ -68,7 +63,7 @@ def served(declared: ModelSignature, layout: Layout, *, model: str) -> ServedSig
 
 
 def rows_to(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
-    """Move the rows from dimension 0 to where the model has them."""
+    """Move the rows from dimension 0 to the model's axis."""
     return np.ascontiguousarray(np.moveaxis(array, 0, axis)) if axis else array
 
 
@@ -78,7 +73,7 @@ def rows_from(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
 
 
 def declared_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """The shape as the file declares it; empty where it does not say how many dimensions there are."""
+    """The declared shape; empty if the file declares no rank."""
     return spec.shape if spec.ranked else ()
 
 

@@ -1,4 +1,4 @@
-"""Memory of this process."""
+"""Controls the C library's memory of this process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _keeps_more = False
 
 
 def give_memory_back() -> None:
-    """Have the C library give the system what was freed. It keeps it otherwise: whole models, one after the other.
+    """Return freed memory to the system; otherwise the C library keeps it, model after model.
 
-    What is free at the end of a thread's heap stays all the same: see `give_end_of_heap_back`.
+    The free end of a thread's heap stays: see `give_end_of_heap_back`.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
@@ -28,10 +28,10 @@ def give_memory_back() -> None:
 
 
 def give_end_of_heap_back() -> None:
-    """Have the C library give the system what is free at the end of the heap that this thread allocates from.
+    """Return the free end of the calling thread's heap to the system.
 
-    To be called in a thread that has ended what it did. The library looks when a block of more than 64 KiB is freed,
-    and gives back what is more than 128 KiB, but 64 MiB once a model was loaded with `large_blocks_apart`.
+    Call it in a thread that has finished its work. The C library trims when a block above 64 KiB is freed, beyond 128
+    KiB, or beyond 64 MiB once a model was loaded with `large_blocks_apart`.
     """
     libc = ctypes.CDLL(None)
     if not _keeps_more or not hasattr(libc, "mallopt"):
@@ -44,20 +44,20 @@ def give_end_of_heap_back() -> None:
 
 
 def keep_large_blocks_apart() -> None:
-    """Have the C library take every block of 1 MiB or more from the system, and give it back as soon as it is freed.
+    """Take each block of 1 MiB or more from the system, and return it as soon as it is freed.
 
-    Otherwise weights of models that come and go lie between each other in one heap, and the gaps, which are as large
-    again, stay with the process.
+    Otherwise weights of successive models interleave in one heap, and the gaps, which are as large again, stay with the
+    process.
     """
     _set_option(_M_MMAP_THRESHOLD, _LARGE)
 
 
 @contextmanager
 def large_blocks_apart() -> Iterator[None]:
-    """As `keep_large_blocks_apart`, in here alone: for what a load allocates, in a process that runs models as well.
+    """`keep_large_blocks_apart` for the duration of a load, in a process that runs models as well.
 
-    Runs then take their tensors from the heap again, which is faster: a block from the system is cleared first. Of
-    two threads that are in here at once, the first that leaves ends it for both.
+    Runs then take tensors from the heap again, which is faster: the system clears a block first. If two threads
+    overlap, the first to leave ends it for both.
     """
     global _keeps_more  # noqa: PLW0603 - as the option: of the process, and never taken back
     _set_option(_M_MMAP_THRESHOLD, _LARGE)

@@ -1,4 +1,4 @@
-"""What a model's outputs should be: of the declared shape and, where that is asked for, numbers."""
+"""Checks a model's outputs: declared shapes and, on request, finite numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class UnexpectedShape(InferenceFailed):
-    """An output of a run is not of the shape that the rows and the model's file let expect."""
+    """An output does not have the shape that the rows and the model's file imply."""
 
 
 def rows_missing(name: str, shape: Sequence[int], rows: int) -> UnexpectedShape:
-    """The error of an output whose axis 0 is not the rows."""
+    """The error for an output whose axis 0 is not the rows."""
     return UnexpectedShape(
         f"output {name!r} of the model has shape {list(shape)} for {rows} rows of input:"
         " its dimension 0 must be the rows"
@@ -32,14 +32,13 @@ def rows_missing(name: str, shape: Sequence[int], rows: int) -> UnexpectedShape:
 
 
 class DeclaredShapes:
-    """Compares outputs with the trailing dimensions that the model's file fixes. Dimension 0 is the rows'.
+    """Compares outputs with the fixed trailing dimensions of the model's file. Dimension 0 is the rows.
 
-    In a run that requests share, one of them may have changed the shape for all. What a request gets by itself is its
-    answer, as it is where nobody shares runs; the log tells it once for each output.
+    In a shared run, one request may have changed the shape for all. What a request gets alone is its answer, as without
+    shared runs; the log mentions it once per output.
 
     Args:
-        model: The model's name, for the log.
-        signature: The model's. An output without trailing dimensions may be of undeclared rank, and is not compared.
+        signature: An output without trailing dimensions may have no declared rank, and is not compared.
     """
 
     def __init__(self, model: str, signature: ModelSignature) -> None:
@@ -52,10 +51,10 @@ class DeclaredShapes:
         ]
 
     def check(self, outputs: Tensors) -> Tensors:
-        """The outputs themselves.
+        """Return the outputs unchanged.
 
         Raises:
-            UnexpectedShape: One is of another shape; says which.
+            UnexpectedShape: An output has another shape; says which.
         """
         for name, declared in self._fixed:
             found = outputs[name].shape[1:]
@@ -66,7 +65,7 @@ class DeclaredShapes:
         return outputs
 
     def tell(self, outputs: Tensors) -> Tensors:
-        """The outputs themselves, once it is told which of them are of another shape."""
+        """Return the outputs unchanged, and log those of another shape."""
         for name, declared in self._fixed:
             found = outputs[name].shape[1:]
             if found != declared and name not in self._told and not _matches(found, declared):
@@ -82,14 +81,13 @@ class DeclaredShapes:
 
 
 def not_finite(outputs: Tensors, counts: Sequence[int]) -> list[tuple[int, str]]:
-    """Which entries of a batch have NaN or infinity in an output.
+    """Find entries of a batch with NaN or infinity in an output.
 
     Args:
-        outputs: By name, with the rows of all entries one behind the other.
-        counts: The rows of each entry.
+        outputs: With the rows of all entries in order.
 
     Returns:
-        The entry's position and the output's name, once per entry.
+        Position and output name, once per entry.
     """
     found: dict[int, str] = {}
     for name, array in outputs.items():
@@ -106,9 +104,9 @@ def not_finite(outputs: Tensors, counts: Sequence[int]) -> list[tuple[int, str]]
 
 
 def _is_finite(array: npt.NDArray[Any]) -> bool:
-    """Whether all values are finite; ``False`` also where that is merely unsure, since their sum is too large.
+    """Whether all values are finite; ``False`` also if unsure, since their sum overflows.
 
-    NaN and infinity survive a sum, which needs no second array and takes a third of the time of asking every value.
+    NaN and infinity survive a sum, which needs no second array and a third of the time of testing each value.
     """
     with np.errstate(all="ignore"):
         return bool(np.isfinite(np.add.reduce(array, axis=None)))

@@ -1,11 +1,10 @@
-"""What a batch costs: every shape run warm, many times over, and timed as the replica's worker times it.
+"""Measures the cost of batches: runs each shape warm, many times, and times it like the replica's worker.
 
-Shapes take turns. In each round every shape gets its share of its time, in the opposite order to the round before, so
-that whatever drifts (clock speed, neighbours on the machine) hits all of them alike, and no shape always runs behind
-the same other one.
+Shapes take turns. In each round every shape gets its share of time, in the reverse order of the round before, so that
+drift (clock speed, neighbours on the machine) affects all alike and no shape always follows the same other one.
 
-Memory is read while each shape runs for the first time, from the least work to the most: sessions keep the memory that
-their largest batch needed, so a shape's figure is what a replica holds that serves batches up to that one.
+Memory is read during each shape's first run, from the least work to the most: sessions keep the memory of their largest
+batch, so a shape's figure is that of a replica serving batches up to it.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ class Shape(NamedTuple):
     """What is measured.
 
     Attributes:
-        variant: Name of the variant, empty for the exact model.
-        rows: Rows of the batch.
-        bucket: Its cost bucket; 0 where the model has none.
+        variant: Empty for the exact model.
+        bucket: Cost bucket; 0 without buckets.
     """
 
     variant: str
@@ -57,14 +55,12 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One shape, measured.
+    """The measurements of one shape.
 
     Attributes:
-        shape: The shape.
-        seconds: Duration of every warm run, in the order they were made.
-        peak_rss_bytes: Largest resident set of the process during the shape's first run; ``None`` where the system
-            does not tell.
-        gpu_bytes: Memory in use on the GPU after the first run, by whomever; ``None`` on the CPU.
+        seconds: Duration of each warm run, in order.
+        peak_rss_bytes: Largest resident set of the process during the first run; ``None`` if unknown.
+        gpu_bytes: GPU memory in use by all processes after the first run; ``None`` on the CPU.
     """
 
     shape: Shape
@@ -74,12 +70,12 @@ class Measurement:
 
 
 class Progress(NamedTuple):
-    """How far a sweep is.
+    """Progress of a sweep.
 
     Attributes:
-        shape: What ran last.
-        measured_s: Time measured so far, over all shapes, seconds.
-        expected_s: Time to be measured in all, seconds, as far as it can be told now.
+        shape: The last shape.
+        measured_s: Seconds measured over all shapes.
+        expected_s: Estimated seconds to measure in all.
     """
 
     shape: Shape
@@ -96,7 +92,7 @@ class _Series:
     gpu_bytes: int | None = None
 
     def is_due(self, round_number: int, rounds: int, seconds: float) -> bool:
-        """Whether this round, counted from 1, owes it another run."""
+        """Whether this round, counted from 1, needs another run."""
         share = round_number / rounds
         runs = len(self.seconds)
         if runs < MIN_RUNS * share:
@@ -104,13 +100,13 @@ class _Series:
         return self.spent_s < seconds * share and runs < MAX_RUNS * share
 
     def expected_s(self, seconds: float) -> float:
-        """About how long it is going to be measured, seconds."""
+        """Estimated seconds of its measurement."""
         each = self.spent_s / len(self.seconds) if self.seconds else self.first_s
         return max(min(seconds, MAX_RUNS * each), MIN_RUNS * each)
 
 
 def sweep_rows(max_rows: int) -> tuple[int, ...]:
-    """The numbers of rows worth measuring: powers of two, the values half-way between them, and the maximum."""
+    """Numbers of rows to measure: powers of two, the midpoints between them, and the maximum."""
     between = (3 << exponent for exponent in range(max_rows.bit_length()))
     return tuple(sorted({*row_buckets(max_rows), *(rows for rows in between if rows < max_rows)}))
 
@@ -129,17 +125,15 @@ def sweep(
     """Measure every combination of backend, rows and bucket.
 
     Args:
-        backends: Loaded, by variant; the exact model is ``""``.
+        backends: Loaded, by variant; ``""`` is the exact model.
         make_inputs: E.g. `serve_app.backends.warm_up.tensor_inputs`, or a processor's own sample.
-        rows: Numbers of rows, at least 1 each.
-        buckets: The model's cost buckets; ``(0,)`` for none.
-        seconds: Time to spend running each shape, warm. At least `MIN_RUNS` runs are made, at most `MAX_RUNS`.
-        rounds: How many turns every shape gets.
-        on_progress: Called after every turn of a shape.
-        clock: Seconds, monotonic.
+        buckets: ``(0,)`` for none.
+        seconds: Seconds of warm runs per shape, for `MIN_RUNS` to `MAX_RUNS` runs.
+        rounds: Turns of each shape.
+        on_progress: Called after each turn.
 
     Returns:
-        One measurement per shape, ordered by variant as given, bucket, rows.
+        One per shape, ordered by variant as given, bucket, rows.
 
     Raises:
         InferenceFailed: The model failed at a shape, which the message names.
@@ -172,14 +166,14 @@ def sweep(
 
 
 def resident_bytes() -> int | None:
-    """The resident set of this process; ``None`` where the system does not tell."""
+    """The resident set of this process; ``None`` if unknown."""
     return _status("VmRSS")
 
 
 def waited_s() -> float | None:
-    """For how long the threads of this process have been ready to run and had no core, in all, seconds.
+    """Total seconds that this process's threads were ready but had no core; ``None`` if unknown.
 
-    What runs beside a measurement shows in it. ``None`` where the system does not tell.
+    Reveals other work on the machine during a measurement.
     """
     nanoseconds = 0
     told = False
@@ -193,9 +187,9 @@ def waited_s() -> float | None:
 
 
 def gpu_bytes() -> int:
-    """Memory in use on the first GPU that this process sees, by whomever. Makes a CUDA context where there is none.
+    """Memory in use by all processes on the first visible GPU. Makes a CUDA context if there is none.
 
-    Backends do not tell what their allocators hold, so the driver is asked what is left of the device.
+    Backends do not report their allocators, so this asks the driver for the device's free memory.
 
     Raises:
         InferenceFailed: The driver does not answer.
@@ -221,7 +215,7 @@ def _run_cold(
 
 
 def _run(backend: Backend, inputs: Tensors, shape: Shape, clock: Callable[[], float]) -> Execution:
-    """One run, timed by the code that times it in a replica."""
+    """Run once, timed by the replica's code."""
     ran = run_entries(backend, [inputs], shape.rows, [shape.bucket], clock)
     (outcome,) = ran.outcomes
     if isinstance(outcome, ServeAppError):
@@ -231,7 +225,7 @@ def _run(backend: Backend, inputs: Tensors, shape: Shape, clock: Callable[[], fl
 
 
 def _reset_peak() -> bool:
-    """Let the kernel forget the largest resident set so far. Returns whether it did."""
+    """Reset the kernel's peak resident set. Returns whether that worked."""
     try:
         _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")
     except OSError:
@@ -249,7 +243,7 @@ def _status(key: str) -> int | None:
 
 @cache
 def _cuda() -> tuple[Any, ctypes.c_void_p]:
-    """The driver, and the context of the first device that this process sees."""
+    """The driver, and the context of the first visible device."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

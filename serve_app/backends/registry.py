@@ -1,4 +1,4 @@
-"""Every kind of backend that there is. Another one is a module of its own, and a row here."""
+"""All kinds of backends. A new one is a module of its own, and a row here."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BACKENDS: dict[str, AnyKind] = {kind.name: kind for kind in (ONNX, TORCH_SCRIPT,
 
 
 def kinds_of(name: str | None) -> tuple[AnyKind, ...]:
-    """The kind of this name; where none is named, all but those that run code.
+    """The kind of this name; without a name, all kinds that do not run code.
 
     Raises:
-        ConfigError: There is none of this name; says what there is.
+        ConfigError: The name is unknown; lists the known ones.
     """
     if name is None:
         return tuple(kind for kind in BACKENDS.values() if not kind.runs_code)

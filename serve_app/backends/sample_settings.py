@@ -1,4 +1,4 @@
-"""What is configured of a model's inputs, and whether it fits the model."""
+"""Checks configured samples of a model's inputs against its signature."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 
 
 def problems_of(settings: SampleSettings, signature: ModelSignature, *, rows: bool) -> list[str]:
-    """What does not fit the model: the place, what was expected, and what to do. One line each.
+    """Find configured samples that do not fit the model: place, expectation and remedy, one line each.
 
     Args:
-        settings: What is configured.
-        signature: The model's.
-        rows: Whether a first dimension that may vary is the rows of a batch.
+        rows: Whether a variable first dimension is the rows of a batch.
     """
     specs = {spec.name: spec for spec in signature.inputs}
     problems: list[str] = []
@@ -64,7 +62,7 @@ def _sample_problems(tensors: Tensors, specs: Mapping[str, TensorSpec], *, rows:
 
 
 def _is_of(dtype: np.dtype[Any], spec: TensorSpec) -> bool:
-    """Whether an array of a file is of an input's datatype. A file of numpy's knows BF16 as two bytes of no type."""
+    """Whether a file's array has an input's datatype. Numpy's files hold BF16 as two bytes without a type."""
     if spec.datatype == "BYTES":
         return dtype.kind in "OUS"
     return dtype == DTYPES[spec.datatype] or (spec.datatype == "BF16" and dtype.str == "|V2")
@@ -89,7 +87,7 @@ def _rule_problems(rule: InputRule, spec: TensorSpec, *, rows: bool) -> Iterator
 
 
 def _disagreements(files: Sequence[SampleFile], specs: Mapping[str, TensorSpec], *, rows: bool) -> Iterator[str]:
-    """What keeps samples from standing for each other and, where there are rows, from being rows of one batch."""
+    """What prevents samples from replacing each other or, with rows, from joining one batch."""
     for sample in files[1:]:
         first = files[0]
         if sample.tensors.keys() != first.tensors.keys():

@@ -1,6 +1,6 @@
-"""Inputs that a model can run: from configured samples and ranges, and of our own where nothing is configured.
+"""Inputs that a model can run: from configured samples and ranges, or made up.
 
-Warm-up, profiles, the self-test and experiments at load ask here, so that all of them know the same inputs.
+Warm-up, profiles, the self-test and experiments at load share them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ class Samples:
     """Inputs of one model, checked against its signature. Made by `make_samples`.
 
     Args:
-        signature: The model's.
         pool: Rows of configured samples, by input; all of one kind. Without rows, one sample each.
         rules: By input.
-        rows: Whether a first dimension that may vary is the rows of a batch.
+        rows: Whether a variable first dimension is the rows of a batch.
     """
 
     def __init__(
@@ -43,16 +42,16 @@ class Samples:
 
     @property
     def advice(self) -> str:
-        """What to do where the model runs none of them."""
+        """The remedy if the model runs none of them."""
         if self._pool or self._rules:
             return "the inputs that warm_up configures are not what it takes: mend them"
         return "give inputs that it takes in the model's warm_up: samples, or a range or values for each input"
 
     def candidates(self) -> Iterator[MakeInputs]:
-        """Ways to make inputs, the likeliest first. They differ in what is not configured only.
+        """Ways to make inputs, the most likely first. They differ only in what is not configured.
 
-        Each makes ``rows`` rows, of size ``bucket`` where a dimension varies (0: of a size of our own). Configured
-        samples are repeated up to ``rows``.
+        Each makes ``rows`` rows, of size ``bucket`` where a dimension varies (0: a default size). Configured samples
+        are repeated up to ``rows``.
         """
         own = [spec for spec in self._signature.inputs if not self._is_given(spec)]
         different: dict[tuple[object, ...], SyntheticInput] = {}
@@ -63,16 +62,15 @@ class Samples:
                 yield self._maker(filling, free_size)
 
     def draw(self, rows: int, seed: int, like: Tensors | None = None) -> Tensors:
-        """Rows that differ from each other, as requests would bring them. The same for the same seed.
+        """Rows that differ from each other like those of requests. Deterministic for a seed.
 
-        Configured samples give each of their rows before one is repeated; of configured ranges and values any may come.
-        Of an input of which nothing is configured: floats from 0 to 1, integers 0 or 1, booleans, texts ``"0"`` or
-        ``"1"``. A model may refuse those: run them before anything is concluded from them.
+        Each configured sample row is used before one repeats; configured ranges and values are drawn from. Other
+        inputs: floats from 0 to 1, integers 0 or 1, booleans, texts ``"0"`` or ``"1"``. A model may refuse those: run
+        them before concluding anything.
 
         Args:
-            rows: How many, at least 1. Inputs without rows get one sample.
-            seed: Names the choice.
-            like: Inputs that the model has run, for the sizes that nothing is configured of; by default 1.
+            rows: At least 1. Inputs without rows get one sample.
+            like: Inputs that the model has run, for sizes that are not configured; default 1.
         """
         rng = np.random.default_rng(seed)
         sample = self._pool[rng.integers(len(self._pool))] if self._pool else {}
@@ -129,7 +127,7 @@ class Samples:
         return self._is_sampled(spec) or self._rules.get(spec.name, _NO_RULE).says_values
 
     def _may_vary(self) -> bool:
-        """Whether an input has a dimension, besides its rows, of whose size nothing is said."""
+        """Whether an input has a dimension of unconfigured size besides its rows."""
         unsized = [
             spec
             for spec in self._signature.inputs
@@ -143,16 +141,14 @@ class Samples:
 def make_samples(
     signature: ModelSignature, settings: SampleSettings | None = None, *, model: str, rows: bool = True
 ) -> Samples:
-    """Check what is configured of a model's inputs, and make samples of it.
+    """Check the configured samples of a model's inputs.
 
     Args:
-        signature: The model's. Its shapes may be of rank 0, and their dimension 0 fixed: such inputs have no rows.
-        settings: What is configured; nothing by default.
-        model: The model's name, for messages.
-        rows: Whether a first dimension that may vary is the rows of a batch. Otherwise one sample is run as it is.
+        signature: Its shapes may have rank 0 or a fixed dimension 0: such inputs have no rows.
+        rows: Whether a variable first dimension is the rows of a batch. Otherwise one sample runs unchanged.
 
     Raises:
-        ConfigError: Something does not fit the signature. One line each: model, place, what was expected, what to do.
+        ConfigError: A setting does not fit the signature. One line each: model, place, expectation, remedy.
     """
     settings = settings or SampleSettings()
     problems = problems_of(settings, signature, rows=rows)
@@ -190,7 +186,7 @@ def _random(rng: np.random.Generator, spec: TensorSpec, rule: InputRule, shape: 
 
 
 def _joined(samples: Sequence[Tensors], specs: Mapping[str, TensorSpec]) -> list[Tensors]:
-    """One sample with the rows of all. What has no rows is taken from the first."""
+    """One sample with the rows of all. Inputs without rows come from the first."""
     first = samples[0]
     return [
         {
@@ -201,7 +197,6 @@ def _joined(samples: Sequence[Tensors], specs: Mapping[str, TensorSpec]) -> list
 
 
 def _converted(array: npt.NDArray[Any], spec: TensorSpec) -> npt.NDArray[Any]:
-    """The array in the input's dtype; it is known to fit."""
     dtype = DTYPES[spec.datatype]
     return array.view(dtype) if array.dtype.kind == "V" else array.astype(dtype, copy=False)
 

@@ -1,4 +1,4 @@
-"""Values of our own for inputs of which nothing is known, and the shapes that they fill."""
+"""Made-up values for inputs without configured samples, and the shapes that they fill."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _RAMP_LENGTH: Final = 128
 
 
 class SyntheticInput(NamedTuple):
-    """What the elements of a tensor are.
+    """The element value of a tensor.
 
     Attributes:
-        number: Of all elements that are no texts; ``None`` for a ramp 0, 1, 2 ... along the last axis.
-        text: Of all texts; ``None`` for the same ramp as decimal digits.
+        number: For all elements but texts; ``None``: a ramp 0, 1, 2 ... along the last axis.
+        text: For all texts; ``None``: the same ramp as decimal digits.
     """
 
     number: int | None
     text: str | None
 
     def of(self, datatype: str) -> int | str | None:
-        """What it says of a datatype."""
+        """The value for a datatype."""
         return self.text if datatype == "BYTES" else self.number
 
 
@@ -40,7 +40,7 @@ SYNTHETIC_INPUTS: Final = (
 
 
 def has_rows(spec: TensorSpec, *, rows: bool = True) -> bool:
-    """Whether dimension 0 of an input is the rows of a batch. ``rows=False``: of no input it is."""
+    """Whether dimension 0 of an input is the rows of a batch; never with ``rows=False``."""
     return rows and bool(spec.shape) and spec.shape[0] < 0
 
 
@@ -50,11 +50,10 @@ def shape_of(
     """The shape of an input.
 
     Args:
-        spec: The input. A shape of rank 0 or a fixed dimension 0 has no rows.
-        rows: How many, where it has rows.
-        given: Its shape without rows; ``None`` for the model's.
-        free_size: Size of a dimension that may vary.
-        batched: Whether a dimension 0 that may vary is rows; else it has ``free_size``, too.
+        spec: Rank 0 or a fixed dimension 0 means no rows.
+        given: Its shape without rows; ``None``: the model's.
+        free_size: Size of a variable dimension.
+        batched: Whether a variable dimension 0 is rows; else it has ``free_size``, too.
     """
     leads = has_rows(spec, rows=batched)
     inner = spec.shape[1:] if leads else spec.shape
@@ -63,7 +62,7 @@ def shape_of(
 
 
 def filled(spec: TensorSpec, shape: tuple[int, ...], filling: SyntheticInput) -> npt.NDArray[Any]:
-    """A tensor of an input's dtype and of that shape."""
+    """A tensor of an input's dtype and this shape."""
     dtype, value = DTYPES[spec.datatype], filling.of(spec.datatype)
     if value is not None:
         return np.full(shape, value, dtype=dtype)

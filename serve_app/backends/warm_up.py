@@ -1,4 +1,4 @@
-"""Warm-up: run every shape once before the first client does, and learn what a batch costs."""
+"""Warm-up: runs each shape before the first client does, and measures the cost of batches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MakeInputs: TypeAlias = Callable[[int, int], Tensors]
 
 
 class WarmUp(NamedTuple):
-    """What a warm-up came to.
+    """The result of a warm-up.
 
     Attributes:
-        executions: One per shape measured. Fewer than there should be, or none, where the model failed.
-        make_inputs: Makes inputs that the model has run; ``None`` where it runs none that was tried.
-        reason: Why the model is not warmed up, or not wholly; ``None`` where it is.
+        executions: One per shape measured; incomplete or empty if the model failed.
+        make_inputs: Makes inputs that the model has run; ``None`` if it ran none.
+        reason: Why the warm-up is incomplete; ``None`` if it is complete.
     """
 
     executions: list[Execution]
@@ -37,11 +37,9 @@ class Progress(NamedTuple):
     """One step of a warm-up.
 
     Attributes:
-        rows: Rows of the shape.
-        bucket: Its cost bucket.
-        seconds: What a batch of it takes; ``None`` when it was skipped to stay inside the budget.
-        done: Shapes dealt with, this one included.
-        total: Shapes in all.
+        bucket: Cost bucket; 0 without buckets.
+        seconds: Duration of a batch; ``None``: skipped to stay in the budget.
+        done: Shapes finished, this one included.
     """
 
     rows: int
@@ -52,14 +50,14 @@ class Progress(NamedTuple):
 
 
 def spaced_rows(max_rows: int) -> tuple[int, ...]:
-    """Few numbers of rows to fill batches up to: powers of four, and the maximum. They are among `row_buckets`."""
+    """A few numbers of rows to fill batches up to: powers of four, and the maximum. A subset of `row_buckets`."""
     return (*(rows for rows in row_buckets(max_rows)[:-1:2]), max_rows)
 
 
 def spaced_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
-    """Few cost buckets to measure: all where they are few, otherwise each at least twice the one before, and the last.
+    """A few cost buckets to measure: all if few, otherwise each at least twice the previous, and the last.
 
-    What lies between them is interpolated.
+    Costs between them are interpolated.
     """
     ordered = sorted(set(buckets)) or [0]
     if len(ordered) <= _FEW_BUCKETS:
@@ -72,10 +70,10 @@ def spaced_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
 
 
 def shapes(max_rows: int, buckets: Sequence[int]) -> list[tuple[int, int]]:
-    """Every (rows, bucket), the most telling first.
+    """Every (rows, bucket), the most informative first.
 
-    Single rows come first, those of the ends before those between them, and then twice as many rows of every bucket,
-    and so on. What a short budget leaves out is predicted from what it was spent on.
+    Single rows come first, those of the extreme buckets leading, then twice as many rows of each bucket, and so on.
+    Shapes beyond a short budget are predicted from the measured ones.
     """
     ordered = spaced_buckets(buckets)
     ends = [(1, ordered[0]), (1, ordered[-1])]
@@ -96,30 +94,26 @@ def warm_up(
 ) -> list[Execution]:
     """Run every shape and measure it.
 
-    A shape is run once cold and then ``repeats`` times; its duration is that of the quickest. The smallest shape
-    is always measured. Another is skipped when running it twice is not expected to fit into what is left of the budget;
-    its duration is expected to be in proportion to rows times bucket, and no more than that of a larger one. On a CPU,
-    once neither of two doublings of a bucket's rows has saved a twentieth of the time per row, its larger shapes are
-    skipped: no batch will have them (`serve_app.scheduling.batching.latency.LatencyModel.enough`).
+    A shape runs once cold and then ``repeats`` times; the fastest run counts. The smallest shape is always measured.
+    Another is skipped if running it twice is not expected to fit into the remaining budget; its expected duration is
+    proportional to rows times bucket, at most that of a larger one. On a CPU, once neither of two doublings of a
+    bucket's rows has saved a twentieth of the time per row, its larger shapes are skipped: no batch will have them
+    (`serve_app.scheduling.batching.latency.LatencyModel.enough`).
 
     Args:
         backend: Loaded.
-        make_inputs: E.g. `tensor_inputs`, or a processor's own sample.
-        max_rows: Most rows of a batch.
-        buckets: The model's cost buckets, in units proportional to work (padded length); ``(0,)`` for none.
-        repeats: Measured runs per shape, at least 1; fewer once the budget is used up.
-        budget_s: Time for all of it, seconds. It can be exceeded by what one shape takes longer than predicted.
-        on_progress: Called after every shape.
-        fits: Says whether there is memory for these rows of this bucket. Asked right before every shape but the first
-            that would be run otherwise.
-        clock: Seconds, monotonic.
+        make_inputs: E.g. `tensor_inputs`, or a processor's sample.
+        buckets: Cost buckets in units proportional to work (padded length); ``(0,)`` for none.
+        repeats: Measured runs per shape, at least 1; fewer after the budget.
+        budget_s: Seconds for all. One underpredicted shape may exceed it.
+        on_progress: Called after each shape.
+        fits: Whether memory suffices for these rows and bucket. Asked right before each shape but the first.
 
     Returns:
-        One execution per shape measured, in the order of `shapes`. Feed them to the latency model.
+        One per shape measured, in the order of `shapes`, for the latency model.
 
     Raises:
         InferenceFailed: The model failed at a shape, which the message names.
-        SessionLost: Its session has ended there.
     """
     started = clock()
     plan = shapes(max_rows, buckets)
@@ -154,20 +148,11 @@ def try_warm_up(
     fits: Callable[[int, int], bool] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> WarmUp:
-    """As `warm_up` with the first inputs that the model runs, and without raising for a run that fails.
+    """`warm_up` with the first inputs that the model runs; a failed run does not raise.
 
     Args:
-        backend: Loaded.
-        candidates: Ways to make inputs, the likeliest first. Another is tried as long as there is time for it.
-        max_rows: Most rows of a batch.
-        buckets: The model's cost buckets.
-        repeats: Measured runs per shape.
-        budget_s: Time for all of it, seconds. ``None``: the smallest input is run once, and nothing is measured.
-        fits: Says whether there is memory for a shape, as for `warm_up`.
-        clock: Seconds, monotonic.
-
-    Raises:
-        SessionLost: The session has ended, so that there is nothing to serve.
+        candidates: The most likely first. Others are tried while there is time.
+        budget_s: Seconds for all. ``None``: run the smallest input once and measure nothing.
     """
     began = clock()
     try:
@@ -215,14 +200,13 @@ def first_that_runs(
 
     Args:
         backends: Loaded; builds of one model.
-        candidates: The likeliest first; at least one.
+        candidates: The most likely first; at least one.
         bucket: The smallest cost bucket.
-        budget_s: Time after which no further one is tried, seconds.
-        clock: Seconds, monotonic.
+        budget_s: Seconds after which no other is tried.
 
     Raises:
-        InferenceFailed: None runs; the message is what the model said to the first of them.
-        SessionLost: A session has ended: no further one can be tried.
+        InferenceFailed: None runs; the message is the model's for the first.
+        SessionLost: A session has ended: no other can be tried.
     """
     until = clock() + budget_s
     builds = list(backends)
@@ -253,11 +237,10 @@ def tensor_inputs(
     """Inputs for any model: ones (a valid token, a mask that hides nothing), empty strings for BYTES.
 
     Args:
-        signature: The model's. An input of rank 0, or whose dimension 0 is fixed, has no rows and is made once.
-        sizes: The trailing shape to use for an input, by its name.
-        free_size: Size of a dimension that may vary, where ``sizes`` says nothing and there is no bucket. With a bucket
-            that dimension has the bucket's size.
-        rows: Whether a dimension 0 that may vary is rows; else it is as any other.
+        signature: An input of rank 0, or with a fixed dimension 0, has no rows and is made once.
+        sizes: Trailing shapes by input.
+        free_size: Size of a variable dimension without ``sizes`` and bucket. A bucket sets its size.
+        rows: Whether a variable dimension 0 is rows.
     """
 
     def make(count: int, bucket: int) -> Tensors:
@@ -274,7 +257,7 @@ def tensor_inputs(
 
 
 def _predict(measured: Mapping[int, float], work: int) -> float:
-    """Seconds of a run of this much work, judged by the nearest smaller shape measured and the nearest larger one."""
+    """Estimated seconds for this work, from the nearest smaller and larger measured shapes."""
     bounds = []
     smaller = [known for known in measured if known <= work]
     if smaller:
@@ -294,9 +277,9 @@ def _measure(
     until: float,
     clock: Callable[[], float],
 ) -> float:
-    """Duration of the quickest warm run, seconds. At least one is measured, no more once ``until`` is past.
+    """Seconds of the fastest warm run. At least one is measured, no more after ``until``.
 
-    What disturbs a run only makes it longer, and the start of a server is full of it.
+    Disturbances only lengthen a run, and a server's start has many.
     """
     inputs = make_inputs(rows, bucket)
     durations: list[float] = []

@@ -1,4 +1,4 @@
-"""Asks a running server, as the commands do that show or change it."""
+"""Queries a running server for the commands that show or change it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ PATIENCE_S: Final = 30.0
 def ask(
     url: str | None, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Ask for a JSON object; POST where there is content.
+    """Request a JSON object; POST if there is content.
 
     Args:
-        url: Address of the server; ``None`` for that of the environment, or the usual one.
-        path: Of what is asked.
-        content: A body.
-        headers: Besides the API key, and the type of JSON.
+        url: The server's address; ``None`` for the environment's or the default.
+        path: Of the request.
+        headers: In addition to the API key and JSON's type.
 
     Raises:
-        typer.Exit: It cannot be had; why has been written.
-        typer.BadParameter: The address is none.
+        typer.Exit: The request failed; the reason has been printed.
+        typer.BadParameter: The address is malformed.
     """
     with_body = fetch(url, path, content, headers)
     try:
@@ -44,7 +43,7 @@ def ask(
 
 
 def fetch(url: str | None, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None) -> bytes:
-    """As `ask`, for whatever the answer is."""
+    """`ask` for an answer of any type."""
     url = url or os.environ.get(URL_VARIABLE) or URL
     if urlsplit(url).scheme not in {"http", "https"}:
         raise typer.BadParameter(f"must begin with http:// or https://, got {url!r}", param_hint="--url")
@@ -70,6 +69,6 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 
 def failed(message: str) -> typer.Exit:
-    """Write why something cannot be done; to be raised."""
+    """Print why something is impossible; returns an exception to raise."""
     typer.echo(message, err=True)
     return typer.Exit(1)

@@ -1,4 +1,4 @@
-"""A whole configuration file: Serve's part and ours, checked together and described for editors."""
+"""Checks a whole configuration file, Serve's part and serve_app's, and describes it for editors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ def check_file(
     """Check a Serve file as strictly as possible without starting anything.
 
     Args:
-        path: The file.
-        look_for_models: Whether models that should be on this machine must be there. Members of pools are then among
-            the models.
-        tell: Takes what the files of the models say of them, by name, where they were looked for.
+        look_for_models: Whether local models must exist. Members of pools are then included.
+        tell: Receives the models' information by name, if they are read.
 
     Raises:
-        ConfigError: With one line per fault, of the whole file.
+        ConfigError: One line per fault of the whole file.
     """
     document = read_document(path)
     problems = list(serve_problems(document))
@@ -59,10 +57,10 @@ def check_file(
 
 
 def _check_models(args: AppArgs) -> Mapping[str, ModelInfo]:
-    """Read the models of this machine as the application would. Remote ones are not fetched for a check.
+    """Read the local models as the application would. Remote ones are not fetched.
 
     Raises:
-        ConfigError: With one line per fault.
+        ConfigError: One line per fault.
     """
     problems = (*missing_models(args.models), *tls_problems(args.router), *args.redis_problems())
     if problems:
@@ -86,11 +84,11 @@ def serve_problems(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def json_problems(value: Any, location: Location) -> Iterator[str]:
-    """What of our arguments Serve cannot deploy, one line each: it writes them as JSON with sorted keys.
+    """Find arguments that Serve cannot deploy, one line each: it encodes them as JSON with sorted keys.
 
     Args:
-        value: Plain data, as YAML gives it.
-        location: Its place in the document.
+        value: From YAML.
+        location: In the document.
     """
     if isinstance(value, Mapping):
         try:
@@ -108,7 +106,7 @@ def json_problems(value: Any, location: Location) -> Iterator[str]:
 
 
 def file_schema() -> dict[str, Any]:
-    """JSON Schema of a whole configuration file: Serve's without unknown keys, and ours for our application's args."""
+    """JSON Schema of a whole configuration file: Serve's without unknown keys, and serve_app's for its args."""
     ours = AppArgs.model_json_schema(ref_template=_OURS)
     serve = _without_unknown_keys(ServeDeploySchema.model_json_schema())
     definitions = serve.pop("$defs")

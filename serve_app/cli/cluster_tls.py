@@ -1,9 +1,9 @@
-"""Certificates of one run, which Ray's and Serve's processes show each other.
+"""Certificates of one run for the calls between Ray's and Serve's processes.
 
-Every replica of Serve listens on all interfaces for the calls between Serve's processes, and those are pickles: who is
-let in can run code. Ray's token alone would guard them, and go over the wire for everybody to read. With
-``RAY_USE_TLS`` these ports, and those of Ray's own servers, accept only who shows a certificate of the run's authority.
-Its key is thrown away, so nobody can make another certificate, and the one there is can be read by this user only.
+Every replica of Serve listens on all interfaces for calls between Serve's processes, which are pickles: a client there
+can run code. Ray's token alone would protect them, and travel in plaintext. With ``RAY_USE_TLS`` these ports, and those
+of Ray's own servers, accept only certificates of the run's authority. Its key is thrown away, so that no other
+certificate can be made, and only this user can read the existing one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _CLOCK_MAY_STEP_BACK = timedelta(days=1)
 
 
 def variables(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Make the certificates of a run, and say what makes Ray use them.
+    """Make the certificates of a run, and the variables for Ray.
 
     Args:
-        folder: A folder that only this user may enter. The files stay there while the run lasts.
-        environ: The environment so far. Whoever sets ``RAY_USE_TLS`` there has decided himself: nothing is made.
+        folder: Accessible only to this user. The files stay there during the run.
+        environ: The present environment. If it sets ``RAY_USE_TLS``, nothing is made.
 
     Returns:
-        What to add to the environment before Ray is imported.
+        Additions to the environment before Ray is imported.
     """
     if _SWITCH in environ:
         return {}
@@ -51,7 +51,7 @@ def variables(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _issue(names: list[x509.GeneralName]) -> tuple[bytes, bytes, bytes]:
-    """An authority's certificate, a certificate of it for clients and servers, and that one's key: PEM."""
+    """An authority's certificate, a certificate of it for clients and servers, and the latter's key: PEM."""
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer, subject = _name("serve-app run: authority"), _name("serve-app run")
     authority = (
@@ -92,7 +92,7 @@ def _name(text: str) -> x509.Name:
 
 
 def _own_names() -> list[x509.GeneralName]:
-    """How the processes of a run call this machine: its name and all of its addresses."""
+    """This machine's names for the run's processes: its host name and all addresses."""
     return [*(x509.DNSName(name) for name in _host_names()), *(x509.IPAddress(address) for address in _addresses())]
 
 

@@ -1,4 +1,4 @@
-"""``serve-app convert``: another build of a model, for a `path` or a variant of the configuration."""
+"""``serve-app convert``: makes another build of a model, for a `path` or a variant."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ def convert_model(
     environ: Mapping[str, str],
     samples: Sequence[Path] = (),
 ) -> tuple[Path, list[str]]:
-    """Write a model in 8 bits, with the files that lie beside it: labels, tokenizers, licences.
+    """Write a model in 8 bits, with the files beside it: labels, tokenizers, licences.
 
     Args:
-        path: The model's path, as in a configuration.
-        output: The folder to write; by default the model's, or its file's name, with ``-int8`` behind it.
-        environ: Environment variables.
+        path: As in a configuration.
+        output: The folder to write; default the model's, or its file's name, with the suffix ``-int8``.
         samples: NPZ files of inputs.
 
     Returns:
-        The folder, and what the reader should know of the model in it.
+        The folder, and notes for the user.
 
     Raises:
-        ConfigError: The model is not there or cannot be converted, or the folder is there already.
+        ConfigError: The model is missing or cannot be converted, or the folder exists.
     """
     location = resolve_model(path, None, environ, backend=ONNX.name)
     is_file = not location.numbered and ONNX.recognises(path)
@@ -58,7 +57,7 @@ def convert_model(
 
 
 def _copy_folder(location: ModelLocation, target: Path) -> None:
-    """Copy a folder of versions without models and without the other versions."""
+    """Copy a folder of versions without models and other versions."""
 
     def left_out(at: str, names: list[str]) -> list[str]:
         if Path(at) == location.root:  # a manifest lists the files that a build has made, and these are others
@@ -71,7 +70,7 @@ def _copy_folder(location: ModelLocation, target: Path) -> None:
 
 
 def _copy_beside(location: ModelLocation, target: Path) -> None:
-    """Copy what belongs to a model without versions, but for the model itself and its weights."""
+    """Copy the files of an unversioned model, except the model and its weights."""
     target.mkdir(parents=True)
     near = PurePosixPath(location.file).parent
     weights = {location.file, *(str(near / name) for name in external_data(location.model_file))}

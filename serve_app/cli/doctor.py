@@ -1,4 +1,4 @@
-"""``serve-app doctor``: what this machine has, and what would keep a server from starting on it."""
+"""``serve-app doctor``: checks whether this machine can run a server."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _COLOURS: dict[Level, str] = {"ok": "green", "note": "yellow", "error": "red"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        level: ``note`` may be meant that way, ``error`` keeps a server from starting.
-        subject: What was looked at.
-        detail: What was found, and what to do about it.
+        level: ``note`` may be intended, ``error`` prevents a start.
+        subject: The checked object.
+        detail: The result and the remedy.
     """
 
     level: Level
@@ -46,15 +46,15 @@ class Finding:
     detail: str
 
     def line(self) -> str:
-        """One line, with rich's markup."""
+        """The finding in one line of rich's markup."""
         return f"[{_COLOURS[self.level]}]{self.level:<5}[/]  {self.subject:<16} {escape(self.detail)}"
 
 
 def examine(config: Path | None) -> list[Finding]:
-    """Look at everything.
+    """Run all checks.
 
     Args:
-        config: A Serve file whose ports and models are looked at too.
+        config: A Serve file whose ports and models are checked, too.
     """
     findings = [*_versions(), *_runtimes(), *_haproxy(), *_gpu()]
     if config is not None:
@@ -82,13 +82,13 @@ def _versions() -> Iterator[Finding]:
 
 
 def _pinned(requirement: str) -> str | None:
-    """The version that serve-app's own metadata pins for a requirement."""
+    """The version of a requirement pinned by serve-app's metadata."""
     lines = importlib.metadata.requires("serve-app") if _version("serve-app") else None
     return next((line.partition("==")[2] for line in lines or () if line.startswith(requirement)), None)
 
 
 def _runtimes() -> Iterator[Finding]:
-    """What the backends need."""
+    """Requirements of the backends."""
     for kind in {kind.distributions: kind for kind in BACKENDS.values()}.values():
         installed = kind.versions()
         if len(installed) > 1:
@@ -133,7 +133,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _cuda_distributions() -> list[str]:
-    """The wheels that what backends need names itself for its extras."""
+    """The wheels that requirements of backends name as extras."""
     names = [
         name[0]
         for kind in BACKENDS.values()
@@ -169,7 +169,7 @@ def _ports(file: ServeFile) -> Iterator[Finding]:
 
 
 def _sessions(model: ModelConfig) -> Iterator[Finding]:
-    """Open the sessions that a replica would open: only an open session tells the truth about its device."""
+    """Open a replica's sessions: only an open session shows its real device."""
     remote = [path for path in (model.path, *(variant.path for variant in model.variants)) if is_remote(path)]
     if remote:
         yield Finding("note", model.name, f"not tried, because it would be copied here: {', '.join(remote)}")

@@ -1,14 +1,14 @@
-"""Starts worker processes by forking one that has imported everything, in place of one Python after another.
+"""Starts worker processes by forking one that has imported everything.
 
-A worker of Ray imports Ray twice, then Ray Serve, then this package: seconds of CPU time before it does anything, the
-same in every worker, and a hundred megabytes that they could share. This process imports all that once. The raylet
-starts workers by `start_worker`, which hands a worker's command line, environment and standard streams to this process;
-it forks, and the child goes on as the worker.
+A worker of Ray imports Ray twice, then Ray Serve, then this package: seconds of CPU time in every worker, and a hundred
+megabytes that could be shared. This process imports all that once. The raylet starts workers by `start_worker`, which
+sends a worker's command line, environment and standard streams here; this process forks, and the child continues as the
+worker.
 
-What makes that safe: this process has one thread, no connection and no session, and two children draw different random
-numbers. It looks whether that is so; where it is not, it starts nobody. (ONNX Runtime starts a thread when imported,
-to report to its maker, unless ORT_DISABLE_TELEMETRY is 1.) A worker that needs another environment than this process
-imported with, or another command than Ray's own for Python, is left to Ray.
+That is safe because this process has one thread, no connection and no session, and two children draw different random
+numbers. It checks these conditions, and otherwise refuses. (ONNX Runtime starts a thread for telemetry when imported,
+unless ORT_DISABLE_TELEMETRY is 1.) Workers with another import environment, or a command other than Ray's for Python,
+are left to Ray.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ class Order:
     """A worker to start.
 
     Attributes:
-        arguments: Its command line, from the script on.
-        environ: Its whole environment.
-        folder: Where it is to run.
-        streams: Its standard input, output and error.
+        arguments: Its command line after the interpreter.
+        streams: Standard input, output and error.
     """
 
     arguments: Sequence[str]
@@ -67,11 +65,11 @@ class Order:
 
 @contextmanager
 def fork_server(path: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """Have one while the block runs.
+    """Run a fork server during the block.
 
     Args:
-        path: Its socket. Who may reach its folder may start processes by it.
-        environ: Its environment: that of the workers which it is to start.
+        path: Its socket. Access to its folder allows starting processes.
+        environ: Its environment, which its workers share.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
@@ -97,10 +95,10 @@ def fork_server(path: str, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def serve(listener: socket.socket, imports: Sequence[str] = IMPORTS) -> Order | None:
-    """Import everything, then fork for everybody who asks, until standard input ends.
+    """Import everything, then fork on request, until standard input ends.
 
     Returns:
-        The order, in the child that is to carry it out; ``None`` at the end.
+        In a child, its order; ``None`` at the end.
     """
     server, before = os.getpid(), dict(os.environ)
     _import(imports)
@@ -129,7 +127,7 @@ def serve(listener: socket.socket, imports: Sequence[str] = IMPORTS) -> Order | 
 
 
 def carry_out(order: Order) -> None:
-    """Be the worker. Returns when it has ended."""
+    """Become the worker. Returns at its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgrp()  # the raylet ends a worker's group together with it
     for number, stream in enumerate(order.streams):
@@ -146,11 +144,11 @@ def carry_out(order: Order) -> None:
 
 
 class _ClassIds:
-    """Stands in for `ray.actor.ActorClassID`: numbers of the operating system, not of Ray's generator."""
+    """Replaces `ray.actor.ActorClassID`: draws from the operating system, not from Ray's generator."""
 
     @staticmethod
     def from_random() -> Any:
-        """A random number for a class of actors."""
+        """A random id for a class of actors."""
         from ray._raylet import ActorClassID  # noqa: PLC0415 - this module is imported without Ray
 
         return ActorClassID(os.urandom(ActorClassID.size()))
@@ -186,7 +184,7 @@ def _numbers_differ() -> bool:
 
 
 def _read(connection: socket.socket, before: Mapping[str, str], streams: list[int]) -> Order | None:
-    """What is asked for; ``None`` where it cannot be had from here. Adds the streams that have come."""
+    """Read an order, with its received streams; ``None`` if it cannot be served here."""
     head, received, _, _ = socket.recv_fds(connection, 8, 3)
     streams += received
     with connection.makefile("rb") as file:
@@ -214,7 +212,7 @@ def _read(connection: socket.socket, before: Mapping[str, str], streams: list[in
 
 
 def main() -> None:
-    """Serve, and in each child be the worker."""
+    """Serve; in each child, become the worker."""
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         order = serve(listener)
     if order is not None:

@@ -12,17 +12,13 @@ from serve_app.errors import ConfigError
 
 
 def drawn_pipeline(path: Path, name: str | None = None) -> str:
-    """Draw a pipeline.
+    """Draw a pipeline as a Mermaid flowchart.
 
     Args:
-        path: A Serve file.
-        name: Which pipeline; ``None``: the only one.
-
-    Returns:
-        A Mermaid flowchart.
+        name: ``None``: the only one.
 
     Raises:
-        ConfigError: The file is wrong, has no such pipeline, or several and none is named.
+        ConfigError: The file is invalid, or the pipeline is unknown or ambiguous.
     """
     args = expand_pools(load_file(path, read_args).args)
     if not args.pipelines:

@@ -1,4 +1,4 @@
-"""``serve-app import triton``: a configuration file for the models of a Triton repository."""
+"""``serve-app import triton``: writes a configuration for the models of a Triton repository."""
 
 from __future__ import annotations
 
@@ -49,14 +49,13 @@ _INDENT: Final = 6
 
 
 def triton_file(path: str, environ: Mapping[str, str]) -> str:
-    """Write the configuration of a repository, with a comment for each thing without counterpart.
+    """Write a repository's configuration, with a comment for each feature without counterpart.
 
     Args:
-        path: The repository's folder, as a configuration names it.
-        environ: Environment variables.
+        path: The repository's folder, as in a configuration.
 
     Raises:
-        ConfigError: The repository cannot be read, or none of its models can be served. One line per fault.
+        ConfigError: The repository is unreadable, or none of its models can be served. One line per fault.
     """
     repository = read_repository(path, environ=environ)
     if not repository.served:

@@ -1,4 +1,4 @@
-"""``serve-app import``: configuration files from what other servers serve."""
+"""``serve-app import``: converts configurations of other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``serve-app jobs``: hands files to a running server as jobs, and shows how they do."""
+"""``serve-app jobs``: submits files to a running server as jobs, and shows their progress."""
 
 from __future__ import annotations
 
@@ -127,7 +127,6 @@ def results(
 
 
 def _items(file: Path) -> Iterator[Mapping[str, Any]]:
-    """The items of one file."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -152,7 +151,7 @@ def _path(job: str) -> str:
 
 
 def _pages(job: str, state: str, url: str | None) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """Results by pages, of which there is one at least."""
+    """Pages of results, at least one."""
     after: int | None = -1
     while after is not None:
         page = ask(url, f"{_path(job)}/results?after={after}&limit=1000&state={quote(state, safe='')}")

@@ -1,4 +1,4 @@
-"""What a server that has just started says of its models: which share runs, and why others do not; on which cores."""
+"""Reports which models of a started server share runs, why others do not, and their cores."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _WORTH_SAYING = frozenset({"max length", "pooling"})
 
 
 def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
-    """Lines with rich's markup; none where the server does not tell, e.g. since it asks for an API key.
+    """Lines with rich's markup; empty if the server refuses, e.g. without an API key.
 
     Args:
-        host: Where it listens.
+        host: Its host.
         port: Of Serve's HTTP.
         prefix: Of its routes.
     """
@@ -58,7 +58,7 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
 
 
 def described_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
-    """Lines of what the files of models say, before anything runs; no markup."""
+    """Lines about models by their files, before anything runs; no markup."""
     proven, joined, unverified, apart = [], [], [], []
     for name, info in infos.items():
         for variant, verdict in info.joinable.items():
@@ -84,7 +84,7 @@ def described_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
 
 
 def noted_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
-    """Lines of what an operator should know of models' folders: files that disagree, what was assumed; no markup."""
+    """Lines of notes on models' folders: contradictions and assumptions; no markup."""
     for name, info in infos.items():
         for fact in info.facts:
             if fact.name == WARNING:
@@ -94,7 +94,7 @@ def noted_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
 
 
 def explained_lines(infos: Mapping[str, ModelInfo]) -> Iterator[str]:
-    """Lines of all that was understood of models' folders and options; no markup."""
+    """Lines of all settings read from models' folders and options; no markup."""
     for name, info in infos.items():
         yield f"{name}: {info.task}"
         for fact in info.facts:

@@ -1,4 +1,4 @@
-"""Changes a file of API keys."""
+"""Edits a file of API keys."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ _OTHERS = stat.S_IRWXO
 
 
 def add(file: Path, name: str, fields: Mapping[str, Any]) -> str:
-    """Add a new key to a file, which is made where there is none.
+    """Add a new key to a file, creating it if necessary.
 
     Args:
-        file: The file.
-        name: Of the key.
         fields: Further fields of `ApiKeyConfig`; ``None`` for the default.
 
     Returns:
-        The key, of which the file holds the SHA-256 only.
+        The key, of which the file holds only the SHA-256.
 
     Raises:
-        ConfigError: There is such a key already, a field is wrong, or the file cannot be read or written.
+        ConfigError: The name exists, a field is wrong, or the file cannot be read or written.
     """
     key = new_key()
     wanted = {field: value for field, value in fields.items() if value is not None}
@@ -53,7 +51,7 @@ def remove(file: Path, name: str) -> None:
     """Remove a key from a file.
 
     Raises:
-        ConfigError: There is no such key, or the file cannot be read or written.
+        ConfigError: The key is unknown, or the file cannot be read or written.
     """
 
     def without(keys: Entries) -> Entries:
@@ -66,17 +64,17 @@ def remove(file: Path, name: str) -> None:
 
 
 def read(file: Path) -> tuple[ApiKeyConfig, ...]:
-    """What a file says of its keys. Raises `ConfigError` where it cannot be read or understood."""
+    """The keys of a file. Raises `ConfigError` if it is unreadable or invalid."""
     return parse_api_keys(read_api_keys(file)).keys
 
 
 def is_open_to_others(file: Path) -> bool:
-    """Whether every user of this machine may do anything with a file."""
+    """Whether any user of this machine has access to a file."""
     return bool(file.stat().st_mode & _OTHERS)
 
 
 def _change(file: Path, change: Callable[[Entries], Entries]) -> None:
-    """Write the file anew, and only if what comes of the change is valid."""
+    """Rewrite the file, if the result is valid."""
     target = file.resolve()  # of a link, what it points to
     try:
         with _alone_in(target.parent):
@@ -90,7 +88,7 @@ def _change(file: Path, change: Callable[[Entries], Entries]) -> None:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """While this is entered no other such command changes a file of the folder: it would undo what is done here."""
+    """Lock the folder against concurrent commands, whose changes would be lost."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -105,14 +103,14 @@ def _entries(config: ApiKeysConfig) -> Entries:
 
 
 def _replace(target: Path, content: bytes) -> None:
-    """At once, so that nobody reads half of it; with its owner and group, and for others no more."""
+    """Replace atomically, keeping owner and group, without more access for others."""
     before = target.stat() if target.exists() else None
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # for its owner only
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as written:
             if before is not None:
-                _give(handle, before)
+                _copy_ownership(handle, before)
             written.write(content)
             written.flush()
             os.fsync(handle)
@@ -121,8 +119,8 @@ def _replace(target: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _give(handle: int, before: os.stat_result) -> None:
-    """Have a file belong to those, and be open to those, that the one before it was."""
+def _copy_ownership(handle: int, before: os.stat_result) -> None:
+    """Give a file the owner and access of its predecessor."""
     mine = os.fstat(handle)
     if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):
         try:

@@ -1,4 +1,4 @@
-"""What a run sets by itself so that all models fit: HAProxy's connections, and the CPUs that Ray may give away."""
+"""Computes a run's limits so that all models fit: HAProxy's connections, and Ray's CPUs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TOLD = 5
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """What a run sets, and what there is to say about it.
+    """Limits of a run, with messages.
 
     Attributes:
         variables: For the environment of Serve's processes.
-        cpus: CPUs that Ray is told of.
-        problems: Why it cannot run, one line each.
-        notes: What somebody should know, one line each.
+        cpus: For Ray.
+        problems: Reasons against the run, one line each.
+        notes: Notes for the user, one line each.
     """
 
     variables: Mapping[str, str]
@@ -37,12 +37,11 @@ class RunLimits:
 
 
 def run_limits(file: ServeFile, environ: Mapping[str, str], *, files: int, cores: int) -> RunLimits:
-    """Compute what a file takes on this machine.
+    """Compute a file's limits on this machine.
 
     Args:
-        file: What is to be served.
-        environ: Environment variables. What stands there, as what stands in the file, is taken as it is.
-        files: Most files that a process here may have open.
+        environ: Its values, like those of the file, take precedence.
+        files: Most open files per process.
         cores: CPUs of this machine.
     """
     variables: dict[str, str] = {}
@@ -80,17 +79,16 @@ def run_limits(file: ServeFile, environ: Mapping[str, str], *, files: int, cores
 
 
 def has_gpu() -> bool:
-    """Whether this machine shows an NVIDIA device."""
+    """Whether this machine has an NVIDIA device."""
     return any(Path("/dev").glob(GPU_DEVICES))
 
 
 def gpu_problem(file: ServeFile, *, has_gpu: bool) -> str | None:
-    """Which models wait for a GPU that there is not, in one line; ``None``: none does.
+    """The models that would wait for a missing GPU, in one line, if any.
 
-    Ray would wait for ever for a machine that has one. Models whose device is ``auto`` run on the CPU then.
+    Ray would wait for ever for a machine with a GPU. Models with device ``auto`` then run on the CPU.
 
     Args:
-        file: What is to be served.
         has_gpu: Whether this machine has one.
     """
     names = [model.name for model in file.args.models if model.resources.device == "cuda"]
@@ -104,7 +102,7 @@ def gpu_problem(file: ServeFile, *, has_gpu: bool) -> str | None:
 
 
 def cluster_notes(file: ServeFile, cores: int) -> tuple[str, ...]:
-    """What ``serve-app run`` sets by itself, and has to be set for any other way to start, one line each."""
+    """Settings of ``serve-app run`` that other ways to start have to make, one line each."""
     notes = []
     needed = file.connections_needed
     if (
@@ -137,10 +135,10 @@ class _Processes(NamedTuple):
     """Replicas of a model, or hosts of a pool.
 
     Attributes:
-        started: How many there are at the start.
-        most: How many there are at most.
-        cpus: What each reserves.
-        given: Whether that is written down.
+        started: Initial number.
+        most: Largest number.
+        cpus: Reserved by each.
+        given: Whether that is configured.
     """
 
     started: int
@@ -170,15 +168,15 @@ def _cpu_notes(args: AppArgs, cores: int) -> Iterator[str]:
 
 
 def _reserved(args: AppArgs) -> float:
-    """CPUs reserved at the start."""
+    """CPUs reserved initially."""
     routers = args.router.fewest * args.router.cpus
     return routers + sum(each.started * each.cpus for each in _processes(args))
 
 
 def _cpus(args: AppArgs, cores: int) -> int:
-    """CPUs to tell Ray of, so that whatever reserves what is reserved by default finds room, also in a redeploy.
+    """CPUs for Ray, so that default reservations always fit, also in a redeploy.
 
-    A reservation that somebody has written down is kept to: it finds room on the real CPUs, or waits.
+    A configured reservation counts against the real CPUs, or waits.
     """
     given = default = 0.0
     for each in _processes(args):

@@ -1,4 +1,4 @@
-"""Which ports are taken, and by whom. Linux: read from ``/proc``."""
+"""Finds the holders of ports. Linux: read from ``/proc``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def busy(host: str, port: int) -> bool:
 
 
 def listened_at(port: int) -> bool:
-    """Whether anybody listens on a port, on any address. What is left of closed connections does not count."""
+    """Whether a port has a listener on any address. Closed connections do not count."""
     return any(True for _ in _listening_inodes(port))
 
 
 def holder(port: int) -> str | None:
-    """Who listens on a port: ``haproxy (pid 4711: haproxy -f ...)``, or ``None`` where that cannot be seen."""
+    """The listener of a port: ``haproxy (pid 4711: haproxy -f ...)``, if visible."""
     inodes = set(_listening_inodes(port))
     for process in _processes():
         if inodes & set(_socket_inodes(process)):

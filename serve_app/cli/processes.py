@@ -1,4 +1,4 @@
-"""Processes by their number: who they are, and ending exactly those. Linux: read from ``/proc``."""
+"""Identifies processes, and ends exactly those. Linux: read from ``/proc``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ _KILLING_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that cannot be mistaken for a later one with the same number.
+    """A process, distinguished from later ones with the same id.
 
     Attributes:
-        pid: Its number.
-        started: When it started, clock ticks after boot.
+        started: Start time, clock ticks after boot.
     """
 
     pid: int
@@ -28,7 +27,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process that has this number now, or ``None``."""
+        """The process with this id, if any."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         except OSError:
@@ -38,17 +37,17 @@ class Process:
         return None if fields[0] == "Z" else cls(pid, int(fields[19]))
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether it is running."""
         return Process.of(self.pid) == self
 
     def write(self, path: Path) -> None:
-        """Note it in a file."""
+        """Record it in a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self)) + "\n", encoding="ascii")
 
     @classmethod
     def read(cls, path: Path) -> Process | None:
-        """The process noted in a file, or ``None`` where there is none or it is gone."""
+        """The process recorded in a file, if it is running."""
         try:
             noted = cls(**json.loads(path.read_text(encoding="ascii")))
         except (OSError, ValueError, TypeError):
@@ -57,7 +56,7 @@ class Process:
 
 
 def marked(variable: str, value: str) -> list[Process]:
-    """Every process of this user that inherited an environment variable with this value, except this process."""
+    """This user's other processes whose environment has this variable and value."""
     wanted = f"{variable}={value}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -74,7 +73,7 @@ def marked(variable: str, value: str) -> list[Process]:
 
 
 def end(process: Process, with_signal: signal.Signals) -> None:
-    """Signal a process, if it is still the one that was meant."""
+    """Signal a process, unless its id belongs to another one now."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -90,7 +89,7 @@ def end(process: Process, with_signal: signal.Signals) -> None:
 
 
 def wait(processes: Iterable[Process], timeout_s: float) -> list[Process]:
-    """Wait until processes have ended; returns those that have not after ``timeout_s`` seconds."""
+    """Wait up to ``timeout_s`` seconds for processes to end; returns the others."""
     deadline = time.monotonic() + timeout_s
     remaining = []
     for process in processes:
@@ -109,17 +108,16 @@ def wait(processes: Iterable[Process], timeout_s: float) -> list[Process]:
 
 
 def end_marked(variable: str, value: str, patience_s: float) -> list[Process]:
-    """End every process that carries a mark: wait, then ask, then kill, until none is left.
+    """End every process with a mark: wait, then terminate, then kill, until none is left.
 
-    Killing goes in rounds, because a process may have started another one in the meantime.
+    Kills in rounds, because a process may start another one meanwhile.
 
     Args:
-        variable: The environment variable that is the mark.
-        value: Its value.
-        patience_s: How long to wait for processes to end by themselves, and again after asking, seconds.
+        variable: The environment variable of the mark.
+        patience_s: How long to wait for processes to end by themselves, and again after SIGTERM, seconds.
 
     Returns:
-        The processes that did not end by themselves.
+        Processes that did not end by themselves.
     """
     left_over = wait(marked(variable, value), patience_s)
     for process in left_over:

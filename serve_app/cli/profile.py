@@ -1,4 +1,4 @@
-"""``serve-app profile``: measure what batches of a model cost on this machine, and write it down."""
+"""``serve-app profile``: measures and records the cost of a model's batches on this machine."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ _TABLE_WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """How to measure.
+    """Options of a measurement.
 
     Attributes:
-        seconds: Time to spend running each shape.
-        quantiles: Quantiles of the times to keep, besides `ALWAYS`; more than 0 and less than 1.
-        rows: Numbers of rows; empty for those of `sweep_rows`.
-        threads: Threads per session, where they are not to be the configured ones.
+        seconds: Seconds of runs per shape.
+        quantiles: Quantiles to keep besides `ALWAYS`; more than 0 and less than 1.
+        rows: Empty for `sweep_rows`.
+        threads: Threads per session; ``None``: as configured.
     """
 
     seconds: float = 2.0
@@ -79,21 +79,18 @@ def profile_file(
     output: Path | None = None,
     plot: PlotFormat | None = None,
 ) -> None:
-    """Measure models of a Serve file one after the other, write a profile of each, and show it.
+    """Measure models of a Serve file in turn, and write and show a profile of each.
 
     Args:
-        config: The Serve file.
-        names: Which models; a file with a single one needs none.
-        options: How to measure.
-        out: Where tables go.
-        everything: Measure every model.
-        output: The profile of a single model; by default where the configuration expects it, or
-            ``profiles/<name of its deployment>.json`` in ``SERVE_APP_HOME``.
-        plot: Also draw it, beside the profile.
+        names: Optional for a single model.
+        out: For tables.
+        everything: Whether to measure every model.
+        output: The profile of a single model; default the configuration's, or ``profiles/<name of its
+            deployment>.json`` in ``SERVE_APP_HOME``.
+        plot: Format of a plot beside the profile, if any.
 
     Raises:
         ConfigError: The file or the choice is wrong, or a model cannot be loaded.
-        ServeAppError: A model failed.
     """
     models = _chosen(expand_pools(load_file(config, read_args).args).models, names, everything=everything)
     if output is not None and len(models) > 1:
@@ -116,10 +113,9 @@ def profile_file(
 
 
 def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> Profile:
-    """Load a model as its replicas do, and measure it.
+    """Load a model like its replicas, and measure it.
 
     Raises:
-        ConfigError: It cannot be loaded.
         ServeAppError: It failed at a shape.
     """
     if options.threads is not None:
@@ -134,7 +130,7 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
     start = monotonic()
     try:
         builds = read_builds(model, locations)
-        tell = partial(_tell, out)
+        tell = partial(_print_note, out)
         load_builds(model, locations, builds, backends, tell, gpu_available=gpu_available)
         memory = Memory(
             before_load_bytes=before,
@@ -193,7 +189,7 @@ def _verdicts(
     builds: Mapping[str, Description],
     locations: Mapping[str, ModelLocation],
 ) -> dict[str, Joinable]:
-    """Whether requests to each build may share runs, found as replicas find it."""
+    """The verdicts on sharing runs per build, as found by replicas."""
     exact = builds[""]
     samples = make_samples(model, exact.signature, decode_sample, rows=exact.joinable.rows)
     return prove_replica(
@@ -238,17 +234,17 @@ def _sweep(
         )
 
 
-def _tell(out: Console, note: str) -> None:
+def _print_note(out: Console, note: str) -> None:
     out.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
 
 
 def _inputs(
     model: ModelConfig, backends: Mapping[str, Backend], processor: Processor | None, *, rows: bool
 ) -> MakeInputs:
-    """The inputs to measure with.
+    """The inputs for the measurement.
 
     Raises:
-        ConfigError: What is configured of them does not fit the model.
+        ConfigError: The configured inputs do not fit the model.
         InferenceFailed: The model, or a variant, runs none of them.
     """
     if processor is not None:

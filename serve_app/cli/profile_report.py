@@ -1,4 +1,4 @@
-"""A profile as people look at it: a table, a few lines, a picture."""
+"""Shows a profile: a table, a summary, a plot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DISTURBED = 0.02
 
 
 def table(profile: Profile) -> Table:
-    """A profile's points, with how far each lies from its line."""
+    """A profile's points, with their deviations from the line."""
     dearest = max(shape.mean_s for shape in profile.shapes)
     unit, per_second = ("µs", 1e6) if dearest < _MICROSECONDS_BELOW_S else ("ms", 1e3)
     threads = "1 thread" if profile.threads == 1 else f"{profile.threads} threads"
@@ -53,7 +53,7 @@ def table(profile: Profile) -> Table:
 
 
 def summary(profile: Profile) -> list[str]:
-    """The lines through a profile's points, its scatter and its memory, in words, with rich's markup."""
+    """A profile's lines, scatter and memory in words, with rich's markup."""
     lines = []
     for fit in profile.fits:
         name = " ".join(filter(None, (fit.variant or ("exact" if profile.variants else ""), _size(fit.bucket))))
@@ -82,10 +82,10 @@ def summary(profile: Profile) -> list[str]:
 
 
 def draw(profile: Profile, path: Path) -> None:
-    """Draw time and throughput over rows; a line per bucket and variant. Needs matplotlib.
+    """Plot time and throughput over rows; a line per bucket and variant. Needs matplotlib.
 
     Raises:
-        ConfigError: The picture cannot be written.
+        ConfigError: The plot cannot be written.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
 

@@ -1,4 +1,4 @@
-"""Why something does not start, out of what Serve says of it: the reason, without the way that it came."""
+"""Extracts the reason of a failed start from Serve's messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _OUR_ERROR = re.compile(rf"^{re.escape(ConfigError.__module__)}\.\w+: ")
 
 
 def reason(message: str) -> str:
-    """What went wrong, out of one message of Serve.
+    """The reason in one message of Serve.
 
     Args:
-        message: May hold tracebacks of several processes, each inside the next.
+        message: May nest tracebacks of several processes.
 
     Returns:
-        All lines of a wrong configuration; the last line of any other traceback, which is the error itself; else the
-        message in one line.
+        All lines of a configuration error; the last line of any other traceback, i.e. the error; else the message in
+        one line.
     """
     _, found, faults = message.rpartition(_OUR_FAULTS)
     if found:
@@ -32,10 +32,10 @@ def reason(message: str) -> str:
 
 
 def failure(application: Any) -> str | None:
-    """Why an application could not be deployed; ``None`` as long as it has not failed.
+    """Why an application could not be deployed; ``None`` unless it has failed.
 
     Args:
-        application: Serve's overview of it.
+        application: From Serve's overview.
     """
     if application.status not in _FAILED:
         return None
@@ -48,7 +48,7 @@ def failure(application: Any) -> str | None:
 
 
 def progress(application: Any) -> str:
-    """How far its start is, and what holds it up where Serve knows: a replica that failed, one that has no room."""
+    """An application's progress, and its obstacle if known: a failed replica, missing resources."""
     waiting = []
     for name, deployment in application.deployments.items():
         if deployment.status == "HEALTHY":

@@ -1,4 +1,4 @@
-"""Has a running server load its models anew, by the repository API that everybody else uses."""
+"""Reloads models of a running server through the repository API."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def reload_models(url: str, models: Sequence[str], key: str) -> Iterator[tuple[s
     """Load models, one after the other.
 
     Args:
-        url: Where the server listens.
-        models: Their names; all that are not unloaded where there are none.
-        key: An API key; empty: none.
+        url: Of the server.
+        models: Their names; empty: all that are not unloaded.
+        key: An API key, or empty.
 
     Yields:
-        Of each model a line that says what came of it, and whether it was loaded.
+        For each model, a line with the result, and whether it was loaded.
     """
     if not url.startswith(("http://", "https://")):
         yield f"{url}: expected a URL that begins with http:// or https://", False
@@ -50,10 +50,10 @@ def reload_models(url: str, models: Sequence[str], key: str) -> Iterator[tuple[s
 
 
 class _Refused(Exception):
-    """The server did not do it, and the message says why.
+    """The server refused; the message says why.
 
     Attributes:
-        status: Of its answer; 0: there was none.
+        status: HTTP status; 0: no answer.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -74,7 +74,7 @@ def _post(url: str, key: str) -> Any:
 
 
 def _said(error: HTTPError) -> str:
-    """What an error says of itself, or its status."""
+    """An error's own message, or its status."""
     try:
         return str(json.load(error)["error"])
     except (ValueError, KeyError, TypeError):

@@ -1,9 +1,8 @@
-"""``serve-app run``: check, start, say when it is ready, and leave nothing behind.
+"""``serve-app run``: checks, starts, reports readiness, and cleans up.
 
-It runs Ray's own ``serve run`` in this process, on a Ray cluster of its own. A second thread asks Serve for the state
-of the deployments and says it in one line; a failed deployment ends the run. Every process that Ray starts inherits an
-environment variable with this run's number, so at the end exactly what was started can be checked and ended. How a
-signal ends it is in `shutdown`.
+Runs Ray's ``serve run`` in this process, on a Ray cluster of its own. A second thread polls Serve for the deployments'
+state and reports it in one line; a failed deployment ends the run. Every process that Ray starts inherits an
+environment variable with this run's number, so that exactly those can be checked and ended. `shutdown` handles signals.
 """
 
 from __future__ import annotations
@@ -62,19 +61,18 @@ def run_file(
     dashboard: bool = True,
     fork: bool = True,
 ) -> int:
-    """Serve a checked file in the foreground until a signal ends it. The process has the `environment` of a run.
+    """Serve a checked file in the foreground until a signal. The process needs the `environment` of a run.
 
     Args:
-        path: The file.
-        file: What is in it.
-        console: For what a person should know.
+        file: Its content.
+        console: For messages.
         read: Files of its models.
-        dashboard: Whether Ray's dashboard runs too. `serve status` and `serve deploy` need it; it costs memory and CPU
-            time, and whoever has the token and reaches it can run code.
-        fork: Whether workers are forked from one that has imported everything, which is quicker and takes less memory.
+        dashboard: Whether Ray's dashboard runs, too. `serve status` and `serve deploy` need it; it costs memory and CPU
+            time, and a client with its token can run code.
+        fork: Whether workers are forked from one that has imported everything, which is faster and saves memory.
 
     Returns:
-        The exit code: 0 after Ctrl-C or ``serve-app stop``, 1 when it could not be served.
+        The exit code: 0 after Ctrl-C or ``serve-app stop``, 1 if serving failed.
     """
     given, file = file, file.scaled()
     if not given.names_host:
@@ -137,10 +135,10 @@ def run_file(
 
 
 def stop(environ: Mapping[str, str], console: Console, timeout_s: float = 90.0) -> int:
-    """End every run that was started from this folder, and wait until it has ended.
+    """End every run started from this folder, and wait for the end.
 
     Returns:
-        The exit code: 0 when nothing runs any more.
+        The exit code: 0 if none is left.
     """
     runs = [process for note in _pid_files(environ) if (process := Process.read(note)) is not None]
     if not runs:
@@ -157,14 +155,14 @@ def stop(environ: Mapping[str, str], console: Console, timeout_s: float = 90.0) 
 
 
 def unusable_folder(prefix: str = sys.prefix) -> list[str]:
-    """One line if Ray cannot start its processes from the folder of this environment."""
+    """A line if Ray cannot start its processes from this environment's folder."""
     if len(prefix.split()) == 1:
         return []
     return [f"Ray cannot run from a folder with spaces in its path, and this environment is in {prefix!r}; move it"]
 
 
 def busy_ports(file: ServeFile) -> list[str]:
-    """One line per port that the file needs and somebody has, naming who."""
+    """A line per occupied port of the file, with its holder."""
     host, port = file.http_address
     wanted = [(host, port, "http_options.port")]
     if file.grpc_port is not None:
@@ -192,10 +190,10 @@ def busy_ports(file: ServeFile) -> list[str]:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a run adds to the environment, without overriding what the user set. Ray reads it when it is imported.
+    """Additions of a run to the environment, below the user's own. Ray reads it when imported.
 
-    Ray protects a local cluster with a token unless told otherwise, but only commands that are told so present it.
-    Saying it here makes the mode explicit for everything that is started.
+    Ray protects a local cluster with a token by default, but only explicitly configured commands present it. This sets
+    the mode for all processes of the run.
     """
     return {
         "RAY_USAGE_STATS_ENABLED": environ.get("RAY_USAGE_STATS_ENABLED", "0"),
@@ -215,7 +213,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def pid_file(port: int, environ: Mapping[str, str]) -> Path:
-    """Where a run that serves HTTP on this port notes its process."""
+    """The PID file of a run with this HTTP port."""
     return home(environ) / "build" / f"serve-app-{port}.pid"
 
 
@@ -224,9 +222,9 @@ def _pid_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _read_in_advance(files: Sequence[Path]) -> None:
-    """Read files that the application needs the digests of while Ray starts; but Ray goes first.
+    """Read files that the application will digest while Ray starts, at lower priority.
 
-    The application begins with the first ones: here the last come first, so that hardly any is read twice.
+    The application begins with the first: here the last come first, so that few are read twice.
     """
     from serve_app.composition.digests import Digests  # noqa: PLC0415 - keeps `serve-app stop` quick
 
@@ -240,7 +238,7 @@ def _read_in_advance(files: Sequence[Path]) -> None:
 
 
 def _written(file: ServeFile) -> Path:
-    """A file for Serve that says what the user's own leaves to it. It is in the run's folder."""
+    """Write a file for Serve, in the run's folder, with explicit defaults."""
     path = Path(os.environ[FOLDER_VARIABLE]) / "serve.yaml"
     path.write_text(yaml.safe_dump(dict(file.document), sort_keys=False), "utf-8")
     return path
@@ -274,13 +272,13 @@ def _serve_run(path: Path, shutdown: GracefulShutdown, *, dashboard: bool, cpus:
 
 
 def _worker_environment(environ: Mapping[str, str], raylet: int, job: str) -> dict[str, str]:
-    """The environment of this run's workers: what the raylet adds, Ray reads once, when it is imported."""
+    """The environment of this run's workers: the raylet's additions, read once when Ray is imported."""
     added = {"RAY_RAYLET_PID": str(raylet), "RAY_JOB_ID": job, "RAY_LD_PRELOAD_ON_WORKERS": "0", "SPT_NOENV": "1"}
     return {**environ, **added}
 
 
 def _leave_nothing(console: Console) -> None:
-    """Let Ray end what it started, and end what does not."""
+    """Let Ray end its processes, then end the others."""
     import ray  # noqa: PLC0415 - already imported by `_serve_run`
 
     ray.shutdown()
@@ -311,7 +309,7 @@ def _noted(note: Path) -> Iterator[None]:
 
 
 class _Watcher:
-    """Says how the start goes, in a thread of its own, until the server answers or a deployment has failed."""
+    """Reports the start in a thread of its own, until the server answers or a deployment has failed."""
 
     def __init__(self, file: ServeFile, console: Console, shutdown: GracefulShutdown) -> None:
         self._file = file
@@ -361,7 +359,7 @@ class _Watcher:
 
 
 def _more_ways_in(file: ServeFile, host: str) -> Iterator[str]:
-    """One line, with rich's markup, per port beside Serve's for HTTP."""
+    """A line with rich's markup per port other than Serve's HTTP."""
     router = file.args.router
     direct = f"[{router.host}]" if ":" in router.host else router.host
     if file.grpc_port is not None:
@@ -373,7 +371,7 @@ def _more_ways_in(file: ServeFile, host: str) -> Iterator[str]:
 
 
 def _application_state(name: str) -> tuple[str, bool]:
-    """The state of an application in one line, and whether its deployment has failed."""
+    """An application's state in one line, and whether its deployment has failed."""
     ray = sys.modules.get("ray")
     if ray is None or not getattr(ray, "is_initialized", lambda: False)():
         return "starting Ray", False

@@ -1,4 +1,4 @@
-"""The folder of one run: files that no other user may reach."""
+"""The folder of one run, inaccessible to other users."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FOLDER_VARIABLE = "SERVE_APP_RUN_FOLDER"
 
 @contextmanager
 def run_folder(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Make the folder, and remove it at the end, after everything that uses it has ended.
+    """Create the folder, and remove it at the end, after its users.
 
     Args:
-        environ: The environment so far. What the user set there stays.
+        environ: The present environment; the user's settings stay.
 
     Yields:
-        What to add to the environment before Ray is imported: certificates for Ray's and Serve's calls between their
-        processes (`cluster_tls`), and where HAProxy's files go.
+        Additions to the environment before Ray is imported: certificates for calls between Ray's and Serve's processes
+        (`cluster_tls`), and the place of HAProxy's files.
     """
     # Not in TMPDIR: Serve adds a node's name of 56 characters, and the path of a Unix socket has at most 107.
     folder = Path(tempfile.mkdtemp(prefix="sa-", dir="/tmp"))

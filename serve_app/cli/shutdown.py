@@ -1,11 +1,10 @@
-"""How a signal ends a run: what was accepted is finished first, and a second signal waits for nothing.
+"""Ends a run on a signal: accepted requests are finished, and a second signal kills.
 
     first signal    HAProxy takes no more connections and lets those that it has end, the routers are not ready any more
                     and answer what was accepted (`RouterDeployment.drain`); then Serve is shut down
     second signal   every process of the run is killed
 
-Serve by itself stops the models together with the router, and cuts HAProxy off: what is queued or under way would be
-lost.
+Serve itself stops models together with the router, and cuts HAProxy off: queued and running requests would be lost.
 """
 
 from __future__ import annotations
@@ -32,20 +31,19 @@ _MORE_S = 5.0
 
 
 class ForcedShutdown(BaseException):
-    """Somebody has asked for the end a second time. No `Exception`: Serve and Ray must not take it for a fault."""
+    """A second signal has arrived. No `Exception`: Serve and Ray must not handle it as a fault."""
 
 
 class GracefulShutdown:
     """Ends the run of this process.
 
     Args:
-        file: What is served.
-        variable: The environment variable that every process of the run has inherited.
-        console: For what a person should know.
+        variable: The environment variable that marks the run's processes.
+        console: For messages.
 
     Attributes:
-        asked: Whether the end has been asked for.
-        forced: Whether it has been asked for again.
+        asked: Whether the end was requested.
+        forced: Whether it was requested again.
     """
 
     def __init__(self, file: ServeFile, variable: str, console: Console) -> None:
@@ -58,7 +56,7 @@ class GracefulShutdown:
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM end the run. In the main thread."""
+        """Handle SIGINT and SIGTERM in the main thread."""
         before = {number: signal.getsignal(number) for number in _SIGNALS}
         self.take_signals()
         try:
@@ -68,17 +66,17 @@ class GracefulShutdown:
                 signal.signal(number, handler)
 
     def take_signals(self) -> None:
-        """Have the handlers in place, whoever has replaced them."""
+        """Install the handlers again after others were installed."""
         for number in _SIGNALS:
             signal.signal(number, self._on_signal)
 
     def interrupt(self) -> None:
-        """Raise ``KeyboardInterrupt`` in the main thread. From any thread."""
+        """Raise ``KeyboardInterrupt`` in the main thread. Thread-safe."""
         self.asked = self._interrupting = True
         os.kill(os.getpid(), signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill what is left of the run."""
+        """Kill the run's remaining processes."""
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         killed = end_marked(self._variable, os.environ[self._variable], 0.0)
@@ -101,7 +99,7 @@ class GracefulShutdown:
         threading.Thread(target=self._drain, args=(router.drain_timeout_s,), name="drain", daemon=True).start()
 
     def _drain(self, limit_s: float) -> None:
-        """Finish what was accepted, then interrupt the main thread, whatever happens."""
+        """Finish accepted requests, then interrupt the main thread in any case."""
         try:
             until = time.monotonic() + limit_s
             proxies = [each for each in marked(self._variable, os.environ[self._variable]) if _is_proxy(each)]
@@ -128,7 +126,7 @@ def _is_proxy(process: Process) -> bool:
 
 
 def _drain_routers(application: str, limit_s: float) -> int:
-    """Have all routers answer what they have accepted. Returns how many requests were left after the limit."""
+    """Drain all routers. Returns the number of requests left after the limit."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return 0

@@ -1,7 +1,7 @@
-"""What the raylet runs in place of Ray's ``setup_worker.py`` to start a worker process: asks the `fork_server` for one.
+"""The raylet's replacement for Ray's ``setup_worker.py``: asks the `fork_server` for a worker process.
 
-It stands between the raylet and every worker, so it imports only the standard library. Where the fork server says no,
-or nothing, it becomes Ray's own script, and everything is as without it.
+It precedes every worker, so it imports only the standard library. If the fork server refuses or does not answer, it
+becomes Ray's own script.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORKED = b"forked"
 
 
 def main() -> None:
-    """Start the worker that the command line describes."""
+    """Start the worker of the command line."""
     path = os.environ.get(SOCKET_VARIABLE)
     if path and ask(path, sys.argv[1:], os.environ):
         return
@@ -35,8 +35,8 @@ def ask(path: str, arguments: Sequence[str], environ: Mapping[str, str]) -> bool
 
     Args:
         path: The fork server's socket.
-        arguments: What the raylet has given to Ray's script.
-        environ: The worker's environment.
+        arguments: For Ray's script.
+        environ: Of the worker.
 
     Returns:
         Whether it has been started.
@@ -54,7 +54,7 @@ def ask(path: str, arguments: Sequence[str], environ: Mapping[str, str]) -> bool
 
 
 def rays_own(script: str) -> Path:
-    """Where one of Ray's scripts for workers is. Finds Ray, and does not import it."""
+    """The path of a worker script of Ray. Finds Ray without importing it."""
     ray = importlib.util.find_spec("ray")
     assert ray is not None
     assert ray.submodule_search_locations is not None

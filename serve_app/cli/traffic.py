@@ -1,4 +1,4 @@
-"""``serve-app traffic``: shows and changes how a running server spreads requests over the versions of a model."""
+"""``serve-app traffic``: shows and changes how a running server splits requests over a model's versions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Ends what a run has started when the run itself is gone without having done so, e.g. after SIGKILL.
+"""Ends the processes of a run that is gone without cleanup, e.g. after SIGKILL.
 
-Ray's own processes notice that and end; HAProxy, which one of them has started, does not always, and would keep the
-ports. Started by `serve_app.cli.run`, with a pipe for its standard input that nobody writes to: its end is the run's.
+Ray's own processes notice that and end; HAProxy, started by one of them, does not always, and would keep the ports.
+`serve_app.cli.run` starts the watchdog with a pipe for standard input without writes: its end is the run's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _PATIENCE_S = 2.0
 
 
 def watch(variable: str, folder: str | None = None) -> subprocess.Popen[bytes]:
-    """Start one for this process.
+    """Start a watchdog for this process.
 
     Args:
-        variable: The environment variable that marks what it is to end. It carries no such mark itself.
-        folder: What it is to remove then.
+        variable: The mark of processes to end, which it does not carry itself.
+        folder: To remove then.
     """
     environment = {name: value for name, value in os.environ.items() if name != variable}
     return subprocess.Popen(  # noqa: S603 - this module, with what the run has made up
@@ -35,7 +35,7 @@ def watch(variable: str, folder: str | None = None) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """Wait for the end of the run, and end what is left of it. Its folder goes too."""
+    """Wait for the end of the run, then end its remaining processes and remove its folder."""
     variable, value, *folders = sys.argv[1:]
     sys.stdin.read()
     end_marked(variable, value, _PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The configuration: what stands under ``args:`` in a Serve file, checked and turned into values for the layers below.
+"""The configuration: the ``args:`` of a Serve file, checked and converted to values for the layers below.
 
 `AppArgs` is the typed form. `parse_args` makes one from plain data and `load_file` from a whole Serve file; both raise
 `serve_app.errors.ConfigError` with one readable line per fault.

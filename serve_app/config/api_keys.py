@@ -1,4 +1,4 @@
-"""The file of API keys: who may do what. It holds no keys, only their digests, and nothing of it is ever shown.
+"""The file of API keys with their rights. It holds digests, not keys, and its content is never shown.
 
 Example:
     keys:
@@ -164,7 +164,7 @@ def parse_api_keys(content: bytes) -> ApiKeysConfig:
     """Check the content of a file of keys.
 
     Raises:
-        ConfigError: With one line per fault, which names its line in the file and shows nothing of its content.
+        ConfigError: One line per fault, with its line in the file and nothing of its content.
     """
     try:
         text = content.decode()
@@ -191,7 +191,7 @@ def read_api_keys(path: Path) -> bytes:
     """The content of a file of keys.
 
     Raises:
-        ConfigError: It cannot be read, or is too large.
+        ConfigError: It is unreadable or too large.
     """
     try:
         with path.open("rb") as file:
@@ -204,5 +204,5 @@ def read_api_keys(path: Path) -> bytes:
 
 
 def keys_of(content: bytes) -> tuple[Key, ...]:
-    """The keys in the content of a file. Raises as `parse_api_keys`."""
+    """The keys in a file's content. Raises what `parse_api_keys` raises."""
     return tuple(entry.key() for entry in parse_api_keys(content).keys)

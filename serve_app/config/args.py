@@ -1,4 +1,4 @@
-"""Everything of ours in a Serve file, and how it is checked.
+"""The application's arguments in a Serve file, and their checks.
 
 Sizes are written as ``32MiB`` or a number of bytes. Names ending in ``_ms`` are milliseconds, in ``_s`` seconds.
 Unknown keys are faults.
@@ -141,20 +141,20 @@ class AppArgs(Section):
 
     @property
     def ongoing_requests(self) -> int:
-        """Requests that are let into one router process at once: as given, else what it may have to hold."""
+        """Requests admitted to one router process at once: as configured, or its budget."""
         given = self.router.limits.max_ongoing_requests
         return max(DEFAULT_ONGOING, self.budget().requests) if given is None else given
 
     def most_routers(self, cores: int | None = None) -> int:
-        """Most router processes, on nodes of so many cores; ``None``: whatever nodes there are."""
+        """Most router processes, on nodes with this many cores; ``None``: depends on the nodes."""
         one_decides = self.pools or self.device_groups  # what the hosts load, or how many batches a device runs
         return self.router.fewest if one_decides else self.router.most(cores)
 
     def haproxy_problem(self, environ: Mapping[str, str]) -> str | None:
-        """Why HAProxy's limit of connections is too small, or ``None``.
+        """Why HAProxy's connection limit is too small, if it is.
 
         Args:
-            environ: Of a process of Serve, which HAProxy's is as well.
+            environ: Of Serve's processes, including HAProxy's.
         """
         given = environ.get(MAXCONN_VARIABLE, str(DEFAULT_MAXCONN))
         if environ.get(HAPROXY_VARIABLE) != "1" or not given.isdecimal():
@@ -182,16 +182,16 @@ class AppArgs(Section):
         )
 
     def redis_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """Say what is wrong with the files of this machine that Redis takes, one line each.
+        """Find problems with Redis' files on this machine, one line each.
 
         Args:
-            environ: Environment variables; by default those of this process.
+            environ: Default: this process's.
         """
         jobs = self.router.jobs
         return () if jobs is None or jobs.redis is None else jobs.redis.problems(environ)
 
     def class_settings(self) -> Mapping[Priority, ClassSettings]:
-        """Limits of every class, for the scheduler of one router process."""
+        """Limits of each class, for one router's scheduler."""
         return {priority: limits.settings() for priority, limits in self.classes.by_priority().items()}
 
     def model_scheduling(self) -> Mapping[str, ModelScheduling]:
@@ -218,7 +218,7 @@ class AppArgs(Section):
         return tuple(group.settings() for group in self.device_groups)
 
     def pools_with_members(self) -> Iterator[tuple[PoolConfig, Sequence[ModelConfig]]]:
-        """Every pool, with those of `models` that are its members."""
+        """Each pool, with its members among `models`."""
         members: defaultdict[str | None, list[ModelConfig]] = defaultdict(list)
         for model in self.models:
             members[model.pool].append(model)
@@ -234,14 +234,14 @@ class AppArgs(Section):
 
 
 def parse_args(data: Any, prefix: str = "args") -> AppArgs:
-    """Check what stands under ``args:``.
+    """Check the ``args:``.
 
     Args:
-        data: Plain data, as YAML gives it.
-        prefix: Written before every place in a message.
+        data: From YAML.
+        prefix: Precedes each place in messages.
 
     Raises:
-        ConfigError: With one line per fault.
+        ConfigError: One line per fault.
     """
     given = {} if data is None else data
     try:

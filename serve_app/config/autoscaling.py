@@ -1,4 +1,4 @@
-"""How many replicas a model of the server has."""
+"""Settings of a model's replicas."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ class AutoscalingConfig(Section):
         return self.min_replicas if self.initial_replicas is None else self.initial_replicas
 
     def most(self, auto: int = 1) -> int:
-        """Most replicas, where `auto` stands for this number or, if that is more, for those at the start."""
+        """Most replicas, with `auto` as this number or the initial one, whichever is larger."""
         return max(auto, self.min_replicas, self.start_replicas) if self.max_replicas == "auto" else self.max_replicas

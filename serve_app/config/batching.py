@@ -1,4 +1,4 @@
-"""How one model's rows are put into batches, in the server's configuration and in scenarios."""
+"""Settings of a model's batches, for the server and for scenarios."""
 
 from __future__ import annotations
 
@@ -57,21 +57,16 @@ class BatchingConfig(Section):
 
     @property
     def configured_rows(self) -> int:
-        """Most rows in one batch, as long as nothing was measured."""
+        """Most rows of a batch before any measurement."""
         return _AUTO_ROWS if self.max_rows == "auto" else self.max_rows
 
     @property
     def most_rows(self) -> int:
-        """Most rows in one batch, whatever is measured."""
+        """Most rows of a batch after any measurement."""
         return _MOST_AUTO_ROWS if self.max_rows == "auto" else self.max_rows
 
     def scheduling(self, name: str, fallbacks: tuple[str, ...] = ()) -> ModelScheduling:
-        """The values for the scheduler.
-
-        Args:
-            name: The model.
-            fallbacks: Its variants that may stand in for the exact model.
-        """
+        """The values for the scheduler."""
         return ModelScheduling(
             name=name,
             max_rows=self.configured_rows,
@@ -119,7 +114,7 @@ class ModelBatchingConfig(BatchingConfig):
     """`allow`: requests share runs without proof, and every answer says so in `X-Unverified`."""
 
     def joining(self) -> JoinSettings:
-        """The values for who decides whether requests share runs."""
+        """The settings for sharing runs."""
         return JoinSettings(
             join=self.join == "auto",
             axes=self.axis,
@@ -129,7 +124,7 @@ class ModelBatchingConfig(BatchingConfig):
 
 
 def fallback_problems(fallbacks: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[Location, str]]:
-    """What is wrong with a model's ``fallbacks``: each must name another one of its variants."""
+    """Problems with a model's ``fallbacks``: each must name another of its variants."""
     for number, name in enumerate(fallbacks):
         if name not in variants:
             known = sorted(set(variants))

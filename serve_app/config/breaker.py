@@ -1,4 +1,4 @@
-"""When a model that fails is not asked any more."""
+"""Settings of circuit breakers and ejections."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ class BreakerConfig(Section):
     """Part of the replicas that may be ejected at once; 0 ejects none. The last one never is."""
 
     def settings(self) -> BreakerSettings | None:
-        """The values for the scheduler; ``None`` where it is off."""
+        """The values for the scheduler; ``None`` if disabled."""
         return BreakerSettings(**self.model_dump(exclude={"enabled"})) if self.enabled else None

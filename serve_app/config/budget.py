@@ -1,9 +1,8 @@
-"""The budget of requests: whatever may be waiting or running fits through the ports in front of the router.
+"""The budget of requests: everything waiting or running must fit through the ports in front of the router.
 
-Ray Serve holds at most ``max_ongoing_requests`` per router replica, and HAProxy at most ``maxconn`` connections per
-node. What comes on top waits outside, first come first served, where no priority is known. So all queues, all work in
-flight and some headroom must fit: then a full queue of a low class never locks out a high one. Both limits are computed
-where nobody sets them.
+Ray Serve admits at most ``max_ongoing_requests`` per router replica, and HAProxy ``maxconn`` connections per node. More
+wait outside in order of arrival, where priorities are unknown. So all queues, all work in flight and some headroom must
+fit: then a full queue of a low class never locks out a high one. Unset limits are computed.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class Budget:
 
     Attributes:
         queues: Queue limit by class.
-        in_flight: Rows that may be in flight by model, over all its replicas. A row may be a request of its own.
-        headroom: Requests kept free beyond those.
+        in_flight: Rows in flight by model, over all replicas. Each may be a request.
+        headroom: Further free requests.
     """
 
     queues: Mapping[str, int]
@@ -50,10 +49,10 @@ class Budget:
         return sum(self.queues.values()) + sum(self.in_flight.values()) + self.headroom
 
     def problem(self, limit: int, routers: int = 1) -> str | None:
-        """Why a limit is too small, with the numbers and what to change, or ``None``.
+        """Why a limit is too small, with the numbers and the remedy, if it is.
 
         Args:
-            limit: Requests that a port lets through at once.
+            limit: Concurrent requests of a port.
             routers: Router processes behind that port.
         """
         needed = self.requests * routers
@@ -68,10 +67,10 @@ class Budget:
 
 
 def fitting_connections(files: int) -> int:
-    """Connections that HAProxy can hold with so many open files.
+    """HAProxy's connections for this many open files.
 
-    A connection is one to the client, one to the router, and half a file of the pipes that HAProxy keeps for a quarter
-    of the connections, since Ray Serve lets it splice.
+    A connection takes a client's and a router's socket, and half a file of the pipes that HAProxy keeps for a quarter
+    of the connections, since Ray Serve enables splicing.
     """
     return max(0, (files - _SPARE_FILES) * 2 // 5)
 

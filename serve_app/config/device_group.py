@@ -55,14 +55,14 @@ class DeviceGroupConfig(Section):
 def group_problems(
     groups: tuple[DeviceGroupConfig, ...], models: Mapping[str, ModelConfig]
 ) -> Iterator[tuple[Location, str]]:
-    """What does not fit between the device groups and the models.
+    """Find inconsistencies between device groups and models.
 
     Args:
         groups: In the configuration's order.
         models: By name.
 
     Yields:
-        Location below the list of groups, and what is wrong there.
+        Location below the list of groups, and the problem.
     """
     names: dict[str, int] = {}
     group_of: dict[str, int] = {}
@@ -115,7 +115,7 @@ def _memory_faults(memory: ByteSize, members: list[ModelConfig]) -> Iterator[str
 
 
 def size(nbytes: int) -> str:
-    """Bytes as people write them."""
+    """Bytes in readable units."""
     return ByteSize(nbytes).human_readable()
 
 

@@ -1,6 +1,6 @@
-"""What the docstrings below the fields of a class say.
+"""Reads docstrings below fields of a class.
 
-Pydantic reads them when it makes the class, which takes longer than all the rest of an import. Only schemas need them.
+Pydantic would read them at class creation, which takes longer than the rest of the import. Only schemas need them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 
 def field_docstrings(cls: type) -> Mapping[str, str]:
-    """By name of the field, those of its bases included; empty where there is no source."""
+    """By field, including those of base classes; empty without source."""
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         found |= _of_module(each.__module__).get(each.__qualname__, {})

@@ -1,4 +1,4 @@
-"""A whole Serve file: reading it, finding our application in it, and what the two must agree on."""
+"""A whole Serve file: reads it, finds the application, and checks consistency."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ServeFile:
     """A checked Serve file.
 
     Attributes:
-        document: The whole file as plain data.
-        application: Position of our application in it.
-        args: Our application's arguments.
+        document: The whole file.
+        application: Its position.
+        args: The application's arguments.
     """
 
     document: Mapping[str, Any]
@@ -45,28 +45,28 @@ class ServeFile:
 
     @property
     def name(self) -> str:
-        """Name of our application; Serve's default where the file gives none."""
+        """The application's name; Serve's default if unnamed."""
         return str(self.document["applications"][self.application].get("name", "default"))
 
     @property
     def env_vars(self) -> Mapping[str, str]:
-        """Environment variables that the file gives to Serve's own processes."""
+        """The file's environment variables for Serve's processes."""
         return _env_vars(self.document)
 
     @property
     def connections_needed(self) -> int:
-        """Connections that HAProxy has to hold: one HAProxy stands before all router processes of a node."""
+        """Connections that one HAProxy must hold, before all router processes of a node."""
         return self.args.budget().requests * self.args.router.fewest
 
     @property
     def http_address(self) -> tuple[str, int]:
-        """Host and port that HTTP is served on; Serve's defaults where the file names none."""
+        """Serve's HTTP host and port, or its defaults."""
         options = self._http_options
         return str(options.get("host") or "0.0.0.0"), int(options.get("port", 8000))  # noqa: S104 - Serve's default
 
     @property
     def names_host(self) -> bool:
-        """Whether it says at which interfaces HTTP is served. Serve takes all where it does not."""
+        """Whether it sets HTTP's interfaces. Serve's default is all."""
         return bool(self._http_options.get("host"))
 
     def on_loopback(self) -> ServeFile:
@@ -75,12 +75,12 @@ class ServeFile:
 
     @property
     def grpc_port(self) -> int | None:
-        """Port that gRPC is served on, or ``None`` where the file asks for none."""
+        """Serve's gRPC port, if set."""
         options = self.document.get("grpc_options") or {}
         return int(options.get("port", 9000)) if options.get("grpc_servicer_functions") else None
 
     def scaled(self) -> ServeFile:
-        """The same file with our policy of scaling, where it names none."""
+        """The same file with serve_app's scaling policy, unless it names one."""
         applications = [dict(each) for each in self.document["applications"]]
         if applications[self.application].get("autoscaling_policy") is not None:
             return self
@@ -88,7 +88,7 @@ class ServeFile:
         return replace(self, document={**self.document, "applications": applications})
 
     def unscaled(self) -> tuple[str, ...]:
-        """Say which models are to have more replicas, and get them from `serve-app run` only; one line, or none."""
+        """The models that need `serve-app run` to get more replicas, in at most one line."""
         models = [model for model in self.args.models if model.pool is None]
         scaled = [model.name for model in models if model.autoscaling.most() > model.autoscaling.min_replicas]
         if not scaled or self.document["applications"][self.application].get("autoscaling_policy") is not None:
@@ -101,7 +101,7 @@ class ServeFile:
         return (line,)
 
     def open_ports(self) -> tuple[str, ...]:
-        """Say which ports others can reach who should not expect what they find there, one line each."""
+        """Ports that are unexpectedly reachable from outside, one line each."""
         host, port = self.http_address
         router = self.args.router
         said = []
@@ -141,12 +141,12 @@ class ServeFile:
 
     @property
     def route_prefix(self) -> str:
-        """Path below which our application is served, without a slash at the end."""
+        """The application's path prefix, without a trailing slash."""
         return str(self.document["applications"][self.application].get("route_prefix", "/")).rstrip("/")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Whether an address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -157,7 +157,7 @@ def read_document(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: When it cannot be read, is not YAML, repeats a key or holds something else.
+        ConfigError: The file is unreadable, no YAML, repeats a key or holds no mapping.
     """
     try:
         document = load_yaml(path.read_text(encoding="utf-8"))
@@ -177,14 +177,13 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def parse_document(document: Mapping[str, Any], parse: Callable[[Any], AppArgs] = parse_args) -> ServeFile:
-    """Check our part of a Serve file.
+    """Check the application's part of a Serve file.
 
     Args:
-        document: The file as plain data.
-        parse: Checks what stands under ``args:``.
+        parse: Checks the ``args:``.
 
     Raises:
-        ConfigError: With one line per fault.
+        ConfigError: One line per fault.
     """
     applications = document.get("applications")
     if not isinstance(applications, list):
@@ -205,20 +204,19 @@ def parse_document(document: Mapping[str, Any], parse: Callable[[Any], AppArgs] 
 
 
 def load_file(path: Path, parse: Callable[[Any], AppArgs] = parse_args) -> ServeFile:
-    """Read and check our part of a Serve file. Serve's own part is checked by ``serve-app validate``.
+    """Read and check the application's part of a Serve file. ``serve-app validate`` checks Serve's.
 
     Args:
-        path: The file.
-        parse: Checks what stands under ``args:``.
+        parse: Checks the ``args:``.
 
     Raises:
-        ConfigError: With one line per fault.
+        ConfigError: One line per fault.
     """
     return parse_document(read_document(path), parse)
 
 
 def _maxconn_problems(document: Mapping[str, Any], args: AppArgs) -> tuple[str, ...]:
-    """Check HAProxy's connection limit: one HAProxy stands before all router processes of a node."""
+    """Check HAProxy's connection limit, for all router processes of a node."""
     place = f"controller_options.runtime_env.env_vars.{MAXCONN_VARIABLE}"
     given = _env_vars(document).get(MAXCONN_VARIABLE)
     if given is None:

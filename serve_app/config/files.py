@@ -1,4 +1,4 @@
-"""Files that a configuration names: where relative paths start, and how they are read, here or behind a URI."""
+"""Files of a configuration: the base of relative paths, and reading, local or by URI."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Default: ``~/.cache/serve-app``.
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """The folder that relative model paths start from."""
+    """The base folder of relative model paths."""
     return Path(environ.get(HOME_VARIABLE) or Path.cwd())
 
 
 def is_remote(path: str) -> bool:
-    """Whether a model's path is a URI rather than a folder of this machine."""
+    """Whether a model's path is a URI, not a local folder."""
     return "://" in path or "::" in path or path.startswith("models:/")
 
 
 def read_file(path: str, environ: Mapping[str, str] | None = None) -> bytes:
-    """Read a file that a configuration names.
+    """Read a file of the configuration.
 
     Args:
         path: Relative to ``SERVE_APP_HOME``, absolute, or an fsspec URI.
-        environ: Environment variables; by default those of this process.
+        environ: Default: this process's.
 
     Raises:
-        ConfigError: It cannot be read; does not name the path.
+        ConfigError: It is unreadable; does not name the path.
     """
     local = home(os.environ if environ is None else environ) / path
     try:
@@ -56,6 +56,6 @@ def read_file(path: str, environ: Mapping[str, str] | None = None) -> bytes:
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where copies of remote models are kept, and what was found of models."""
+    """The folder for copies of remote models and stored facts of models."""
     environ = os.environ if environ is None else environ
     return Path(environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "serve-app")

@@ -1,4 +1,4 @@
-"""Settings of jobs: where they are kept, how many there may be, and who may be told of their ends."""
+"""Settings of jobs: storage, limits and callbacks."""
 
 from __future__ import annotations
 

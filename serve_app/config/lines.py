@@ -1,4 +1,4 @@
-"""Which line of a YAML file a fault is about."""
+"""Finds the line of a fault in a YAML file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LAST_STEP = re.compile(r"(\.[^.\[\]]*|\[\d+\])$")
 class Lines:
     """The lines of a YAML document's keys and list items.
 
-    Every node is looked at once: what is below an alias or a merge key counts where that stands.
+    Each node is visited once: content of an alias or a merge key counts at its use.
 
     Args:
-        text: The document. Text that is not YAML has no lines.
+        text: The document. Invalid YAML has no lines.
 
     Attributes:
-        is_other: Whether the text is YAML, but not a mapping.
+        is_other: Whether it is YAML other than a mapping.
     """
 
     def __init__(self, text: str) -> None:
@@ -37,7 +37,7 @@ class Lines:
             self._walk(root, ())
 
     def of(self, written: str) -> int | None:
-        """The line of a place as `serve_app.config.problems.place` writes it, or of the nearest place around it."""
+        """The line of a place in `serve_app.config.problems.place`'s form, or of the nearest parent."""
         while written not in self._lines:
             shorter = _LAST_STEP.sub("", written)
             if shorter in {written, ""}:
@@ -46,7 +46,7 @@ class Lines:
         return self._lines[written]
 
     def mark(self, problem: str) -> str:
-        """The problem with its line in front, where it begins with a place that the document has."""
+        """The problem with its line prepended, if it begins with a place of the document."""
         found = _PLACE.match(problem)
         line = self.of(found[0]) if found else None
         return problem if line is None else f"line {line}: {problem}"

@@ -1,4 +1,4 @@
-"""How YAML files are read."""
+"""Loads YAML strictly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def load_yaml(text: str) -> Any:
     """Read a YAML document.
 
     Raises:
-        yaml.YAMLError: It is none, holds a key twice, or a value that cannot be.
+        yaml.YAMLError: It is malformed, repeats a key, or holds an impossible value.
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
@@ -25,13 +25,13 @@ def load_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, refusing a mapping that holds a key twice: the first value would silently be lost."""
+    """YAML's safe loader, but refuses duplicate keys, of which the first would silently be lost."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """As its base class. Raises `yaml.MarkedYAMLError` for a scalar that is not what it looks like.
+        """Like the base class. Raises `yaml.MarkedYAMLError` for an invalid scalar.
 
-        The base class lets through whatever the conversion raises: for a day that no month has, for a number of too
-        many digits, for text with the tag of a number.
+        The base class leaks conversion errors: for an impossible date, a number of too many digits, text tagged as a
+        number.
         """
         try:
             return super().construct_object(node, deep)
@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):
             ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As its base class. Raises `yaml.MarkedYAMLError` for a key that stands there twice, or is no key."""
+        """Like the base class. Raises `yaml.MarkedYAMLError` for a duplicate or invalid key."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":

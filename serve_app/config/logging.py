@@ -42,13 +42,13 @@ class LoggingConfig(Section):
     """How many files of one router are kept, the current one included."""
 
     def place(self, environ: Mapping[str, str] | None = None) -> Path | None:
-        """The folder of the files; ``None`` for Ray Serve's.
+        """The files' folder; ``None`` for Ray Serve's.
 
         Args:
-            environ: Environment variables; by default those of this process.
+            environ: Default: this process's.
         """
         return None if self.folder is None else home(os.environ if environ is None else environ) / self.folder
 
     def settings(self) -> LogSettings:
-        """Which requests get a line, for the log."""
+        """Which requests are logged."""
         return LogSettings(self.sample, self.slow_ms / 1000, self.lines_per_s)

@@ -1,4 +1,4 @@
-"""Settings of one model: what it is, what it runs on, how it is batched, scaled and watched."""
+"""Settings of one model."""
 
 from __future__ import annotations
 
@@ -286,11 +286,11 @@ class ModelConfig(Section):
 
     @property
     def _names_no_processor(self) -> bool:
-        """Whether nothing but the model's file, or an installed package, can make tensors for its task."""
+        """Whether only the model's file or an installed package can make tensors for its task."""
         return isinstance(self.processor, CustomOptions) and self.processor.class_ is None
 
     def _task_problem(self) -> str | None:
-        """Why nobody makes tensors for this task, if so."""
+        """Why no processor exists for this task, if so."""
         custom = self.processor
         if not isinstance(custom, CustomOptions) or custom.class_ is not None:
             return None
@@ -363,13 +363,13 @@ class ModelConfig(Section):
 
     @property
     def most_versions(self) -> int:
-        """How many versions are served at once, at most."""
+        """Most versions served at once."""
         if self.versions is None:
             return 1
         return self.versions.latest if isinstance(self.versions, LatestVersions) else len(self.versions)
 
     def version_traffic(self) -> Traffic:
-        """How requests are spread over its versions."""
+        """How requests are split over its versions."""
         return Traffic(
             {alias: str(version) for alias, version in self.aliases.items()},
             dict(self.traffic),
@@ -378,7 +378,7 @@ class ModelConfig(Section):
         )
 
     def of_version(self, version: str) -> ModelConfig:
-        """One of its versions as a model of its own, with the name that the server calls it by."""
+        """One of its versions as a model, under its internal name."""
         number = int(version)
         variants = tuple(
             variant if variant.version is not None else variant.model_copy(update={"version": number})
@@ -389,7 +389,7 @@ class ModelConfig(Section):
 
     @property
     def remote(self) -> bool:
-        """Whether files of it have to be fetched."""
+        """Whether files must be fetched."""
         return any(is_remote(path) for path in (self.path, *(variant.path for variant in self.variants)))
 
     @property
@@ -399,37 +399,37 @@ class ModelConfig(Section):
 
     @property
     def caches(self) -> bool:
-        """Whether answers are given again."""
+        """Whether answers are cached."""
         return self.cache is not None and self.cache.enabled
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that all its replicas may hold on a GPU; 0 where it is not limited."""
+        """GPU memory limit of all its replicas; 0 if unlimited."""
         return int(self.resources.gpu_memory or 0) * self.most_replicas
 
     @property
     def most_replicas(self) -> int:
-        """Most replicas it may have."""
+        """Most replicas."""
         return self.autoscaling.most(_AUTO_REPLICAS if self.more_processes else 1)
 
     @property
     def more_processes(self) -> bool:
-        """Whether another replica may be started because the process of the first is busy.
+        """Whether a busy process may cause another replica.
 
-        On a GPU the device is what is busy, and what has code of its own may keep a state.
+        On a GPU the device is the busy part, and custom code may keep state.
         """
         own = self.backend == "python" or isinstance(self.processor, CustomOptions)
         return self.pool is None and not self.resources.gpus and not own
 
     @property
     def most_rows(self) -> int:
-        """Most rows in one batch that its replicas may choose."""
+        """Most rows of a batch that its replicas may choose."""
         alone = self.pool is None and not self.resources.gpus
         return self.batching.most_rows if alone else self.batching.configured_rows
 
     @property
     def target_rows(self) -> int:
-        """Rows queued and running per replica that autoscaling aims for."""
+        """Autoscaling's target of queued and running rows per replica."""
         scaling = self.autoscaling
         default = _NO_TARGET if scaling.max_replicas == "auto" else 2 * self.batching.configured_rows
         return scaling.target_queue or default

@@ -1,7 +1,7 @@
-"""The names of models: the public one, which clients use, and that of the deployment, which is derived from it.
+"""Names of models: the public one for clients, and the deployment's, derived from it.
 
-A public name is free text: it stands in URLs (percent-encoded), in gRPC messages, metrics and logs. Ray Serve's
-deployments, its processes and its log files need something plainer, and so do our own files: `deployment_name`.
+A public name is free text in URLs (percent-encoded), gRPC messages, metrics and logs. Ray Serve's deployments,
+processes and log files need plain names, as do serve_app's files: `deployment_name`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _HASH_DIGITS: Final = 10
 
 
 def checked_public_name(name: str) -> str:
-    """The name itself.
+    """Return a valid name.
 
     Raises:
-        ValueError: It cannot be one segment of a URL, or would not be readable in logs and metrics.
+        ValueError: It is no single URL segment, or not readable in logs and metrics.
     """
     if not name or len(name.encode("utf-8", "surrogatepass")) > MOST_BYTES:
         raise ValueError(f"must have 1 to {MOST_BYTES} bytes of UTF-8, got {short_repr(name)}")
@@ -42,14 +42,14 @@ def checked_public_name(name: str) -> str:
 
 
 def checked_model_name(name: str) -> str:
-    """As `checked_public_name`, of a model. ``*`` stands for all models in a file of API keys, and is refused."""
+    """`checked_public_name` for models. Refuses ``*``, which means all models in a file of API keys."""
     if name == "*":
         raise ValueError("must not be '*', which stands for every model in a file of API keys")
     return checked_public_name(name)
 
 
 def checked_variant_name(name: str) -> str:
-    """As `checked_public_name`, of a variant: ASCII without commas, since it travels in the header X-Variant."""
+    """`checked_public_name` for variants: ASCII without commas, for the header X-Variant."""
     if not name.isascii() or "," in name:
         raise ValueError(f"must be ASCII without ',': it travels in the header X-Variant, got {short_repr(name)}")
     return checked_public_name(name)
@@ -58,12 +58,9 @@ def checked_variant_name(name: str) -> str:
 def deployment_name(model: str) -> str:
     """The name of a model's deployment.
 
-    It is the model's own where that is 1 to 63 ASCII letters, digits, ``-``, ``_`` or ``.`` with a letter or digit at
-    both ends, and not the router's. Otherwise it is what is readable of it, ``~``, and the begin of its SHA-256. No
-    name that is used as it is holds a ``~``, so the two kinds never meet.
-
-    Args:
-        model: Its public name.
+    A model's own name, if it has 1 to 63 ASCII letters, digits, ``-``, ``_`` or ``.`` with a letter or digit at both
+    ends, and is not the router's. Otherwise its readable part, ``~``, and the start of its SHA-256. Unchanged names
+    hold no ``~``, so the two kinds cannot collide.
     """
     if _FITS.fullmatch(model) and model != ROUTER:
         return model

@@ -1,7 +1,6 @@
 """Settings of pipelines: models in sequence, in parallel branches, behind a switch, over the parts of a list.
 
-What a pipeline refers to among the configuration's models, and whether types meet, is checked where models are known:
-`serve_app.composition.pipelines`.
+`serve_app.composition.pipelines`, which knows the models, checks references to models and their types.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _checked(text: Any) -> Any:
 
 
 def _as_text(given: Any) -> Any:
-    """Keys of cases as the text that values are compared by: YAML has numbers, truth values and null as such."""
+    """Convert case keys to text for comparison: YAML reads some as numbers, booleans or null."""
     if not isinstance(given, Mapping):
         return given
     cases: dict[str, Any] = {}
@@ -215,7 +214,7 @@ class StepConfig(Section):
         return self
 
     def references(self) -> Iterator[tuple[Location, Reference]]:
-        """All that it may need, with their places."""
+        """All possible references, with their places."""
         for key in ("input", "map", "switch", "default"):
             if isinstance(text := getattr(self, key), str):
                 yield (key,), Reference.parse(text)
@@ -228,7 +227,7 @@ class StepConfig(Section):
                 yield (key, at), Reference.parse(text)
 
     def value(self) -> Step:
-        """The value for the layers below. Of a model's step it is not known yet what the model takes."""
+        """The value for the layers below. The model's inputs of a model step are not known yet."""
 
         def read(text: str | None) -> Reference | None:
             return None if text is None else Reference.parse(text)
@@ -361,14 +360,14 @@ class PipelineConfig(Section):
 
 
 def checked_step_name(name: str) -> str:
-    """The name itself. Raises ``ValueError`` where it cannot stand in a reference."""
+    """Return a valid name. Raises ``ValueError`` if it cannot be in a reference."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"must be 1 to 63 letters, digits, '-' or '_', got {short_repr(name)}")
     return name
 
 
 def find_cycle(steps: Mapping[str, Step]) -> tuple[str, ...]:
-    """Steps each of which needs the next one, and the last one the first; none where there is no cycle."""
+    """Steps that depend on each other in a cycle, if there is one."""
     done: set[str] = set()
     for start in steps:
         way: list[str] = []
@@ -393,14 +392,14 @@ def find_cycle(steps: Mapping[str, Step]) -> tuple[str, ...]:
 def pipeline_problems(
     pipelines: tuple[PipelineConfig, ...], names: Mapping[str, str]
 ) -> Iterator[tuple[Location, str]]:
-    """Names that are used twice.
+    """Find duplicate names.
 
     Args:
         pipelines: In the configuration's order.
-        names: What else there is, and where it stands, by name.
+        names: Other names, with their places.
 
     Yields:
-        Location below the list of pipelines, and what is wrong there.
+        Location below the list of pipelines, and the problem.
     """
     seen = dict(names)
     for number, pipeline in enumerate(pipelines):

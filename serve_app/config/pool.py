@@ -1,4 +1,4 @@
-"""Settings of pools: many models that share few processes, which have memory for some of them at a time."""
+"""Settings of pools: many models share a few processes, with memory for some at a time."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ class PoolConfig(Section):
         return deployment_name(self.name)
 
     def models(self, paths: Mapping[str, str]) -> list[ModelConfig]:
-        """Its members as models. What they have in common is checked once for all of them.
+        """Its members as models. Common settings are checked once.
 
         Args:
-            paths: By name, where each is.
+            paths: Paths by member.
         """
         common = _member(self.defaults)
         return [
@@ -158,18 +158,14 @@ class PoolConfig(Section):
         ]
 
     def scheduling(self, members: Sequence[str]) -> Pool:
-        """The values for the scheduler.
-
-        Args:
-            members: Names of its members.
-        """
+        """The values for the scheduler."""
         return Pool(self.name, tuple(members), memory_bytes=int(self.memory), loads=self.loads)
 
     def most_rows(self, members: Sequence[ModelConfig]) -> int:
-        """Most rows that its hosts may have in flight, of all members together.
+        """Most rows in flight of all members on its hosts.
 
         Args:
-            members: Those that are known; what `defaults` and `members` say counts in any case.
+            members: The known ones; `defaults` and `members` count in any case.
         """
         written = (self.defaults, *self.members.values())
         rows = max(*map(_max_rows, written), *(model.batching.configured_rows for model in members), 0)
@@ -179,15 +175,15 @@ class PoolConfig(Section):
 def pool_problems(
     pools: tuple[PoolConfig, ...], models: tuple[ModelConfig, ...], routers: int
 ) -> Iterator[tuple[Location, str]]:
-    """What does not fit between the pools, the models and the router.
+    """Find inconsistencies between pools, models and the router.
 
     Args:
         pools: In the configuration's order.
         models: In the configuration's order.
-        routers: How many routers there are.
+        routers: Number of routers.
 
     Yields:
-        Location, and what is wrong there.
+        Location and problem.
     """
     known: dict[str, int] = {}
     names = {model.name for model in models}
@@ -232,7 +228,7 @@ def _check_keys(given: Mapping[str, Any], refused: Mapping[str, str]) -> None:
 
 
 def _member(given: Mapping[str, Any]) -> ModelConfig:
-    """The settings of a member, under a name and a path that stand for any."""
+    """A member's settings, with placeholder name and path."""
     return ModelConfig.model_validate({**given, "name": _PLACEHOLDER, "path": _PLACEHOLDER})
 
 
@@ -243,7 +239,7 @@ def _max_rows(settings: Mapping[str, Any]) -> int:
 
 
 def _merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with those of one member on top, sections key by key."""
+    """Settings overlaid with a member's, section by section, key by key."""
     merged = dict(defaults)
     for key, value in own.items():
         before = merged.get(key)

@@ -1,4 +1,4 @@
-"""Which classes the numbers mean by which clients of Triton name priorities."""
+"""The classes of numeric priorities, as Triton's clients send them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLASSES: Final = {priority.label: priority for priority in Priority}
 
 
 def _numbers(given: Any) -> Any:
-    """Take numbers that are texts, too: in JSON, as on Kubernetes, no key is a number."""
+    """Accept numbers as text, too: JSON keys, as on Kubernetes, are text."""
     if not isinstance(given, Mapping):
         return given
     named: dict[int, Any] = {}
@@ -34,7 +34,7 @@ def _numbers(given: Any) -> Any:
 
 
 def _check_order(levels: PriorityLevels) -> None:
-    """See to it that a larger number is never more urgent, and that one means the class of most requests."""
+    """Check that larger numbers are not more urgent, and that one maps to the default class."""
     before, least = 0, Priority.HIGH
     for number, priority in sorted(levels.named.items()):
         if number > before + 1:
@@ -49,10 +49,10 @@ def _check_order(levels: PriorityLevels) -> None:
 
 
 def priority_levels(named: Mapping[int, str]) -> PriorityLevels:
-    """What the numbers mean: those that are named, and the defaults.
+    """The configured numbers with the defaults.
 
     Args:
-        named: Names of classes by number.
+        named: Class by number.
     """
     if not named:
         return DEFAULT_LEVELS

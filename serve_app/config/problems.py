@@ -1,4 +1,4 @@
-"""Faults as people read them: one line each, with the place, what is wrong and the nearest right thing."""
+"""Formats faults: one line each, with the place, the problem and the nearest correct value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HIDDEN = _Hidden()
 
 
 def place(location: Iterable[str | int], prefix: str = "") -> str:
-    """Write a location the way people do: ``args.models[1].batching``."""
+    """Format a location: ``args.models[1].batching``."""
     written = prefix
     for step in location:
         if isinstance(step, int):
@@ -37,29 +37,29 @@ def place(location: Iterable[str | int], prefix: str = "") -> str:
 
 
 def short_repr(value: object) -> str:
-    """A value as it may stand in a message: its literal, cut to a readable length."""
+    """A value's literal, shortened for a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelt one most likely stands for, or ``None``."""
+    """The likely known word for a misspelt one, if any."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """What was meant by a word that is not known, or what there is."""
+    """A suggestion for an unknown word, or the known ones."""
     known = list(known)
     guess = nearest(word, known)
     return f"did you mean {guess}?" if guess else f"there is {some_of(known) or 'none'}"
 
 
 def validation_error(faults: Sequence[tuple[Location, str]]) -> ValidationError:
-    """Make the error that a pydantic validator raises to put messages at places of its own.
+    """Make a pydantic validator's error with messages at its own places.
 
     Args:
-        faults: Location below the validated value, and what is wrong there.
+        faults: Location below the validated value, and the problem.
     """
     return ValidationError.from_exception_data(
         "configuration",
@@ -80,14 +80,13 @@ def problems_of(
     *,
     hide_values: bool = False,
 ) -> tuple[str, ...]:
-    """Write every fault that pydantic found as one line; what the branches of a union say about a place is one fault.
+    """Format each pydantic fault as one line; branches of a union at a place are one fault.
 
     Args:
-        error: What pydantic raised.
-        data: What was validated.
-        schema: JSON Schema of the model; tells which keys a place knows.
-        prefix: Written before every place.
-        hide_values: Whether to show nothing of what was validated, since it may be secret.
+        data: As validated.
+        schema: Of the model; knows each place's keys.
+        prefix: Precedes each place.
+        hide_values: Whether to hide validated values, which may be secret.
     """
     messages: dict[Location, list[str]] = {}
     found = error.errors(include_url=False)
@@ -110,9 +109,9 @@ def _is_below(location: Location, above: Location) -> bool:
 
 
 def _without_union_tags(details: ErrorDetails, data: Any) -> Location:
-    """Drop the steps of a location that are not in the data: what pydantic adds for the branches of a union.
+    """Drop steps of a location that pydantic adds for branches of a union.
 
-    What names a missing key stays.
+    Keeps the name of a missing key.
     """
     steps = details["loc"]
     names_missing_keys = details["type"] in {"missing", "fault"}
@@ -188,7 +187,7 @@ def _unknown_key(location: Location, data: Any, schema: Mapping[str, Any]) -> st
 
 
 def _known_keys(location: Location, data: Any, schema: Mapping[str, Any]) -> Iterator[str]:
-    """The keys that the schema knows at a location of the data."""
+    """The schema's keys at a location of the data."""
     nodes = list(_branches(schema, data, schema))
     for step in location:
         data = data[step]
@@ -199,7 +198,7 @@ def _known_keys(location: Location, data: Any, schema: Mapping[str, Any]) -> Ite
 
 
 def _below(node: Mapping[str, Any], step: str | int) -> Any:
-    """What a schema says of an item, or of a key; ``None``: nothing."""
+    """The schema of an item or a key, if any."""
     if isinstance(step, int):
         return node.get("items")
     others = node.get("additionalProperties")
@@ -207,7 +206,7 @@ def _below(node: Mapping[str, Any], step: str | int) -> Any:
 
 
 def _branches(node: Mapping[str, Any], data: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The node and what it refers to; of conditional parts, those whose condition on the data holds."""
+    """The node and its references; conditional parts only if the data meets the condition."""
     if "$ref" in node:
         yield from _branches(schema["$defs"][node["$ref"].rsplit("/", 1)[-1]], data, schema)
     for part in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):

@@ -1,7 +1,7 @@
-"""What a configuration may say under ``processor:``, per task.
+"""Options under ``processor:``, per task.
 
-Everything is optional: what is not said is read from the Hugging Face files beside the model and from the model's own
-signature. What is said wins over the files.
+All are optional: defaults come from the Hugging Face files beside the model and from its signature. Options take
+precedence over files.
 """
 
 from __future__ import annotations
@@ -160,12 +160,12 @@ class CustomOptions(BaseModel):
 
     @property
     def keys(self) -> dict[str, Any]:
-        """The options of its class, unchecked."""
+        """The class's options, unchecked."""
         return dict(self.model_extra or {})
 
     @property
     def file(self) -> str | None:
-        """The Python file that holds the class, relative to the model's folder or absolute; ``None``: a module does."""
+        """The class's Python file, relative to the model's folder or absolute; ``None`` for a module."""
         module = (self.class_ or "").rpartition(":")[0]
         return module if module.endswith(".py") else None
 
@@ -175,7 +175,7 @@ ENTRY_POINTS: Final = "serve_app.processors"
 
 
 def installed_tasks() -> frozenset[str]:
-    """Tasks for which an installed package has a processor. Imports none of them."""
+    """Tasks of installed packages' processors, without importing them."""
     return frozenset(entry_points(group=ENTRY_POINTS).names)
 
 

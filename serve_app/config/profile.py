@@ -1,7 +1,7 @@
-"""Profiles: what batches of a model cost on some machine, as ``serve-app profile`` has measured and written it.
+"""Profiles: the measured cost of a model's batches on a machine, by ``serve-app profile``.
 
-The server takes one as its prior (``models[].profile``), until a replica has warmed up and requests have been run. The
-simulator takes one as the truth: a curve of mean execution times, and the scatter around it.
+The server uses one as its prior (``models[].profile``), until warm-up and requests. The simulator uses one as the
+truth: mean execution times with scatter.
 """
 
 from __future__ import annotations
@@ -171,24 +171,24 @@ class Profile(Section):
         return self
 
     def points(self, quantile: float = PRIOR_QUANTILE) -> list[Execution]:
-        """Every shape as the scheduler takes it: ``(rows, bucket, seconds, variant)``.
+        """Every shape for the scheduler: ``(rows, bucket, seconds, variant)``.
 
         Args:
-            quantile: Which of a shape's times, 0 to 1.
+            quantile: Of a shape's times, 0 to 1.
         """
         return [Execution(shape.rows, shape.bucket, shape.quantile(quantile), shape.variant) for shape in self.shapes]
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The variants measured, without the model itself."""
+        """The measured variants, without the exact model."""
         return tuple(dict.fromkeys(point.variant for point in self.shapes if point.variant))
 
     def spread(self, variant: str = "") -> float:
-        """The scatter of a variant's execution times around their mean: sigma of a lognormal distribution.
+        """A variant's scatter around the mean: sigma of a lognormal distribution.
 
-        A point's sigma is the distance of the logarithms of its 5% and 95% quantiles over 3.29: the few runs that
-        something else held up do not count, for they are stalls rather than scatter. The result is the median of those
-        points that were run often enough, or of all where none was. Raises KeyError when the variant was not measured.
+        A point's sigma is the logarithmic distance of its 5% and 95% quantiles over 3.29: rare disturbed runs are
+        stalls, not scatter. The result is the median over points with enough runs, or over all without such. Raises
+        KeyError if the variant was not measured.
         """
         points = [point for point in self.shapes if point.variant == variant]
         if not points:
@@ -198,7 +198,7 @@ class Profile(Section):
         return median(math.log(point.quantile(high) / point.quantile(low)) / _CENTRAL_SIGMAS for point in often)
 
     def write(self, path: Path) -> None:
-        """Write the file; folders are made.
+        """Write the file, creating folders.
 
         Raises:
             ConfigError: It cannot be written.
@@ -215,11 +215,11 @@ def read_profile(path: str | Path, environ: Mapping[str, str] | None = None) -> 
     """Read a profile.
 
     Args:
-        path: Relative to ``SERVE_APP_HOME`` (the working directory by default), absolute, or an fsspec URI.
-        environ: Environment variables; by default those of this process.
+        path: Relative to ``SERVE_APP_HOME`` (default: the working directory), absolute, or an fsspec URI.
+        environ: Default: this process's.
 
     Raises:
-        ConfigError: With one line per fault, each naming the file, and the field in it where there is one.
+        ConfigError: One line per fault, with the file and, if known, the field.
     """
     try:
         return _parse(_read(str(path), environ))

@@ -1,4 +1,4 @@
-"""The points of a profile: the times of one shape of batch, and the straight lines through them."""
+"""The points of a profile, with the times of a batch shape, and lines through them."""
 
 from __future__ import annotations
 
@@ -90,16 +90,11 @@ class Point(Section):
         peak_rss_bytes: int | None = None,
         gpu_bytes: int | None = None,
     ) -> Point:
-        """Sum up the runs of a shape.
+        """Summarize the runs of a shape.
 
         Args:
-            seconds: Duration of every run.
-            quantiles: Which to keep, each more than 0 and less than 1.
-            rows: Rows of the shape.
-            bucket: Its bucket.
-            variant: Its variant.
-            peak_rss_bytes: As the attribute.
-            gpu_bytes: As the attribute.
+            seconds: Of each run.
+            quantiles: To keep, each more than 0 and less than 1.
         """
         ordered = sorted(seconds)
         lowest, highest = ordered[0], ordered[-1]
@@ -118,7 +113,7 @@ class Point(Section):
         )
 
     def quantile(self, quantile: float) -> float:
-        """Seconds that this part of the runs does not exceed. Between those that were kept: a straight line."""
+        """The quantile of the runs, in seconds, interpolated between kept ones."""
         known = [(0.0, self.min_s), *((part, value) for part, _, value in self._ordered()), (1.0, self.max_s)]
         at = min(max(bisect_left(known, (quantile, 0.0)), 1), len(known) - 1)
         (low, below), (high, above) = known[at - 1], known[at]
@@ -156,7 +151,7 @@ class Fit(Section):
 
 
 def fit_points(points: Sequence[Point]) -> tuple[Fit, ...]:
-    """Fit a line through the mean times of every bucket of every variant: least squares, neither part negative."""
+    """Fit lines through the mean times per bucket and variant: least squares, nonnegative."""
     groups: dict[tuple[str, int], list[Point]] = {}
     for point in points:
         groups.setdefault((point.variant, point.bucket), []).append(point)
@@ -169,9 +164,9 @@ def fit_points(points: Sequence[Point]) -> tuple[Fit, ...]:
 
 
 def fit_affine(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
-    """Fit ``seconds = alpha + beta * rows`` by least squares, both at least 0 and not both 0.
+    """Fit ``seconds = alpha + beta * rows`` by least squares, both nonnegative and not both 0.
 
-    Points that all have the same rows say nothing of the slope: then half of the time is taken to be fixed.
+    If all points have the same rows, the slope is unknown: then half of the time counts as fixed.
 
     Args:
         points: ``(rows, seconds)``, at least one, rows at least 1, seconds positive.
@@ -197,7 +192,7 @@ def fit_affine(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
 
 
 def _quantile(ordered: Sequence[float], quantile: float) -> float:
-    """The quantile of sorted values, on a straight line between the two next to it."""
+    """The interpolated quantile of sorted values."""
     place = quantile * (len(ordered) - 1)
     at = int(place)
     above = ordered[min(at + 1, len(ordered) - 1)]

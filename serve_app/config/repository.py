@@ -1,4 +1,4 @@
-"""Where models are that are not named one by one, and how all are loaded while the server runs."""
+"""Settings of model repositories, and of loading models at run time."""
 
 from __future__ import annotations
 

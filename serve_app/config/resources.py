@@ -1,4 +1,4 @@
-"""What each replica of a model runs on."""
+"""Settings of a replica's resources."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ResourcesConfig(Section):
 
     @property
     def session_threads(self) -> int:
-        """Threads of a session, as long as nothing was measured."""
+        """Threads of a session before any measurement."""
         return 1 if self.threads == "auto" else self.threads
 
     @model_validator(mode="after")

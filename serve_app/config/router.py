@@ -237,18 +237,18 @@ class RouterConfig(Section):
 
     @property
     def fewest(self) -> int:
-        """Router processes at the start."""
+        """Initial router processes."""
         return 1 if self.replicas == "auto" else self.replicas
 
     def most(self, cores: int | None = None) -> int:
-        """Most router processes, on nodes of so many cores; ``None``: whatever nodes there are."""
+        """Most router processes, on nodes with this many cores; ``None``: depends on the nodes."""
         if self.replicas != "auto":
             return self.replicas
         return _AUTO_ROUTERS if cores is None else routers_on(cores, _AUTO_ROUTERS)
 
     @property
     def own_ports(self) -> tuple[tuple[str, int], ...]:
-        """The routers' own ports that are open: where each is set, below ``args``, and its number."""
+        """The routers' own open ports: the setting's place below ``args``, and the number."""
         ports = {"router.http.port": self.http.port, "router.grpc.port": self.grpc.port}
         return tuple((setting, port) for setting, port in ports.items() if port is not None)
 
@@ -323,7 +323,7 @@ class ClassesConfig(Section):
         return self
 
     def levels(self) -> PriorityLevels:
-        """What the numbers of priorities mean."""
+        """The classes of priority numbers."""
         return priority_levels(self.priorities)
 
     def by_priority(self) -> dict[Priority, ClassConfig]:

@@ -1,4 +1,4 @@
-"""What a configuration says of a model's plain tensors: names for the values of outputs, and the axes of inputs."""
+"""Settings of a model's plain tensors: labels of outputs, and axes of inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FormatByInput: TypeAlias = dict[str, Format]
 
 
 def checked_labels(given: Any) -> Any:
-    """What stands under ``labels``, if it has one of the forms. Raises ValueError with one line if not."""
+    """Check a value of ``labels``. Raises ValueError with one line."""
     for place, each in given.items() if isinstance(given, dict) else (("", given),):
         at = f"{place}: " if place else ""
         if isinstance(each, list | tuple):
@@ -33,7 +33,7 @@ def checked_labels(given: Any) -> Any:
 
 
 def checked_format(given: Any) -> Any:
-    """What stands under ``format``, if it has one of the forms. Raises ValueError with one line if not."""
+    """Check a value of ``format``. Raises ValueError with one line."""
     formats = get_args(Format)
     for place, each in given.items() if isinstance(given, dict) else (("", given),):
         if each not in formats:
@@ -43,6 +43,6 @@ def checked_format(given: Any) -> Any:
 
 
 def label_files(given: Labels | LabelsByOutput | None) -> tuple[str, ...]:
-    """The files that ``labels`` names and that lie in the model's folder."""
+    """Files of the model's folder that ``labels`` names."""
     named = given.values() if isinstance(given, dict) else (given,)
     return tuple(name for name in named if isinstance(name, str))

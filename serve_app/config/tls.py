@@ -32,10 +32,10 @@ class TlsConfig(Section):
     """The oldest version of TLS that is spoken."""
 
     def files(self, environ: Mapping[str, str] | None = None) -> TlsFiles:
-        """Where the files are.
+        """The files' places.
 
         Args:
-            environ: Environment variables; by default those of this process.
+            environ: Default: this process's.
         """
         folder = home(os.environ if environ is None else environ)
         return TlsFiles(

@@ -1,4 +1,4 @@
-"""Values and the base that the sections of the configuration share."""
+"""Shared values and base of the configuration's sections."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Section(BaseModel):
 
 
 def checked_name(name: str) -> str:
-    """The name itself. Raises ``ValueError`` when it is no plain one. Models' are freer: `serve_app.config.names`."""
+    """Return a plain name. Raises ``ValueError`` for others. Model names are freer: `serve_app.config.names`."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"must be 1 to 63 lower-case letters, digits, '-', '_' or '.',"

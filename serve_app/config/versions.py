@@ -1,4 +1,4 @@
-"""Settings of a model that is served in several versions: which ones, and how requests are spread over them."""
+"""Settings of a model's versions, and the split of requests over them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _as_text(given: Any) -> Any:
-    """A version as a name: YAML reads it as a number."""
+    """A version as a name: YAML reads a number."""
     return str(given) if isinstance(given, int) and not isinstance(given, bool) else given
 
 

@@ -1,4 +1,4 @@
-"""What a model is warmed up with: samples in files, and what the values of an input may be."""
+"""Settings of warm-up inputs: samples in files, and values of inputs."""
 
 from __future__ import annotations
 
@@ -91,17 +91,15 @@ class WarmUpConfig(Section):
         *,
         rows: bool = True,
     ) -> SampleSettings:
-        """Read the samples. Whether they fit the model is checked by `serve_app.backends.samples.make_samples`.
+        """Read the samples. `serve_app.backends.samples.make_samples` checks that they fit the model.
 
         Args:
-            model: The model's name.
-            signature: Its tensors.
-            decode: Decodes the samples that are requests.
-            environ: Environment variables; by default those of this process.
-            rows: Whether a first dimension that may vary is the rows of a batch.
+            decode: Decodes samples in the form of requests.
+            environ: Default: this process's.
+            rows: Whether a variable first dimension is the rows of a batch.
 
         Raises:
-            ConfigError: One line per file that cannot be read.
+            ConfigError: One line per unreadable file.
         """
         files: list[SampleFile] = []
         problems: list[str] = []
@@ -135,16 +133,14 @@ class WarmUpConfig(Section):
 
 
 def _raw(content: bytes, spec: TensorSpec, given: tuple[int, ...] | None, *, rows: bool) -> npt.NDArray[Any]:
-    """The values of an input in a file.
+    """An input's values in a raw file.
 
     Args:
-        content: The file.
-        spec: The input.
         given: Its shape without rows; ``None`` for the model's.
-        rows: Whether a first dimension that may vary is the rows of a batch.
+        rows: Whether a variable first dimension is the rows of a batch.
 
     Raises:
-        ConfigError: These are not values of whole rows.
+        ConfigError: The content is not values of whole rows.
     """
     leads = rows and bool(spec.shape) and spec.shape[0] < 0
     inner = given if given is not None else spec.shape[1:] if leads else spec.shape
@@ -163,7 +159,7 @@ def _raw(content: bytes, spec: TensorSpec, given: tuple[int, ...] | None, *, row
 
 
 def _texts(content: bytes) -> npt.NDArray[Any]:
-    """Texts, each behind its length in 4 bytes. Raises `ConfigError` where one ends too early or is none."""
+    """Texts, each after its 4-byte length. Raises `ConfigError` if truncated or no text."""
     texts: list[str] = []
     at = 0
     while at < len(content):

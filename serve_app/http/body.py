@@ -1,4 +1,4 @@
-"""Reads request bodies within limits: per request, and over all requests of the process."""
+"""Reads request bodies within limits, per request and per process."""
 
 from __future__ import annotations
 
@@ -45,39 +45,37 @@ Allocate = Callable[[int, int], memoryview]
 
 
 def allocate(nbytes: int, aligned_at: int) -> memoryview:
-    """Memory of this process, fresh: its pages are touched only when something is written to them."""
+    """Fresh memory of this process, whose pages are touched only by writes."""
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -(block.ctypes.data + aligned_at) % ALIGNMENT
     return block.data[start : start + nbytes]
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its request was complete; nobody is left to answer."""
+    """The client closed the connection before its request was complete; no answer is possible."""
 
 
 class BodyTooSlow(DeadlineExceeded):
-    """The deadline passed before the whole body had arrived. The rest of it is not read: the connection must end."""
+    """The body was incomplete at its deadline. The rest is not read: the connection must end."""
 
 
 class BodyReader:
-    """Reads and expands request bodies, and runs long decodes outside the event loop.
+    """Reads and decompresses request bodies, and runs long conversions in threads.
 
-    Bodies larger than ``offload_above`` are counted from their first byte until `release`; when together they would
-    exceed ``max_held_bytes``, new ones are refused with `QueueFull`. Small bodies are never refused here: the number
-    of open requests bounds them, and urgent requests are mostly small.
+    Bodies above ``offload_above`` count from their first byte until `release`; new ones that would exceed
+    ``max_held_bytes`` in total are refused with `QueueFull`. Small bodies are never refused here: the number of open
+    requests bounds them, and urgent requests are mostly small.
 
     Args:
         max_body: Most bytes of one body, before and after decompression.
-        max_held_bytes: Most bytes of large bodies that are being read or decoded at once.
-        offload_above: Largest body that is decoded in the event loop.
-        decode_threads: Most decodes that run outside the event loop at once.
-        pause_timeout_s: How long a body may pause, and how long it may take in all beyond 1 s for every 64 KiB that
-            have arrived. No proxy in front ends a request that stopped half way, and the bytes that it holds would be
-            lost to all others.
-        allocate: Gives the memory for bodies that are read in place.
-        in_place_bytes: Most bytes that bodies may have declared and ``allocate`` given while they still arrive.
-            Beyond that they get memory of this process, which is taken up only as they come: otherwise a few heads of
-            requests would hold all that ``allocate`` has.
+        max_held_bytes: Most bytes of large bodies read or decoded at once.
+        offload_above: Largest body decoded in the event loop.
+        decode_threads: Most concurrent decodes in threads.
+        pause_timeout_s: Longest pause in a body, and longest arrival beyond 1 s for each 64 KiB received. No proxy in
+            front ends a stalled request, whose bytes would be lost to all others.
+        allocate: Allocates memory for bodies read in place.
+        in_place_bytes: Most declared bytes of arriving bodies in ``allocate``'s memory. More get memory of this
+            process, used only as they arrive: otherwise a few request heads would occupy all of ``allocate``'s.
     """
 
     def __init__(
@@ -104,18 +102,17 @@ class BodyReader:
 
     @property
     def held(self) -> int:
-        """Bytes of large bodies that are held now."""
+        """Bytes of large bodies held now."""
         return self._held
 
     def is_large(self, nbytes: int) -> bool:
-        """Whether decoding (or encoding) this many bytes should leave the event loop."""
+        """Whether converting this many bytes should leave the event loop."""
         return nbytes > self.offload_above
 
     async def offload(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Run a long conversion in a thread; a bounded number of them at once.
+        """Run a long conversion in a thread; concurrency is bounded.
 
-        No thread can be stopped: who is cancelled while it runs waits for its end, and gives back only then what it
-        holds for it.
+        A thread cannot be stopped: a cancelled caller waits for its end, and only then releases what it holds.
         """
         running = self._threads.submit(copy_context().run, functools.partial(function, *args, **kwargs))
         ended = asyncio.wrap_future(running)
@@ -132,11 +129,11 @@ class BodyReader:
             del running, ended
 
     def declared_size(self, headers: Mapping[bytes, bytes]) -> int | None:
-        """The Content-Length, or ``None`` for a chunked body.
+        """The Content-Length; ``None`` for a chunked body.
 
         Raises:
-            InvalidRequest: It is not a number.
-            PayloadTooLarge: It is over the limit; nothing has been read.
+            InvalidRequest: It is no number.
+            PayloadTooLarge: It exceeds the limit; nothing has been read.
         """
         declared = headers.get(b"content-length")
         if declared is None:
@@ -149,22 +146,20 @@ class BodyReader:
         return int(declared)
 
     async def read(self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float) -> bytes:
-        """Read the whole body; undo its Content-Encoding, and leave out a byte-order mark before JSON.
+        """Read the whole body, undo its Content-Encoding, and drop a byte-order mark before JSON.
 
-        Pair with `release`, of the length returned.
+        Pair with `release` of the returned length.
 
         Args:
-            receive: Of the ASGI call.
             headers: By lower-case name.
-            limit_s: Seconds until the deadline: the body must have arrived by then, whatever the patience.
+            limit_s: Seconds until the deadline for the whole body, even if the patience is longer.
 
         Raises:
-            BodyTooSlow: It did not arrive in time.
-            PayloadTooLarge: More bytes than ``max_body``, as sent or expanded.
-            UnsupportedMedia: An encoding that is not served here.
-            InvalidRequest: It cannot be expanded.
+            PayloadTooLarge: It exceeds ``max_body``, as sent or decompressed.
+            UnsupportedMedia: Its encoding is not supported.
+            InvalidRequest: It cannot be decompressed.
             QueueFull: Too many large bodies are being read.
-            ClientGone: The client went away.
+            ClientGone: The client disconnected.
         """
         self.declared_size(headers)
         # The first step of the call is taken at once: what needs no waiting needs no timer, and most bodies need none.
@@ -198,17 +193,11 @@ class BodyReader:
     async def read_in_place(
         self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float, aligned_at: int
     ) -> bytes | memoryview:
-        """As `read`, but where the server can, the body is read straight into memory that is aligned for its content.
+        """`read`, but if possible straight into memory aligned for its content. Raises what `read` raises.
 
         Args:
-            receive: Of the ASGI call. A ``receive`` of `serve_app.http.exchange` can do it, for plain bodies.
-            headers: By lower-case name.
-            limit_s: As for `read`.
-            aligned_at: The byte of the body that shall be aligned to 64 bytes.
-
-        Raises:
-            ServeAppError: As `read`.
-            ClientGone: As `read`.
+            receive: Of the ASGI call. `serve_app.http.exchange`'s supports it, for plain bodies.
+            aligned_at: The body's byte to align to 64 bytes.
         """
         into = getattr(receive, "into", None)
         size = self.declared_size(headers)
@@ -241,7 +230,7 @@ class BodyReader:
 
     @contextlib.contextmanager
     def _memory(self, nbytes: int, aligned_at: int) -> Iterator[memoryview]:
-        """Memory for a body, which arrives while this is entered."""
+        """Memory for a body that arrives inside the context."""
         if self._promised + nbytes > self._in_place:
             yield allocate(nbytes, aligned_at)
             return
@@ -262,7 +251,7 @@ class BodyReader:
             raise _too_slow() from None
 
     async def _collect(self, arriving: _Arriving, receive: Receive, limit_s: float, timer: asyncio.Timeout) -> bytes:
-        """Read from the first message to the last, and give the timer more time for what has come."""
+        """Read all messages, extending the timer for each."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         message = arriving.message or await arriving
@@ -289,20 +278,19 @@ class BodyReader:
         raise ClientGone
 
     def hold(self, nbytes: int, parsed: int = 0) -> None:
-        """Count a body that arrived whole by other means, until `release` of both numbers together.
+        """Count a body that arrived by other means, until `release` of both numbers' sum.
 
         Args:
-            nbytes: Its bytes.
-            parsed: Those that it takes beside them until it is decoded.
+            parsed: Further bytes until it is decoded.
 
         Raises:
-            PayloadTooLarge: It is over the limit.
+            PayloadTooLarge: It exceeds the limit.
             QueueFull: Too many large bodies are being decoded.
         """
         self._grow(0, nbytes, parsed)
 
     def release(self, nbytes: int) -> None:
-        """Stop counting a body of this size; it has been decoded and handed on, or dropped."""
+        """Stop counting a body of this size, after it is decoded or dropped."""
         if nbytes > self.offload_above:
             self._held -= nbytes
 
@@ -318,12 +306,12 @@ class BodyReader:
         self._held += added
 
     def expand(self, body: bytes, encoding: bytes) -> bytes:
-        """Undo a Content-Encoding of ``gzip``, of one member or several, or ``deflate``.
+        """Undo a Content-Encoding of ``gzip``, with one or several members, or ``deflate``.
 
         Raises:
-            UnsupportedMedia: Another encoding.
-            PayloadTooLarge: It expands to more than ``max_body``.
-            InvalidRequest: It is damaged, cut off, or has bytes after its end.
+            UnsupportedMedia: The encoding is not supported.
+            PayloadTooLarge: It decompresses to more than ``max_body``.
+            InvalidRequest: It is damaged, truncated, or followed by more bytes.
         """
         name = encoding.strip().lower().decode("latin-1")
         name = "gzip" if name == "x-gzip" else name  # RFC 9110, 8.4.1.3
@@ -359,7 +347,7 @@ class BodyReader:
 
 
 def _may_be_json(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the body is JSON by its type, or of a type that says nothing. Lengths within it count the mark."""
+    """Whether the body may be JSON by its type. Lengths within it include the byte-order mark."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     return (not kind or b"json" in kind or b"octet-stream" in kind or b"urlencoded" in kind) and (
         b"inference-header-content-length" not in headers
@@ -371,12 +359,10 @@ def _too_slow() -> BodyTooSlow:
 
 
 class _Arriving:
-    """The rest of a call of an ASGI server's ``receive`` whose first step was taken.
+    """The rest of a ``receive`` call of an ASGI server after its first step.
 
     Args:
-        steps: The call.
-        waiting: What it waits for.
-        message: What it returned without waiting; ``None`` when it waits, and awaiting this goes on from there.
+        message: Its immediate result; ``None``: it waits, and awaiting this continues there.
     """
 
     __slots__ = ("_steps", "_waiting", "message")

@@ -1,8 +1,8 @@
-"""Compresses responses for clients that ask for it.
+"""Compresses responses on request.
 
-Asking is naming one coding: ``Accept-Encoding: gzip`` or ``deflate``, as NVIDIA's client does on request. Lists of
-codings, which HTTP libraries send of their own accord, ask for nothing: compressing takes several times as long as
-making the answer, and pays on slow networks only.
+A request names one coding: ``Accept-Encoding: gzip`` or ``deflate``, as NVIDIA's client does on demand. Lists of
+codings, which HTTP libraries send by default, do not count: compressing takes several times as long as making the
+answer, and pays only on slow networks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _WINDOW_BITS: Final[Mapping[bytes, int]] = MappingProxyType({b"gzip": 15 + 16, b
 
 
 def asked_coding(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """The Content-Encoding that a client asks for, or ``None``.
+    """The requested Content-Encoding, if any.
 
     Args:
-        headers: Of the request, by lower-case name.
+        headers: By lower-case name.
     """
     accepted = headers.get(b"accept-encoding")
     if accepted is None:
@@ -44,12 +44,11 @@ def asked_coding(headers: Mapping[bytes, bytes]) -> bytes | None:
 
 
 async def compress(body: bytes, headers: Headers, coding: bytes, bodies: BodyReader) -> bytes:
-    """Compress a response body where that is worth it, and say so in its headers.
+    """Compress a response body if worthwhile, and set its headers.
 
     Args:
-        body: The whole body.
         headers: Of the response; changed in place.
-        coding: As `asked_coding` says.
+        coding: From `asked_coding`.
         bodies: Runs long conversions in threads.
     """
     if len(body) < _WORTH_IT:

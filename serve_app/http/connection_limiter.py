@@ -1,12 +1,12 @@
-"""Which connections a listener admits, and which it closes to make room for new ones.
+"""Admits connections to a listener, and closes idle ones to make room.
 
-A limit alone would serve whoever came first: a flood of connections that ask nothing would lock everybody else out.
-Here those that ask nothing go first, so that new ones always find room:
+A limit alone would serve the first comers: a flood of idle connections would lock out everything else. So idle ones are
+closed first, and new ones always find room:
 
     1. connections that never had a whole request, the one that has waited longest first
     2. connections that were answered and ask nothing now, the one that has rested longest first
 
-A connection with a request in work, or with an answer that was not taken yet, never goes.
+A connection with a request in progress, or with unread answer bytes, is never closed.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _EXPLAINED_REFUSALS: Final = 256
 
 
 class EvictableConnection(Protocol):
-    """What the limiter asks of a connection."""
+    """The limiter's view of a connection."""
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """Whether it was ever answered, and since when it asks nothing; ``None`` where it must stay."""
+        """Whether it was ever answered, and since when it is idle; ``None``: it must stay."""
 
     def close(self) -> None:
-        """End it."""
+        """Close it."""
 
 
 class ConnectionLimiter:
-    """Counts the connections of a listener, and bounds them.
+    """Counts and bounds a listener's connections.
 
     Args:
-        most: Most of them.
-        most_per_client: Most of one address; ``None`` for no limit, as behind a proxy, which is one address.
+        most: Most connections.
+        most_per_client: Most per address; ``None`` for no limit, as behind a proxy, which is one address.
 
     Attributes:
-        open: Those that are open, in the order in which they came.
-        evicted: How many had to make room, ever.
-        refused: How many were refused, ever.
+        open: Open connections, oldest first.
+        evicted: Total evictions.
+        refused: Total refusals.
     """
 
     def __init__(self, most: int, most_per_client: int | None = None) -> None:
@@ -58,12 +58,11 @@ class ConnectionLimiter:
         """Admit or refuse a connection; `leave` must follow in either case.
 
         Args:
-            connection: The new one.
-            client: The address that it comes from.
+            client: Its address.
             now: Seconds.
 
         Returns:
-            Why it must go; ``None`` where it may stay.
+            The reason of a refusal, if refused.
         """
         self.open[connection] = None
         reason = None
@@ -77,7 +76,7 @@ class ConnectionLimiter:
         return reason
 
     def leave(self, connection: EvictableConnection, client: str) -> None:
-        """Note that a connection has ended."""
+        """Record the end of a connection."""
         if connection not in self.open:
             return
         del self.open[connection]
@@ -89,7 +88,7 @@ class ConnectionLimiter:
 
     @property
     def over_hard_limit(self) -> bool:
-        """Whether so many come that those which are refused are not even told why."""
+        """Whether connections are too many even for refusals with a reason."""
         return self._staying > self._most + _EXPLAINED_REFUSALS
 
     @property

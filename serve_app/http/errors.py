@@ -1,8 +1,8 @@
-"""The one table from error codes to statuses, and how errors look on the wire.
+"""Maps error codes to statuses, and renders errors.
 
-An error body is ``{"error": "<what is wrong and what to do>", "code": "<stable_code>"}``; an API whose clients expect
-another shape has its own function beside `render`, with the same message and code. What is no `ServeAppError` is a bug:
-it is logged with its traceback and the client gets a request id to quote, nothing else.
+An error body is ``{"error": "<problem and remedy>", "code": "<stable_code>"}``; an API with another format has its own
+function beside `render`, with the same message and code. Anything but a `ServeAppError` is a bug: it is logged with its
+traceback, and the client gets only a request id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Status(NamedTuple):
-    """What one error code becomes: the HTTP status, and the name of the gRPC status."""
+    """The HTTP status and gRPC status name of an error code."""
 
     http: int
     grpc: str
@@ -60,13 +60,13 @@ _MAX_RETRY_AFTER_S: Final = 3600.0
 
 
 class RouteNotFound(ServeAppError):
-    """Nothing is served at this path."""
+    """No route matches this path."""
 
     code = "not_found"
 
 
 def code_of(error: Exception) -> str:
-    """The code that a client sees: what is missing in the table, and what is no error of ours, is ``internal``."""
+    """The code for clients: ``internal`` for unlisted codes and foreign errors."""
     return error.code if isinstance(error, ServeAppError) and error.code in STATUSES else ServeAppError.code
 
 
@@ -76,9 +76,9 @@ def status_of(error: ServeAppError) -> Status:
 
 
 def retry_after(error: ServeAppError) -> int | None:
-    """Whole seconds, at least 1, for the Retry-After header; ``None`` where the header has no place.
+    """Whole seconds, at least 1, for the Retry-After header, if it applies.
 
-    429 and 503 always carry it: a client that gets no hint retries at once, and that is how overload persists.
+    429 and 503 always have it: without a hint clients retry at once, and overload persists.
     """
     seconds = error.retry_after_s
     if seconds is None:
@@ -89,19 +89,18 @@ def retry_after(error: ServeAppError) -> int | None:
 
 
 def internal_error(error: BaseException, request_id: str, what: str) -> ServeAppError:
-    """Log a bug with its traceback and make the error that the client may see.
+    """Log a bug with its traceback, and make the client's error.
 
     Args:
-        error: The exception that nobody expected.
         request_id: Joins the client's report to the log line.
-        what: The call that failed, for the log only.
+        what: The failed call, for the log only.
     """
     _log.error("request %s: %r failed", request_id, what, exc_info=error)
     return ServeAppError(f"internal error (request id {request_id})")
 
 
 class Rendered(NamedTuple):
-    """A whole HTTP response."""
+    """A complete HTTP response."""
 
     status: int
     headers: Headers
@@ -109,12 +108,12 @@ class Rendered(NamedTuple):
 
 
 def message_of(error: ServeAppError) -> str:
-    """Its message as it may be written. Lone surrogates can reach one through a path; they have no UTF-8 form."""
+    """Its message, fit for encoding: a path can contain lone surrogates, which have no UTF-8 form."""
     return error.message.encode("utf-8", "replace").decode()
 
 
 def render(error: ServeAppError) -> Rendered:
-    """The HTTP response for an error, in our own shape."""
+    """The HTTP response for an error, in the server's own format."""
     return rendered(error, {"error": message_of(error), "code": code_of(error)})
 
 
@@ -123,11 +122,10 @@ ErrorsOf: TypeAlias = Callable[[str], Callable[[ServeAppError], Rendered]]
 
 
 def rendered(error: ServeAppError, content: Mapping[str, object]) -> Rendered:
-    """The HTTP response for an error.
+    """The HTTP response for an error, in an API's format.
 
     Args:
-        error: What happened.
-        content: What an API's clients expect of it: JSON.
+        content: The body's JSON.
     """
     status, body = status_of(error).http, orjson.dumps(content)
     headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]

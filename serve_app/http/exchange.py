@@ -1,4 +1,4 @@
-"""One request and its response, between a connection (`serve_app.http.http1`) and the ASGI application."""
+"""One request and response, between a connection (`serve_app.http.http1`) and the ASGI application."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GONE: Final[Message] = {"type": "http.disconnect"}
 
 
 class Response(IntEnum):
-    """How far a response is."""
+    """Progress of a response."""
 
     AWAITED = 0
     """The application has said nothing yet."""
@@ -71,7 +71,7 @@ _UNSENT: Final = frozenset({Response.AWAITED, Response.HEADED})
 
 
 class _Framing(IntEnum):
-    """What tells the client where the body ends."""
+    """How the body's end is framed."""
 
     LENGTH = 0
     CHUNKED = 1
@@ -80,37 +80,37 @@ class _Framing(IntEnum):
 
 
 class Wire(Protocol):
-    """What an exchange asks of its connection."""
+    """An exchange's view of its connection."""
 
     def write(self, head: bytes, body: bytes = b"") -> None:
         """Send bytes."""
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough of what was sent."""
+        """Wait until the client has read enough."""
 
     def steer(self) -> None:
-        """Look again whether bytes are wanted."""
+        """Check again whether to read."""
 
     def read_into(self, target: memoryview | None) -> None:
-        """Read the rest of the current body into memory of the application; ``None`` ends that early."""
+        """Read the rest of the current body into the application's memory; ``None`` ends that early."""
 
     def answered(self) -> None:
-        """The current response is complete."""
+        """End the current response."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Have the application answer."""
+        """Start the application."""
 
     def turn_down(self, exchange: Exchange) -> None:
         """Answer that the server is busy."""
 
     def left(self, exchange: Exchange) -> None:
-        """The application has returned."""
+        """Record that the application has returned."""
 
     def abort(self) -> None:
-        """Cut the connection: what was sent cannot be completed."""
+        """Cut the connection: the response cannot be completed."""
 
     def date(self) -> bytes:
-        """The line of the header Date."""
+        """The Date header's line."""
 
     @property
     def draining(self) -> bool:
@@ -122,7 +122,7 @@ AWAITED_SINCE: Final = "serve_app.awaited_since"
 
 
 def head_of(status: int, date_line: bytes, headers: Headers) -> bytes:
-    """The head of a response of HTTP/1.1 whose headers tell its length, and after which the connection stays open."""
+    """The head of an HTTP/1.1 response with declared length on a persistent connection."""
     lines = b"".join(b"%b: %b\r\n" % field for field in headers)
     return b"%b%b%b\r\n" % (_STATUS_LINES[status], date_line, lines)
 
@@ -131,18 +131,16 @@ class Exchange:
     """One request and its response. Calling it is ASGI's ``receive``, `send` is ASGI's ``send``.
 
     Args:
-        wire: The connection.
         scope: Of the ASGI call.
-        length: Declared bytes of the body; ``None`` for a chunked one.
-        keep_alive: Whether the client would use the connection again.
+        length: Declared bytes of the body; ``None`` if chunked.
+        keep_alive: Whether the client accepts a persistent connection.
 
     Attributes:
-        arrives: Whether the connection counts it among those whose body arrives while they are in work.
-        expects: Whether the client waits for ``100 Continue`` before it sends the body.
+        arrives: Whether the connection counts it as in progress with an arriving body.
+        expects: Whether the client waits for ``100 Continue``.
         body_complete: Whether the whole body has arrived.
-        response: How far the response is.
-        keep_alive: Whether the connection can be used again after the response.
-        waits: Whether it waits to be begun.
+        keep_alive: Whether the connection persists after the response.
+        waits: Whether it waits for its turn.
     """
 
     __slots__ = (
@@ -191,11 +189,11 @@ class Exchange:
     # --- What the connection tells ---
 
     def begin(self) -> None:
-        """Its turn has come."""
+        """Start in its turn."""
         self._wire.begin(self)
 
     def turn_down(self) -> None:
-        """It will not be begun."""
+        """Refuse to start."""
         self._wire.turn_down(self)
 
     def feed(self, chunk: bytes) -> None:
@@ -205,7 +203,7 @@ class Exchange:
             self._wake()
 
     def arrived(self, nbytes: int) -> bool:
-        """Note bytes that were read straight into the application's buffer. False when it wants no more of them."""
+        """Record bytes read straight into the application's buffer. False: it wants no more."""
         self._received += nbytes
         assert self._progress is not None
         try:
@@ -217,13 +215,13 @@ class Exchange:
         return True
 
     def finish(self) -> None:
-        """Note the end of the body."""
+        """Record the end of the body."""
         self.body_complete = True
         if self._waiter is not None:
             self._wake()
 
     def lost(self) -> None:
-        """Note that the client is gone: end what is done for it."""
+        """Record the client's disconnection and cancel the work."""
         self.response = _AFTER[self.response, _Event.LOST]
         self.waits = False
         if self.response is Response.CUT:
@@ -231,7 +229,7 @@ class Exchange:
         self._wake()
 
     def break_off(self, reply: Rendered) -> None:
-        """End the work on a request whose body turned out to be malformed, and answer it where nothing was sent yet."""
+        """Cancel a request with a malformed body, and answer it if nothing was sent yet."""
         self._cancel()
         if self.response in _UNSENT:
             self.reply(reply)
@@ -251,12 +249,12 @@ class Exchange:
 
     @property
     def ready(self) -> bool:
-        """Whether the application can start: small bodies are read before, which spares it the waiting."""
+        """Whether the application can start: small bodies are read first, to spare it the wait."""
         return self.body_complete or self.expects or self.length is None or self.length > LARGE
 
     @property
     def wants_more(self) -> bool:
-        """Whether more of the body should be read now: small bodies always, others while somebody waits."""
+        """Whether to read more of the body: always for small ones, on demand for others."""
         return self._waiter is not None or (self.length is not None and self.length <= LARGE)
 
     def _wake(self) -> None:
@@ -279,7 +277,7 @@ class Exchange:
     # --- What the application calls ---
 
     async def run(self, app: ASGIApp) -> None:
-        """Let the application answer. Never leaves a client without an answer or an end."""
+        """Run the application, and always answer or close."""
         self._begun = True
         try:
             await app(self.scope, self, self.send)
@@ -312,14 +310,14 @@ class Exchange:
         return _GONE
 
     async def into(self, buffer: memoryview, progress: Callable[[int], None]) -> None:
-        """Read the whole body into memory of the caller, without a copy in between. Instead of ``receive``.
+        """Read the whole body into the caller's memory without a copy, instead of ``receive``.
 
         Args:
-            buffer: As long as the declared body. Bytes may be written to it until this returns or raises.
-            progress: Called with the number of bytes that have arrived, whenever there are more. May raise.
+            buffer: As long as the declared body. Written to until this returns or raises.
+            progress: Called with the number of bytes so far, at each increase. May raise.
 
         Raises:
-            ClientGone: The client went away.
+            ClientGone: The client disconnected.
         """
         assert self.length == len(buffer)
         if self.expects:
@@ -372,7 +370,7 @@ class Exchange:
         self._begin(reply.status, reply.headers, reply.body, more=False)
 
     def _begin(self, status: int, headers: Headers, body: bytes, *, more: bool) -> None:
-        """Send the head with the first of the body, and the whole response in one piece where that is all of it."""
+        """Send the head with the first of the body; a complete response in one piece."""
         parts = [_STATUS_LINES[status], self._wire.date()]
         length: int | None = None
         framing = _Framing.LENGTH

@@ -1,6 +1,6 @@
-"""The head of an HTTP/1.1 request: what the parser lets pass and this server does not, and what applications get of it.
+"""The head of an HTTP/1.1 request: further checks after the parser, and the ASGI scope.
 
-Its grammar is the parser's. Here is nothing of connections: bytes and values in, values out.
+The parser checks the grammar. This module knows no connections: bytes and values in, values out.
 """
 
 from __future__ import annotations
@@ -33,14 +33,10 @@ _HOP_BY_HOP: Final = frozenset({b"upgrade", b"http2-settings", b"connection"})
 
 
 def refusal(method: str, url: bytes, version: str, headers: Headers, fields: dict[bytes, bytes]) -> Rendered | None:
-    """The answer to a head that the parser lets pass and this server does not; ``None`` where nothing is wrong.
+    """The answer to a head that the parser accepts but this server refuses, if so.
 
     Args:
-        method: Of the request.
-        url: Its target.
-        version: Of HTTP.
-        headers: All of them.
-        fields: The last one of each name.
+        fields: The last value of each name.
     """
     whole = version == "1.1" and b"host" in fields
     if whole and len(fields) == len(headers) <= MAX_FIELDS and url.isascii() and method != "CONNECT":
@@ -63,13 +59,13 @@ def refusal(method: str, url: bytes, version: str, headers: Headers, fields: dic
 
 
 def too_long() -> Rendered:
-    """The answer to a head that exceeds the limits."""
+    """The answer to a head beyond the limits."""
     reply = render(InvalidRequest(f"the head of a request may have {MAX_HEAD} bytes and {MAX_FIELDS} headers"))
     return reply._replace(status=431)
 
 
 def without_upgrade(method: bytes, url: bytes, version: str, headers: Headers) -> bytes:
-    """The same head without the offer of another protocol."""
+    """The head without the offer of another protocol."""
     lines = [b"%b: %b" % field for field in headers if field[0] not in _HOP_BY_HOP]
     if any(name == b"connection" and b"close" in value.lower() for name, value in headers):
         lines.append(b"connection: close")
@@ -86,16 +82,11 @@ def scope_of(
     client: Address | None,
     scheme: str,
 ) -> Scope:
-    """What ASGI applications are told of a request.
+    """The ASGI scope of a request.
 
     Args:
-        method: Of the request.
-        url: Its target: a path with or without a query, the form for proxies, or ``*``. ASCII.
-        version: Of HTTP.
-        headers: All of them.
-        server: Where it came in.
-        client: Where it came from.
-        scheme: ``https`` where it came by TLS.
+        url: A path with or without a query, the form for proxies, or ``*``. ASCII.
+        scheme: ``https`` for TLS.
     """
     raw_path, _, query = url.partition(b"?")
     if not raw_path.startswith(b"/"):  # the form for proxies, or `*`
@@ -119,13 +110,13 @@ def scope_of(
 
 @dataclass(slots=True)
 class KnownHead:
-    """A head that came before, byte for byte, of a request that was complete with its body.
+    """A repeated head, byte for byte, of a request with a complete body.
 
     Attributes:
-        scope: What applications are told of it, less the addresses of the connection.
+        scope: The ASGI scope without the connection's addresses.
         length: Bytes of its body.
-        urgency: Of such a request, when it was last looked at.
-        urgency_until: When it is to be looked at again, seconds.
+        urgency: Of such a request, when last computed.
+        urgency_until: Time to compute it again, seconds.
     """
 
     scope: Scope
@@ -135,17 +126,17 @@ class KnownHead:
 
 
 def end_of(data: bytes) -> int:
-    """Where the head ends with which this begins; less than 4 where it does not, or is longer than heads that are kept.
+    """The end of the head at the start of these bytes; less than 4 if it is incomplete or too long to keep.
 
-    An empty line before the request would be a part of the head here, and of nothing to the parser.
+    A leading empty line would count as part of the head, but not for the parser.
     """
     return data.find(b"\r\n\r\n", 0, _LONGEST_KNOWN) + 4
 
 
 class KnownHeads:
-    """The heads that came lately. Most clients send the same head with every request, and it need not be parsed again.
+    """Recent heads. Most clients repeat the same head, which then need not be parsed.
 
-    A head is taken from here where a message begins, and only as a whole: the parser would read the same from it.
+    Only whole heads at the start of a message match: the parser would give the same result.
     """
 
     _MOST: Final = 512
@@ -154,21 +145,19 @@ class KnownHeads:
         self._heads: dict[bytes, KnownHead] = {}
 
     def of(self, data: bytes) -> tuple[KnownHead, int] | None:
-        """The head of a whole request, and where its body begins; ``None`` where it is not known.
+        """Find the head of a whole request, and the start of its body.
 
         Args:
-            data: What arrived. It is one request with its body, or unknown.
+            data: Received bytes: one complete request, or unknown.
         """
         end = data.find(b"\r\n\r\n", 0, _LONGEST_KNOWN) + 4  # `end_of`, without a call for each request
         known = self._heads.get(data[:end])
         return (known, end) if known is not None and end + known.length == len(data) else None
 
     def learn(self, data: bytes, scope: Scope, length: int) -> None:
-        """Keep the head of a whole request that the parser has read.
+        """Keep the parsed head of a whole request.
 
         Args:
-            data: All of it.
-            scope: What the parser read.
             length: Bytes of its body.
         """
         if len(self._heads) >= self._MOST:

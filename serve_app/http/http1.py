@@ -1,13 +1,13 @@
-"""HTTP/1.1 on one connection: bytes to exchanges and back. The grammar is `httptools`' (llhttp, in its strict mode).
+"""HTTP/1.1 on one connection: bytes to exchanges and back. `httptools` (llhttp, strict) parses the grammar.
 
-Why not uvicorn: it copies a large body several times on its way into one object, lets an application work on for
-clients that have left, and takes twice the CPU time per small request. Here bodies go from the socket to where the
-application wants them, and a client that leaves cancels its request.
+Why not uvicorn: it copies a large body several times, lets an application continue for disconnected clients, and takes
+twice the CPU time per small request. Here bodies go from the socket straight to the application's memory, and a
+disconnection cancels the request.
 
-What a connection does with what arrives is `Input`, and `_AFTER` says how that changes.
+`Input` is a connection's input state, and `_AFTER` its transitions.
 
-What reading and answering share is most of a connection's state, so both are in this file. What a head must be and
-becomes is in `head`, a request and its response in `exchange`.
+Reading and answering share most of a connection's state, so both are in this file. Heads are in `head`, a request with
+its response in `exchange`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _URGENT_FOR_S: Final = 10.0
 
 
 class Input(IntEnum):
-    """What a connection does with the bytes that arrive."""
+    """How a connection treats arriving bytes."""
 
     PARSING = 0
     """They go into memory that all connections share, and from there through the parser."""
@@ -87,20 +87,19 @@ _AFTER: Final[Mapping[tuple[Input, _Event], Input]] = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one listener allows.
+    """The limits of one listener.
 
     Attributes:
-        connections: Most open connections. Those that ask nothing make room for more; where there are none, more are
-            answered with 503 and closed.
-        connections_per_client: Most open connections of one address; ``None`` for no limit.
-        requests: Most requests in work; more are refused with 429. Half of them at most may have large bodies that
-            still arrive, so that clients who send slowly leave room for the others.
-        head_s: How long a TLS handshake, and the head of a request, may take to arrive, seconds.
-        body_s: How long a body of 64 KiB or less may take to arrive, seconds.
-        idle_s: How long a connection may stay open without a request, seconds.
-        stall_s: How long a client may take no byte of what was sent to it, and how far it may fall behind 64 KiB/s,
-            seconds.
-        linger_s: How long a client that is still sending gets to read its last answer, seconds.
+        connections: Most open connections. Idle ones make room for more; without idle ones, more get 503 and are
+            closed.
+        connections_per_client: Most open connections per address, if limited.
+        requests: Most requests in progress; more get 429. At most half may have large bodies still arriving, so that
+            slow senders leave room for others.
+        head_s: Longest TLS handshake, and longest arrival of a head, seconds.
+        body_s: Longest arrival of a body up to 64 KiB, seconds.
+        idle_s: Longest connection without a request, seconds.
+        stall_s: How long a client may read nothing, and how far it may fall behind 64 KiB/s, seconds.
+        linger_s: How long a still sending client may take to read its last answer, seconds.
     """
 
     connections: int = 8192
@@ -115,24 +114,20 @@ class Limits:
 
 @dataclass(slots=True)
 class ListenerState:
-    """What all connections of one listener share.
+    """Shared state of a listener's connections.
 
     Attributes:
-        app: Answers requests.
-        limits: What is allowed.
-        loop: Runs all of it.
-        turns: Say when requests are begun.
-        connections: All that are open.
-        limiter: Which of them may stay.
-        requests: Requests in work.
-        arriving: Those of them whose body was not complete when they began, and still is not.
+        turns: Schedules requests.
+        limiter: Admits them.
+        requests: Requests in progress.
+        arriving: Those that began before their body was complete, which still arrives.
         draining: Whether connections end after their current response.
-        on_lost: Called after a connection has ended.
-        errors_of: The shape of errors at a path.
-        heads: Heads of requests that came lately.
-        scratch: Where bytes arrive; used up before the next connection reads.
-        date_line: The line of the header Date.
-        date_until: When it is to be made again, seconds.
+        on_lost: Called after the end of a connection.
+        errors_of: The error format at a path.
+        heads: Recent heads of requests.
+        scratch: Receive buffer; consumed before the next connection reads.
+        date_line: The Date header's line.
+        date_until: Time to renew it, seconds.
     """
 
     app: ASGIApp
@@ -157,7 +152,7 @@ class ListenerState:
         self.limiter = ConnectionLimiter(self.limits.connections, self.limits.connections_per_client)
 
     def busy(self, path: str) -> Rendered:
-        """The answer to a request at this path that is not begun: made once."""
+        """The cached answer to a refused request at this path."""
         reply = self._busy.get(path)
         if reply is None:
             if len(self._busy) >= _MOST_PATHS:
@@ -166,7 +161,7 @@ class ListenerState:
         return reply
 
     def busy_bytes(self, path: str) -> bytes:
-        """The same for a connection of HTTP/1.1 that stays open, ready to be sent."""
+        """The same as bytes, for a persistent HTTP/1.1 connection."""
         if self.loop.time() >= self.date_until:
             self.renew_date()
         whole = self._busy_bytes.get(path)
@@ -176,7 +171,7 @@ class ListenerState:
         return whole
 
     def urgency_of(self, head: KnownHead) -> Urgency:
-        """How urgent a request with this head is. What a key allows may change, so it is looked at now and then."""
+        """The urgency of this head. Cached briefly, since a key's rights may change."""
         now = self.loop.time()
         if head.urgency is None or now >= head.urgency_until:
             head.urgency = self.turns.urgency_of(head.scope["method"], head.scope["path"], dict(head.scope["headers"]))
@@ -184,7 +179,7 @@ class ListenerState:
         return head.urgency
 
     def renew_date(self) -> bytes:
-        """Make the line of the header Date, which holds for a second."""
+        """Make the Date header's line, valid for a second."""
         self.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
         self.date_until = self.loop.time() + 1.0
         self._busy_bytes.clear()
@@ -192,11 +187,11 @@ class ListenerState:
 
 
 class _Held:
-    """A whole request with a known head that waits for its turn, raw.
+    """A whole request with a known head that waits for its turn, unparsed.
 
     Attributes:
-        since: When it arrived, seconds.
-        exchange: The same request, from when more arrives behind it; ``None`` until then.
+        since: Time of arrival, seconds.
+        exchange: Its exchange, created when more bytes arrive; ``None`` until then.
     """
 
     __slots__ = ("body", "connection", "exchange", "head", "since", "waits")
@@ -210,7 +205,7 @@ class _Held:
         self.exchange: Exchange | None = None
 
     def begin(self) -> None:
-        """Its turn has come."""
+        """Start in its turn."""
         exchange = self.exchange
         if exchange is None:
             self.connection.begin(self.connection.unhold())
@@ -219,7 +214,7 @@ class _Held:
             self.connection.begin(exchange)
 
     def turn_down(self) -> None:
-        """It will not be begun."""
+        """Refuse to start."""
         exchange = self.exchange
         if exchange is None:
             self.connection.turn_down_held(self.head)
@@ -229,11 +224,10 @@ class _Held:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection of a client. Requests are answered in their order, one after the other.
+    """One connection of a client. Requests are answered one after the other, in order.
 
     Args:
-        shared: What it shares with the others.
-        scheme: ``https`` where its transport is one of TLS.
+        scheme: ``https`` over a TLS transport.
     """
 
     def __init__(self, shared: ListenerState, scheme: str = "http") -> None:
@@ -273,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- asyncio's side ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Start the connection."""
         shared = self._shared
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
         self._since = self._loop.time()
@@ -301,11 +295,11 @@ class Connection(asyncio.BufferedProtocol):
         exchange.reply(reply)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where the next bytes go."""
+        """The buffer for the next bytes."""
         return self._shared.scratch if self._target is None else self._target
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes that have arrived."""
+        """Process received bytes."""
         if self._target is not None:
             self._take_direct(self._target, nbytes)
             return
@@ -342,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
             self.steer()
 
     def _take_known(self, head: KnownHead, body: bytes) -> None:
-        """Take a whole request whose head is known."""
+        """Take a whole request with a known head."""
         self._served = True
         turns = self._shared.turns
         since = self._arrival() if self._was_kept_back else None
@@ -369,14 +363,14 @@ class Connection(asyncio.BufferedProtocol):
         self._shared.turns.wait(waiter, nbytes, urgency, since)
 
     def _arrival(self) -> float:
-        """When what is being read arrived, or a little before, seconds."""
+        """A lower bound of the time when the present bytes arrived, seconds."""
         if self._was_kept_back:
             self._was_kept_back = False
             return monotonic() - unread_s(self._transport.get_extra_info("socket"))
         return self._shared.turns.read_since
 
     def unhold(self) -> Exchange:
-        """Make an exchange of the request that is held."""
+        """Make an exchange of the held request."""
         held, self._held = self._held, None
         assert held is not None
         held.exchange = exchange = self._exchange_of(held.head, held.body)
@@ -385,7 +379,7 @@ class Connection(asyncio.BufferedProtocol):
         return exchange
 
     def _learn(self, data: bytes, exchange: Exchange) -> bool:
-        """Know the head again, where these bytes were one whole request. Returns whether they were."""
+        """Keep the head, if these bytes were one whole request. Returns whether they were."""
         method, length = exchange.scope["method"].encode(), exchange.length
         # The parser may hold the first letters of a method from before, and then has read another head than this.
         if length is None or self._queue or not data.startswith(method + b" ") or len(data) != end_of(data) + length:
@@ -395,11 +389,11 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def eof_received(self) -> None:
-        """The client has left. One that only closed its side to await an answer cannot be told apart. Closes."""
+        """Close for a disconnected client. A half-closed connection cannot be distinguished."""
         self._lose()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """End, and end what is done for the client."""
+        """End the connection and its work."""
         self._shared.connections.discard(self)
         self._shared.limiter.leave(self, self._host)
         self._lose()
@@ -418,12 +412,12 @@ class Connection(asyncio.BufferedProtocol):
             current.lost()
 
     def pause_writing(self) -> None:
-        """Hold further parts of responses back: the client takes too little."""
+        """Hold responses back: the client reads too little."""
         if self._drain is None:
             self._drain = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """Go on with what was held back."""
+        """Continue held responses."""
         drain, self._drain = self._drain, None
         if drain is not None:
             drain.set_result(None)
@@ -447,7 +441,7 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(self._refusal or render(InvalidRequest(f"this is not valid HTTP/1.1: {error}")))
 
     def _parse_without_upgrade(self, rest: memoryview) -> None:
-        """Begin again without the offer of another protocol, which is declined: the parser left its body out."""
+        """Parse again without the declined protocol upgrade, since the parser skipped its body."""
         parser = self._parser
         head = without_upgrade(parser.get_method(), self._url, parser.get_http_version(), self._headers)
         self._url, self._headers = b"", []
@@ -457,11 +451,11 @@ class Connection(asyncio.BufferedProtocol):
             self._parse(rest)
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the request's target."""
+        """Receive a part of the request's target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; those after a chunked body are dropped."""
+        """Receive a header; trailers after a chunked body are dropped."""
         if self._arriving is None:
             self._headers.append((name.lower(), value))
 
@@ -495,14 +489,14 @@ class Connection(asyncio.BufferedProtocol):
                 exchange.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body."""
+        """Receive a part of a body."""
         self._unframed = 0
         self._of_body += len(body)
         if self._arriving is not None:
             self._arriving.feed(body)
 
     def on_message_complete(self) -> None:
-        """Note the end of a request."""
+        """End a request."""
         exchange, self._arriving = self._arriving, None
         if exchange is not None:
             self._unframed = 0
@@ -514,12 +508,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._move(_Event.ENDED)
 
     def _last_exchange(self) -> Exchange:
-        """The exchange of an answer to no request that is understood: the connection ends after it."""
+        """The exchange for the final answer to an unintelligible request."""
         scope = scope_of("GET", b"/", "1.1", [], self._server, self._client, self._scheme)
         return Exchange(self, scope, 0, keep_alive=False)
 
     def _refuse(self, reply: Rendered) -> None:
-        """Answer what cannot be understood, after the requests before it, and end."""
+        """Answer an unintelligible request, after those before it, and close."""
         if self._input is Input.DISCARDING:
             return
         self._move(_Event.ENDED)
@@ -542,7 +536,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- Bodies that are read straight into the application's memory ---
 
     def read_into(self, target: memoryview | None) -> None:
-        """Read the rest of the current body into this memory; ``None`` ends that early, and what comes is dropped."""
+        """Read the rest of the current body into this memory; ``None`` ends that early, and the rest is dropped."""
         if target is None:
             if self._input is Input.DIRECT:
                 self._move(_Event.ENDED)
@@ -570,7 +564,7 @@ class Connection(asyncio.BufferedProtocol):
             self._move(_Event.ENDED)
 
     def steer(self) -> None:
-        """Read when bytes are wanted, and only then."""
+        """Read exactly while bytes are wanted."""
         arriving = self._arriving
         # Answers wait here for a client that takes too little: the next request would only add to them.
         full = self._drain is not None and self._current is None
@@ -587,7 +581,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- Exchanges ---
 
     def _enter(self, exchange: Exchange) -> None:
-        """Begin a request now, or when its turn has come. Until then is part of its deadline."""
+        """Start a request now or in its turn. The wait counts towards its deadline."""
         turns, nbytes, scope = self._shared.turns, exchange.length or 0, exchange.scope
         if self._was_kept_back:
             scope.setdefault(AWAITED_SINCE, self._arrival())
@@ -600,7 +594,7 @@ class Connection(asyncio.BufferedProtocol):
             )
 
     def begin(self, exchange: Exchange) -> None:
-        """Have the application answer a request, if there is room for it."""
+        """Start the application for a request, if there is capacity."""
         shared = self._shared
         if shared.requests >= shared.limits.requests:
             full = QueueFull("too many requests in progress; retry later", 1.0)
@@ -617,12 +611,12 @@ class Connection(asyncio.BufferedProtocol):
         exchange.task = self._loop.create_task(exchange.run(shared.app), context=contextvars.Context())
 
     def turn_down(self, exchange: Exchange) -> None:
-        """Answer a request that is not begun."""
+        """Answer that a request is refused."""
         exchange.reply(self._shared.busy(exchange.scope["path"]))
         self._keep_back()
 
     def turn_down_held(self, head: KnownHead) -> None:
-        """Answer the request that is held, which is not begun."""
+        """Answer that the held request is refused."""
         # What is prepared has a body, and leaves the connection open.
         if self._shared.draining or self._leaves or head.scope["method"] == "HEAD":
             self.turn_down(self.unhold())
@@ -635,21 +629,21 @@ class Connection(asyncio.BufferedProtocol):
         self._keep_back()
 
     def _keep_back(self) -> None:
-        """After a refusal: read the next request later, where refusals take too much time."""
+        """After a refusal, delay the next read if refusals take too much time."""
         if not self._kept_back and not self._shared.draining:
             self._kept_back = self._shared.turns.keep_back(self, urgent=self._loop.time() < self._urgent_until)
             if self._kept_back:
                 self.steer()
 
     def read_on(self) -> None:
-        """Read again, after `Turns.keep_back`."""
+        """Resume reading after `Turns.keep_back`."""
         if self._kept_back:
             self._kept_back, self._was_kept_back = False, True
             self._since = self._loop.time()
             self.steer()
 
     def left(self, exchange: Exchange) -> None:
-        """Note that the application has returned. The next request may have begun when it had answered."""
+        """Record that the application has returned. The next request may have started at its answer."""
         self._shared.requests -= 1
         if exchange.arrives:
             self._has_arrived(exchange)
@@ -659,7 +653,7 @@ class Connection(asyncio.BufferedProtocol):
         self._shared.arriving -= 1
 
     def answered(self) -> None:
-        """Go on after a complete response."""
+        """Continue after a complete response."""
         exchange, self._current = self._current, None
         self._since = self._loop.time()
         if exchange is None or self._transport.is_closing():
@@ -685,7 +679,7 @@ class Connection(asyncio.BufferedProtocol):
         self.steer()
 
     def _end(self, *, linger: bool) -> None:
-        """Close. A client that is still sending would lose the answer if its bytes met a closed connection."""
+        """Close gracefully: bytes meeting a closed connection would cost a still sending client its answer."""
         self._queue.clear()
         if not linger:
             self._transport.close()
@@ -704,7 +698,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def write(self, head: bytes, body: bytes = b"") -> None:
-        """Send bytes. Small ones go in one piece, large ones are not copied."""
+        """Send bytes: small ones in one piece, large ones without a copy."""
         self._written += len(head) + len(body)
         if len(body) <= LARGE:
             self._transport.write(head + body if body else head)
@@ -712,33 +706,33 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines((head, body) if head else (body,))
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough of what was sent."""
+        """Wait until the client has read enough."""
         if self._drain is not None:
             await asyncio.shield(self._drain)
 
     def date(self) -> bytes:
-        """The line of the header Date."""
+        """The Date header's line."""
         shared = self._shared
         return shared.date_line if self._loop.time() < shared.date_until else shared.renew_date()
 
     @property
     def draining(self) -> bool:
-        """Whether this connection ends after its current response: the last to a request that was read."""
+        """Whether this connection ends after its current response, to the last request read."""
         return (self._shared.draining or self._leaves) and not self._queue
 
     def leave(self) -> None:
-        """End after the next answer, which says so."""
+        """End after the next answer, which announces it."""
         self._leaves = True
 
     # --- Limits of time ---
 
     @property
     def idle(self) -> bool:
-        """Whether no request is in work or on its way."""
+        """Whether no request is in progress or arriving."""
         return self._current is None and self._held is None and not self._queue and not self._unframed
 
     def idle_since(self) -> tuple[bool, float] | None:
-        """Whether there ever was a whole request, and since when none is in work; ``None`` while one is."""
+        """Whether there ever was a whole request, and since when none is in progress; ``None`` while one is."""
         current = self._current
         if current is not None and (current.task is not None or current.body_complete or current.waits):
             return None
@@ -747,11 +741,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._served, self._since
 
     def close(self) -> None:
-        """End an idle connection."""
+        """Close an idle connection."""
         self._transport.close()
 
     def check(self, now: float) -> None:
-        """End a connection that has overstayed."""
+        """Close an overdue connection."""
         limits = self._shared.limits
         unsent = self._transport.get_write_buffer_size()
         if unsent:
@@ -772,7 +766,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _check_taking(self, taken: int, now: float) -> None:
-        """Cut a client off that leaves its answers here: what it takes earns it time, up to the whole patience."""
+        """Cut a client that does not read: progress earns time, up to the whole patience."""
         latest = now + self._shared.limits.stall_s
         self._cut_at = min(self._cut_at + (taken - self._taken) / SLOWEST, latest) if self._cut_at else latest
         self._taken = taken
@@ -785,7 +779,7 @@ def _address(name: Any) -> Address | None:
 
 
 def unread_s(sock: socket.socket) -> float:
-    """How long the last bytes that arrived at a socket have been there, seconds; 0 where the system does not tell."""
+    """Seconds since the last bytes arrived at a socket; 0 if unknown."""
     if not hasattr(socket, "TCP_INFO"):
         return 0.0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED + 4)

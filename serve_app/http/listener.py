@@ -1,4 +1,4 @@
-"""Listens for HTTP/1.1 by itself: connections, their limits, and an end that loses no request."""
+"""The HTTP/1.1 listener: connections, limits, and a close that loses no request."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ROOM = 64 * 1024  # bytes that are decrypted at once; OpenSSL keeps as many for
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take a port, without listening yet. Several processes of one user can share it, and connections are spread.
+    """Bind a port without listening. Processes of one user can share it; the kernel spreads connections.
 
     Raises:
-        OSError: Somebody has it who does not share it, or the host is none of this machine.
+        OSError: The port is in use without sharing, or the address is not of this machine.
     """
     family, kind, proto, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -46,13 +46,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def within_open_files(connections: int, others: int = 0) -> int:
-    """Have this process open as many files as so many connections need. Says how many there can be.
+    """Raise the limit of open files for this many connections. Returns the possible number.
 
-    At the limit of open files connections wait in the kernel, where nobody chooses who makes room.
+    Beyond that limit connections wait in the kernel, unordered.
 
     Args:
         connections: Of one port.
-        others: Of the process's other ports. Where there are too few files for all, each port gets its part.
+        others: Of other ports. If files are too few, each port gets its proportion.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + others + _OTHER_FILES
@@ -65,15 +65,13 @@ class Listener:
     """Serves an ASGI application on a socket, in the running event loop.
 
     Args:
-        app: Answers requests.
-        sock: A bound socket, as `bind` makes it; closed by `close`.
-        limits: What is allowed.
+        sock: From `bind`; closed by `close`.
         certificates: For TLS; ``None`` for plain HTTP.
-        errors_of: The shape of errors at a path, for requests that are refused before the application sees them.
-        turns: Say when requests are begun; ``None``: those of this listener alone, all alike.
+        errors_of: The error format at a path, for requests refused before the application.
+        turns: Schedules requests; ``None``: of this listener alone, with equal urgency.
 
     Attributes:
-        port: The port, also when it is closed.
+        port: Also valid after closing.
     """
 
     def __init__(
@@ -107,27 +105,27 @@ class Listener:
 
     @property
     def requests(self) -> int:
-        """Requests in work."""
+        """Requests in progress."""
         return self._shared.requests
 
     @property
     def refused(self) -> int:
-        """Connections that were turned away, ever."""
+        """Total refused connections."""
         return self._shared.limiter.refused
 
     @property
     def evicted(self) -> int:
-        """Connections that had to make room for others, ever."""
+        """Total evicted connections."""
         return self._shared.limiter.evicted
 
     def let_go(self, share: float) -> None:
-        """Have a part of the connections, 0 to 1, end after their next answer: their clients connect anew."""
+        """End a part of the connections, 0 to 1, after their next answer, so that clients reconnect."""
         connections = tuple(self._shared.connections)
         for connection in random.sample(connections, int(share * len(connections))):
             connection.leave()
 
     async def start(self) -> None:
-        """Listen. Does nothing when it listens already or was closed."""
+        """Listen. Does nothing if already listening or closed."""
         if self._server is not None or self._closed:
             return
         loop = self._shared.loop
@@ -136,18 +134,18 @@ class Listener:
         if self._closed:  # meanwhile
             self._server.close()
             return
-        self._sweep = loop.call_later(_POLL_INTERVAL_S, self._look)
+        self._sweep = loop.call_later(_POLL_INTERVAL_S, self._check_connections)
 
     async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
-        """Stop without losing a request that a client has sent.
+        """Close without losing a sent request.
 
-        New connections go to others who share the port. Requests in work are answered, and every answer says that the
-        connection ends. Connections without a request get the ``grace_s`` to send one more, as their clients cannot
-        know: one whose request meets a closed connection would see it fail.
+        New connections go to other processes on the port. Requests in progress are answered, and every answer announces
+        the close. Idle connections may send one more request for ``grace_s``, as their clients cannot know: a request
+        that meets a closed connection fails.
 
         Args:
-            limit_s: After so many seconds, connections are cut.
-            grace_s: How long connections without a request stay open, seconds.
+            limit_s: Seconds after which connections are cut.
+            grace_s: Longest wait for idle connections, seconds.
         """
         if self._closed:
             return
@@ -188,7 +186,7 @@ class Listener:
                 await self._shared.loop.connect_accepted_socket(self._connection, accepted)
 
     async def _empty(self, timeout_s: float) -> bool:
-        """Wait until no connection is left. False when some are left after this long."""
+        """Wait until no connection is left. False: some are left after this long."""
         self._emptied.clear()
         if not self._shared.connections:
             return True
@@ -203,8 +201,8 @@ class Listener:
         if not self._shared.connections:
             self._emptied.set()
 
-    def _look(self) -> None:
+    def _check_connections(self) -> None:
         now = self._shared.loop.time()
         for connection in tuple(self._shared.connections):
             connection.check(now)
-        self._sweep = self._shared.loop.call_later(_POLL_INTERVAL_S, self._look)
+        self._sweep = self._shared.loop.call_later(_POLL_INTERVAL_S, self._check_connections)

@@ -1,4 +1,4 @@
-"""The id that joins a client's report to a line in the log."""
+"""Request ids, which join a client's report to the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GIVEN = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class RequestIds:
-    """Gives requests their ids: the client's own where it is usable, otherwise one that nothing else here has."""
+    """Assigns request ids: the client's own if usable, otherwise a unique one."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -20,7 +20,7 @@ class RequestIds:
         """The id of one request.
 
         Args:
-            given: X-Request-Id of the request, where it has one.
+            given: The request's X-Request-Id, if any.
         """
         if given is not None and _GIVEN.fullmatch(given):
             return given

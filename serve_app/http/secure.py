@@ -1,8 +1,8 @@
-"""TLS between a socket and a connection of `serve_app.http.http1`. The cryptography is OpenSSL's (`ssl`).
+"""TLS between a socket and a connection of `serve_app.http.http1`. OpenSSL (`ssl`) does the cryptography.
 
-asyncio's own ``ssl=`` is not used, because it hides what limits need to know: a connection would count only after its
-handshake, and how much waits for a client that reads too little is known to the socket's transport alone. Here a
-connection is one of all from its first byte, and a body is decrypted straight into the application's memory.
+asyncio's ``ssl=`` hides state that the limits need: a connection would count only after its handshake, and only the
+socket's transport knows how much waits for a slow reader. Here a connection counts from its first byte, and a body is
+decrypted straight into the application's memory.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
     """Both sides of TLS: the protocol of a socket's transport, and the transport of a connection.
 
     Args:
-        shared: What the connection shares with the others.
-        certificates: What is shown to clients.
-        room: Where encrypted bytes arrive, of all connections; used up before the next one reads.
+        room: Shared buffer for encrypted bytes; consumed before the next connection reads.
     """
 
     def __init__(self, shared: ListenerState, certificates: Certificates, room: memoryview) -> None:
@@ -46,17 +44,17 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
     # --- What the socket's transport tells ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Start the handshake."""
         self._raw = cast(asyncio.Transport, transport)  # uvloop's is none by name
         self._timer = self._shared.loop.call_later(self._shared.limits.head_s, self.abort)
         self._connection.connection_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where the next encrypted bytes go."""
+        """The buffer for the next encrypted bytes."""
         return self._room
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take encrypted bytes."""
+        """Process encrypted bytes."""
         if self._said_goodbye:
             return
         self._incoming.write(self._room[:nbytes])
@@ -64,11 +62,11 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._deliver()
 
     def eof_received(self) -> None:
-        """The client has left without a goodbye. Closes."""
+        """Close for a client that disconnected without close_notify."""
         self._connection.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End the connection."""
         self._stop_timer()
         self._closing = True
         connection = self._connection
@@ -76,11 +74,11 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
         connection.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Pass on that the client takes too little."""
+        """Forward that the client reads too little."""
         self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass on that it takes again."""
+        """Forward that it reads again."""
         self._connection.resume_writing()
 
     def _shake_hands(self) -> bool:
@@ -104,7 +102,7 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._timer = None
 
     def _deliver(self) -> None:
-        """Decrypt as long as the connection reads."""
+        """Decrypt while the connection reads."""
         ended = False
         while not (ended or self._paused or self._closing or self._said_goodbye):
             count, ended = self._decrypt(self._connection.get_buffer(-1))
@@ -117,7 +115,7 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self.close()
 
     def _decrypt(self, buffer: memoryview) -> tuple[int, bool]:
-        """Fill a buffer as far as may be: how many bytes, and whether the client has ended."""
+        """Fill a buffer as far as possible: the number of bytes, and whether the client has ended."""
         count = 0
         try:
             while count < len(buffer):
@@ -155,12 +153,12 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self.write(data)
 
     def pause_reading(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._paused = True
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on, beginning with what has come already."""
+        """Resume reading, with buffered bytes first."""
         self._paused = False
         self._raw.resume_reading()
         if self._ready and (self._incoming.pending or self._tls.pending()):
@@ -171,15 +169,15 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
         return not self._paused
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the client has not taken: all of them wait in the socket's transport."""
+        """Unsent bytes, all in the socket's transport."""
         return self._raw.get_write_buffer_size()
 
     def can_write_eof(self) -> bool:
-        """TLS has a goodbye of its own."""
+        """Always true, as close_notify."""
         return True
 
     def write_eof(self) -> None:
-        """Say that nothing more will come. What the client still sends is dropped."""
+        """Send close_notify. Later bytes of the client are dropped."""
         if self._ready and not self._said_goodbye:
             self._said_goodbye = True
             with contextlib.suppress(ssl.SSLError):  # that it has not answered yet
@@ -187,21 +185,21 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._flush()
 
     def is_closing(self) -> bool:
-        """Whether it ends."""
+        """Whether it is closing."""
         return self._closing or self._raw.is_closing()
 
     def close(self) -> None:
-        """End, after what was sent."""
+        """Close after the sent bytes."""
         if not self._closing:
             self.write_eof()
             self._closing = True
             self._raw.close()
 
     def abort(self) -> None:
-        """End now."""
+        """Close at once."""
         self._closing = True
         self._raw.abort()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Of the socket's transport."""
+        """Information of the socket's transport."""
         return self._raw.get_extra_info(name, default)

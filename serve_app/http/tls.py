@@ -1,8 +1,8 @@
-"""TLS for the routers' own ports: certificates that are replaced while the server runs, and the handshake.
+"""TLS for the routers' own ports: certificates that rotate while the server runs, and contexts.
 
-Certificates rotate: whoever issues them (cert-manager, an ACME client) puts new files in place of the old ones. Their
-times are looked at when a client connects, at most once a second. Files that do not fit together, as when only one of
-the two was replaced yet, change nothing: the last good ones stay in use, and the log says why.
+An issuer (cert-manager, an ACME client) replaces the files. Their times are checked at connections, at most once a
+second. Inconsistent files, e.g. while only one is replaced, change nothing: the last good ones stay in use, and the log
+says why.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 
 
 def make_context(files: TlsFiles) -> ssl.SSLContext:
-    """Read certificates: for a server of HTTP/1.1.
+    """Read certificates, for an HTTP/1.1 server.
 
     Raises:
-        ConfigError: Some file is not there, cannot be read, or does not fit; says which and why.
+        ConfigError: A file is missing, unreadable or inconsistent; says which and why.
     """
     problems = [problem for path in files.paths() if (problem := _unreadable(path)) is not None]
     if problems:
@@ -57,7 +57,7 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def key_permission_problem(files: TlsFiles) -> str | None:
-    """What is wrong with the private key's permissions, in one line."""
+    """The problem with the private key's permissions, in one line, if any."""
     mode = files.key.stat().st_mode
     if not mode & _OPEN_TO_OTHERS:
         return None
@@ -65,7 +65,7 @@ def key_permission_problem(files: TlsFiles) -> str | None:
 
 
 class _Encrypted(Exception):
-    """The private key is."""
+    """The private key is encrypted."""
 
 
 def _no_password() -> str:
@@ -90,14 +90,10 @@ def _misfit(files: TlsFiles, error: ssl.SSLError) -> str:
 
 
 class Certificates:
-    """The one owner of a router's certificates, which follow their files. Ports and threads share it.
-
-    Args:
-        files: Where they are.
-        clock: Seconds.
+    """A router's certificates, which follow their files. Ports and threads share them.
 
     Raises:
-        ConfigError: They cannot be used.
+        ConfigError: The certificates are not usable.
     """
 
     def __init__(self, files: TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
@@ -112,7 +108,7 @@ class Certificates:
             _log.warning("%s", warning)
 
     def context(self) -> ssl.SSLContext:
-        """What a connection of HTTP that is made now uses. Looks at the files, at most once a second."""
+        """The context for a new HTTP connection. Checks the files, at most once a second."""
         with self._lock:
             now = self._clock()
             if now - self._looked >= _POLL_INTERVAL_S:
@@ -134,7 +130,7 @@ class Certificates:
         return tuple(map(_stamp, self._files.paths()))
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server. Its threads ask for news at every handshake."""
+        """Credentials for a gRPC server, whose threads check for new files at each handshake."""
         files, used = self._files, self._context
 
         def configuration() -> grpc.ServerCertificateConfiguration:

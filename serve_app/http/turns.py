@@ -1,8 +1,7 @@
-"""When requests are begun: in turns, the most urgent first (`serve_app.scheduling.intake`).
+"""Schedules the start of requests, the most urgent first (`serve_app.scheduling.intake`).
 
-A request is begun at once while the event loop keeps up. Once a round of the loop has begun a few, the others wait here
-with their bodies raw. Each round reads whatever has arrived, sends what has been answered, refuses what cannot be in
-time, and begins a few more.
+A request starts at once while the event loop keeps up. After a few starts in one round of the loop, the others wait
+here unparsed. Each round reads arrived bytes, sends answers, refuses hopeless requests, and starts a few more.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ _UNREAD_S: Final = 0.25
 
 
 class Urgency(NamedTuple):
-    """How urgent a request is.
+    """The urgency of a request.
 
     Attributes:
         priority: Its class.
-        seconds: In which its answer is wanted.
-        tenant: Who shares the class with others.
+        seconds: Time to its deadline.
+        tenant: Shares the class with other tenants.
     """
 
     priority: Priority
@@ -65,7 +64,7 @@ Fields: TypeAlias = Mapping[bytes, bytes]
 
 
 class Waiter(Protocol):
-    """A request, to what decides when it is begun.
+    """A waiting request.
 
     Attributes:
         waits: Whether it still waits.
@@ -74,17 +73,17 @@ class Waiter(Protocol):
     waits: bool
 
     def begin(self) -> None:
-        """Have it answered."""
+        """Start it."""
 
     def turn_down(self) -> None:
-        """Answer that it will not be done: `BUSY`."""
+        """Refuse it with `BUSY`."""
 
 
 class Reader(Protocol):
-    """A connection, to what decides when its next request is read."""
+    """A connection whose reading is scheduled."""
 
     def read_on(self) -> None:
-        """Read again."""
+        """Resume reading."""
 
 
 _KeptBack: TypeAlias = deque[tuple[float, Reader]]
@@ -92,23 +91,20 @@ _KeptBack: TypeAlias = deque[tuple[float, Reader]]
 
 
 def ordinary(_method: str, _path: str, _headers: Fields) -> Urgency:
-    """The urgency of every request where nobody knows better."""
+    """The default urgency of every request."""
     return Urgency(Priority.NORMAL, inf)
 
 
 class Turns:
-    """Begins the requests of one event loop.
+    """Schedules the requests of one event loop.
 
     Args:
-        loop: Runs all of it.
-        urgency_of: How urgent a request is, as its method, its path and its headers tell. Takes microseconds,
-            and raises nothing.
-        min_share: Part of all turns that a class gets while it waits, 0 to 1.
-        most: Requests that may wait.
+        urgency_of: The urgency by method, path and headers, within microseconds. Must not raise.
+        min_share: Guaranteed share of turns for a waiting class, 0 to 1.
+        most: Most waiting requests.
 
     Attributes:
-        urgency_of: As given.
-        refused: How many were turned down, ever, by class.
+        refused: Total refusals by class.
     """
 
     def __init__(
@@ -133,12 +129,11 @@ class Turns:
         self._kept_back: tuple[_KeptBack, _KeptBack] = (deque(), deque())
 
     def keep_back(self, reader: Reader, *, urgent: bool) -> bool:
-        """Have a connection whose request was just refused read again later, where too much time goes into refusals.
+        """Delay reading a connection after a refusal, if refusals take too much time.
 
-        Its client waits meanwhile; a request that is not read costs nothing.
+        Its client waits meanwhile; an unread request costs nothing.
 
         Args:
-            reader: The connection.
             urgent: Whether it also carries urgent requests.
 
         Returns:
@@ -152,10 +147,10 @@ class Turns:
         return True
 
     def free(self, nbytes: int) -> bool:
-        """Whether a request may be begun at once, and has been if so.
+        """Start a request at once if possible. Returns whether it has started.
 
         Args:
-            nbytes: Of its body, as far as it is known.
+            nbytes: Of its body, as far as known.
         """
         begun = self._begun
         if begun >= PER_ROUND or self._intake.waiting:
@@ -168,17 +163,16 @@ class Turns:
 
     @property
     def read_since(self) -> float:
-        """The earliest moment at which what is read now can have arrived, seconds: there was a round since."""
+        """The earliest possible arrival of bytes read now, i.e. the last round, seconds."""
         return self._round_at if self._intake.waiting else monotonic()
 
     def wait(self, waiter: Waiter, nbytes: int, urgency: Urgency, since: float) -> None:
-        """Have a request that is not free to begin wait for its turn.
+        """Queue a request that cannot start.
 
         Args:
-            waiter: It.
-            nbytes: Of its body, as far as it is known.
-            urgency: As `urgency_of` tells.
-            since: When it arrived, seconds.
+            nbytes: Of its body, as far as known.
+            urgency: From `urgency_of`.
+            since: Time of arrival, seconds.
         """
         priority, seconds, tenant = urgency
         now = self._loop.time()
@@ -188,10 +182,10 @@ class Turns:
             self._schedule()
 
     async def turn(self, headers: Fields) -> None:
-        """Wait until a request that asks a model to work is begun.
+        """Wait for the turn of a request that runs a model.
 
         Raises:
-            QueueFull: `BUSY`.
+            QueueFull: With `BUSY`.
         """
         length = headers.get(b"content-length", b"")
         nbytes = int(length) if length.isdigit() and len(length) <= _MOST_DIGITS else 0
@@ -219,7 +213,7 @@ class Turns:
                 self._schedule()
 
     def _begin(self) -> None:
-        """Begin the most urgent, and turn down those of them that are late."""
+        """Start the most urgent, and refuse late ones."""
         now = self._loop.time()
         while self._begun < PER_ROUND_QUEUED and (taken := self._intake.take(now)) is not None:
             (waiter, nbytes, priority), late = taken
@@ -234,7 +228,7 @@ class Turns:
                     waiter.begin()
 
     def _shed(self) -> None:
-        """Turn down what cannot be in time, and note what that costs."""
+        """Refuse hopeless requests, and measure the cost."""
         start, number = monotonic(), 0
         if self._intake.waiting:
             now = self._loop.time()
@@ -262,7 +256,7 @@ class Turns:
         waiter.turn_down()
 
     def _read_on(self) -> None:
-        """Read again of connections that were kept back: those first that carry urgent requests."""
+        """Resume delayed connections, those with urgent requests first."""
         for readers, spare_s in zip(self._kept_back, self._spare_s, strict=True):
             number = int(spare_s / self._refusal_s) if self._intake.waiting else _READ_ON
             while readers and (number > 0 or self._round_at - readers[0][0] > _UNREAD_S):
@@ -270,7 +264,7 @@ class Turns:
                 number -= 1
 
     def _log_refused(self, now: float) -> None:
-        """Say how many were refused; one line for all in a while."""
+        """Log the number of refusals; one line per interval."""
         refused = self.refused.total()
         if refused > self._logged:
             _log.warning(
@@ -280,7 +274,7 @@ class Turns:
 
 
 class _Awaited:
-    """A request whose coroutine waits."""
+    """A request with a waiting coroutine."""
 
     __slots__ = ("decided", "waits")
 

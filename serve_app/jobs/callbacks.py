@@ -1,7 +1,7 @@
-"""Tells the ends of jobs: an event of CloudEvents 1.0, signed as Standard Webhooks says, to hosts that are allowed.
+"""Sends callbacks at the ends of jobs: CloudEvents 1.0, signed as Standard Webhooks, to allowed hosts.
 
-What is to be told is in the store, written with the end itself: it outlives routers. It is told at least once; the
-event's id is the same every time.
+A pending callback is stored together with the job's end, so it survives routers. It is sent at least once, always with
+the same event id.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _MOST_URL: Final = 2048
 
 
 def check_callback(url: str, settings: CallbackSettings) -> None:
-    """Look at the URL of a callback, before anything is resolved.
+    """Check the URL of a callback, without resolving it.
 
     Raises:
-        InvalidRequest: It is none, or of a host that the configuration does not name.
+        InvalidRequest: It is malformed, or its host is not configured.
     """
     try:
         parts = urlsplit(url)
@@ -65,7 +65,7 @@ def check_callback(url: str, settings: CallbackSettings) -> None:
 
 
 def event_of(job: Job) -> bytes:
-    """The event that tells a job's end: CloudEvents 1.0, in the structured mode of its JSON format."""
+    """The event of a job's end: CloudEvents 1.0, in JSON's structured mode."""
     assert job.ended is not None
     event = {
         "specversion": "1.0",
@@ -81,13 +81,12 @@ def event_of(job: Job) -> bytes:
 
 
 def signed(event: str, sent: int, body: bytes, secret: bytes) -> dict[str, str]:
-    """The headers of Standard Webhooks: the signature is over id, time and body.
+    """The headers of Standard Webhooks, with a signature over id, time and body.
 
     Args:
-        event: Its id.
+        event: The event's id.
         sent: POSIX time of this attempt, whole seconds.
-        body: All of it.
-        secret: That the receiver knows, too; empty: there is no signature.
+        secret: Shared with the receiver; empty: no signature.
     """
     headers = {"webhook-id": event, "webhook-timestamp": str(sent)}
     if secret:
@@ -97,16 +96,10 @@ def signed(event: str, sent: int, body: bytes, secret: bytes) -> dict[str, str]:
 
 
 class Callbacks:
-    """Sends callbacks that are due, a few at once, from `start` to `close`.
-
-    Args:
-        store: Knows them.
-        settings: Of callbacks.
-        post: Sends one.
-        now: POSIX time.
+    """Sends due callbacks, a few at once, from `start` to `close`.
 
     Attributes:
-        results: How attempts went: ``delivered``, ``failed`` (it is tried again) or ``given_up``.
+        results: Attempts by result: ``delivered``, ``failed`` (retried) or ``given_up``.
     """
 
     def __init__(self, store: Store, settings: CallbackSettings, post: Post, now: Callable[[], float]) -> None:
@@ -120,16 +113,16 @@ class Callbacks:
         self.results: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Send from now on, if anybody may be told."""
+        """Start sending, if any host is allowed."""
         if self._settings.hosts:
             self._worker = asyncio.get_running_loop().create_task(self._work(), context=Context())
 
     def wake(self) -> None:
-        """A job has ended."""
+        """Check for callbacks after the end of a job."""
         self._wake.set()
 
     async def close(self) -> None:
-        """Stop; what is not told is told by others, or after the next start."""
+        """Stop; another router sends the rest, or this one after its next start."""
         tasks = [*self._sending] if self._worker is None else [self._worker, *self._sending]
         for task in tasks:
             task.cancel()
@@ -152,14 +145,14 @@ class Callbacks:
                         await self._wake.wait()
 
     async def _begin(self, most: int) -> int:
-        """Begin to send some that are due; gives how many were."""
+        """Start sending due callbacks; returns their number."""
         if not most:
             return 0
         due = await self._store.due_callbacks(self._now(), most, 2 * self._settings.timeout_s + 10)
         for callback in due:
             host = urlsplit(callback.job.callback).netloc
             if list(self._sending.values()).count(host) < _AT_ONCE_TO_ONE:
-                task = asyncio.create_task(self._tell_safely(callback))
+                task = asyncio.create_task(self._deliver_safely(callback))
                 self._sending[task] = host
                 task.add_done_callback(self._on_sent)
             else:
@@ -171,16 +164,16 @@ class Callbacks:
         del self._sending[task]
         self._wake.set()
 
-    async def _tell_safely(self, callback: Callback) -> None:
-        """As `_tell`. What fails here is told again when nobody has it any more."""
+    async def _deliver_safely(self, callback: Callback) -> None:
+        """`_deliver`, but a failure only delays the callback until its lease ends."""
         try:
-            await self._tell(callback)
+            await self._deliver(callback)
         except StoreUnavailable as error:
             logger.warning("Callbacks wait: %s", error.message)
         except Exception:
             logger.exception("The callback of job %s waits after a failure", callback.job.id)
 
-    async def _tell(self, callback: Callback) -> None:
+    async def _deliver(self, callback: Callback) -> None:
         job, attempts = callback.job, callback.attempts + 1
         fault, final = await self._attempt(job)
         if not fault:
@@ -197,7 +190,7 @@ class Callbacks:
         await self._store.told(job.id, result, attempts, due)
 
     async def _attempt(self, job: Job) -> tuple[str, bool]:
-        """Why one attempt failed, empty where it did not; and whether another one is of no use."""
+        """Why one attempt failed, or empty; and whether retrying is pointless."""
         try:
             check_callback(job.callback, self._settings)  # the configuration may be another one by now
         except InvalidRequest as error:

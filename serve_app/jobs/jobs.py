@@ -1,4 +1,4 @@
-"""Jobs of one router process: what its APIs ask for, and what goes on in the background."""
+"""Jobs of one router process: requests of APIs, and background work."""
 
 from __future__ import annotations
 
@@ -32,20 +32,13 @@ _PAGE_BYTES: Final = 8 * 2**20
 
 
 class Jobs:
-    """Implements jobs over a store. It must be made in the event loop that it works in.
+    """Implements jobs over a store. Must be made in the event loop that uses it.
 
     Args:
-        store: Where they are kept.
-        settings: How they are run.
-        room: How many of each model may be in flight.
-        post: Sends a callback.
-        now: POSIX time.
+        room: Items of each model that may be in flight.
 
     Attributes:
-        settings: As given.
-        runner: Runs the items.
-        callbacks: Tells the ends of jobs.
-        census: What the store held when it was last looked at; ``None`` before that.
+        census: The store's last census; ``None`` before the first.
     """
 
     def __init__(self, store: Store, settings: JobSettings, room: Room, post: Post, now: Callable[[], float]) -> None:
@@ -61,12 +54,12 @@ class Jobs:
         self._opened = asyncio.Event()
 
     def start(self, run: Run) -> None:
-        """Open the store, and run what is in it, in the background; ``run`` answers one item."""
+        """Open the store, and run its items in the background; ``run`` answers one item."""
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._begin(run), context=Context())]
+        self._tasks = [loop.create_task(self._open_and_run(run), context=Context())]
 
     async def close(self) -> None:
-        """Stop: what is not done is done by others, or after the next start."""
+        """Stop; other routers do the rest, or this one after its next start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -77,7 +70,7 @@ class Jobs:
             await self._store.close()
 
     def status(self) -> dict[str, Any]:
-        """How jobs do, JSON-able: what the store held when it was last looked at, and what this router has."""
+        """JSON data of the store's last census and this router's items."""
         runner, census = self.runner, self.census
         shown: dict[str, Any] = {
             "open": self._opened.is_set(),
@@ -89,10 +82,10 @@ class Jobs:
         return {**shown, "store_failures": runner.counts.store_failures, "callbacks": dict(self.callbacks.results)}
 
     async def stop(self) -> None:
-        """Run no more items here; jobs are still taken and shown."""
+        """Run no more items here; jobs are still accepted and shown."""
         await self.runner.close()
 
-    async def _begin(self, run: Run) -> None:
+    async def _open_and_run(self, run: Run) -> None:
         while not self._opened.is_set():
             try:
                 await self._store.open()
@@ -124,7 +117,7 @@ class Jobs:
             await asyncio.sleep(_BETWEEN_STEPS_S if swept >= _STEP else pause_s)
 
     async def _count(self) -> None:
-        """Look at the store. While it has far more than it may, no items are run: their answers come on top."""
+        """Take a census. While the store is far above its limit, no items run: their answers would add to it."""
         self.census = await self._store.census()
         nbytes = self.census.nbytes
         full = nbytes * 4 > self.settings.max_bytes * 5
@@ -148,27 +141,19 @@ class Jobs:
         idempotency_key: str = "",
         digest: bytes = b"",
     ) -> tuple[Job, bool]:
-        """Take a job: when this returns, it is kept.
+        """Accept a job, which is stored when this returns.
 
         Args:
-            kind: As of `NewJob`.
-            owner: Name of the API key.
-            items: What is to be run.
-            timeout_s: When it must have ended, seconds from now; ``None`` for the default.
-            headers: As of `NewJob`.
-            callback: As of `NewJob`.
-            meta: As of `NewJob`.
-            idempotency_key: As of `NewJob`.
-            digest: As of `NewJob`.
+            timeout_s: Until its deadline, seconds; ``None`` for the default.
 
         Returns:
             The job, and whether it is new.
 
         Raises:
-            InvalidRequest: It has no items or too many, or its callback or deadline cannot be had.
-            QueueFull: There is no room for it.
-            Conflict: Its idempotency key came with another request.
-            StoreUnavailable: It cannot be kept now.
+            InvalidRequest: It has no items or too many, or its callback or deadline is not allowed.
+            QueueFull: The store has no room for it.
+            Conflict: Its idempotency key belongs to another request.
+            StoreUnavailable: It cannot be stored now.
         """
         await self._open()
         if not items:
@@ -200,7 +185,7 @@ class Jobs:
         return taken
 
     async def find(self, job: str, owner: str, kind: str) -> Job:
-        """A job. Raises `JobNotFound` also where it is another's."""
+        """A job. Raises `JobNotFound`, also for another owner's."""
         await self._open()
         found = await self._store.job(job)
         if found is None or found.owner != owner or found.kind != kind:
@@ -208,7 +193,7 @@ class Jobs:
         return found
 
     async def wait(self, job: str, owner: str, kind: str, limit_s: float) -> Job:
-        """As `find`, when the job has ended, or after so many seconds."""
+        """`find` at the end of the job, or after this many seconds."""
         until = monotonic() + limit_s
         found = await self.find(job, owner, kind)
         event = self._ended.setdefault(job, asyncio.Event())
@@ -230,12 +215,12 @@ class Jobs:
         self.callbacks.wake()
 
     async def newest(self, owner: str, kind: str, after: str, limit: int) -> list[Job]:
-        """Jobs, the newest first; ``after`` is the last one of the page before. Raises as `find`, of that one."""
+        """Jobs, newest first; ``after`` is the last one of the previous page. Raises what `find` raises for it."""
         await (self.find(after, owner, kind) if after else self._open())
         return await self._store.jobs(owner, kind, after, limit)
 
     async def cancel(self, job: str, owner: str, kind: str) -> Job:
-        """End a job. One that has ended stays as it is. Raises `JobNotFound`."""
+        """End a job, unless it has ended. Raises `JobNotFound`."""
         await self.find(job, owner, kind)
         cancelled = await self._store.cancel(job, self._now())
         self.runner.drop(job)
@@ -243,7 +228,7 @@ class Jobs:
         return cancelled or await self.find(job, owner, kind)
 
     async def items(self, job: Job, after: int, limit: int, states: frozenset[str] = frozenset()) -> list[Item]:
-        """A page of items, those behind an index: some of them at least, if there are any."""
+        """A page of items after an index; not empty if there are any."""
         return await self._store.items(job.id, after, limit, _PAGE_BYTES, states)
 
     # ---------------------------------------------------------------- files
@@ -251,7 +236,7 @@ class Jobs:
     async def add_file(
         self, owner: str, name: str, purpose: str, content: bytes, keep_s: float | None = None
     ) -> StoredFile:
-        """Keep a file, for ``keep_s`` at most. Raises `PayloadTooLarge`, `QueueFull` and `StoreUnavailable`."""
+        """Store a file, for at most ``keep_s``. Raises `PayloadTooLarge`, `QueueFull` and `StoreUnavailable`."""
         await self._open()
         if len(content) > self.settings.max_file:
             raise PayloadTooLarge(f"the file has {len(content)} bytes; the limit is {self.settings.max_file}")
@@ -262,7 +247,7 @@ class Jobs:
         return file
 
     async def file(self, file: str, owner: str) -> StoredFile:
-        """A file. Raises `JobNotFound` also where it is another's."""
+        """A file. Raises `JobNotFound`, also for another owner's."""
         await self._open()
         found = await self._store.file(file)
         if found is None or found.owner != owner:
@@ -270,22 +255,22 @@ class Jobs:
         return found
 
     async def files(self, owner: str, after: str, limit: int, *, oldest_first: bool = False) -> list[StoredFile]:
-        """Files, the newest or the oldest first; ``after`` is the last one of the page before. Raises as `file`."""
+        """Files, newest or oldest first; ``after`` is the last one of the previous page. Raises what `file` raises."""
         await (self.file(after, owner) if after else self._open())
         return await self._store.files(owner, after, limit, oldest_first=oldest_first)
 
     async def content(self, file: str, owner: str) -> bytes:
-        """What is in a file. Raises as `file`."""
+        """The content of a file. Raises what `file` raises."""
         await self.file(file, owner)
         return await self._store.content(file) or b""
 
     async def delete_file(self, file: str, owner: str) -> None:
-        """Forget a file. Raises as `file`."""
+        """Delete a file. Raises what `file` raises."""
         await self.file(file, owner)
         await self._store.delete_file(file)
 
     async def _open(self) -> None:
-        """Wait a moment where this router has only just started."""
+        """Wait briefly if this router has only just started."""
         try:
             async with asyncio.timeout(_OPEN_WITHIN_S):
                 await self._opened.wait()

@@ -1,8 +1,7 @@
-"""Sends one request to a server of others, on behalf of a client who named it: what may be reached is checked.
+"""Sends one request to a client's server, after checking its address.
 
-A host name can lead anywhere, and to another place the next time. So it is resolved once here, every address that it
-has is checked, and the connection goes to the first of those that takes one. Redirects are not followed, and little of
-the answer is read.
+A host name can resolve to any address, and differently each time. So it is resolved once, every address is checked, and
+the connection uses the first that accepts one. Redirects are not followed, and little of the answer is read.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ Network = IPv4Network | IPv6Network
 
 
 class AddressRefused(OSError):
-    """The host has an address that may not be asked."""
+    """The host has a forbidden address."""
 
 
 def is_public(address: IPv4Address | IPv6Address, others: Sequence[Network] = ()) -> bool:
-    """Whether an address is one of the public Internet, or of networks that are allowed besides.
+    """Whether an address is public, or of an additionally allowed network.
 
     Args:
-        address: It. An IPv6 address that stands for an IPv4 one counts as that.
-        others: Networks.
+        address: An IPv6 address that embeds an IPv4 one counts as that.
+        others: Allowed networks.
     """
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
@@ -57,14 +56,14 @@ def is_public(address: IPv4Address | IPv6Address, others: Sequence[Network] = ()
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Made once: it takes tens of milliseconds to read the authorities of the system."""
+    """Cached: reading the system's authorities takes tens of milliseconds."""
     return ssl.create_default_context()
 
 
 async def _connect(
     addresses: Sequence[str], port: int, secure_host: str | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to the first address that takes one, with TLS where the name for it is given. Raises `OSError`."""
+    """Connect to the first address that accepts, with TLS if a name for it is given. Raises `OSError`."""
     connect = partial(
         asyncio.open_connection,
         port=port,
@@ -80,18 +79,16 @@ async def _connect(
 
 
 async def post(url: str, headers: Mapping[str, str], body: bytes, networks: Sequence[Network] = ()) -> int:
-    """POST a body; gives the status of the answer. Cancelling it ends the connection; bound its time from outside.
+    """POST a body; returns the status. The caller bounds the time; cancelling closes the connection.
 
     Args:
         url: ``http`` or ``https``, checked by the caller.
-        headers: By name.
-        body: All of it.
-        networks: Addresses that are allowed although they are not public.
+        networks: Allowed networks that are not public.
 
     Raises:
-        AddressRefused: The host has an address that may not be asked.
-        OSError: It cannot be reached, or does not answer as a server of HTTP.
-        ValueError: The URL is none, or its host cannot be a name of the DNS.
+        AddressRefused: The host has a forbidden address.
+        OSError: The host is unreachable, or no HTTP server.
+        ValueError: The URL is malformed, or its host is no possible DNS name.
     """
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"

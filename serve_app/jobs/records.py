@@ -1,4 +1,4 @@
-"""What a store keeps: jobs, items, files. Times are POSIX seconds: they are compared by several processes."""
+"""Records of a store: jobs, items, files. Times are POSIX seconds, since several processes compare them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class NewItem(Struct, frozen=True):
     """One request of a job.
 
     Attributes:
-        model: That it is for, as metrics and in-flight limits know it; empty where only its route finds that out.
-        url: The path of the route that would take it as a request of its own.
-        body: The body of that request.
-        headers: Those of its headers that the route reads, JSON-able.
-        custom_id: What the client calls it.
+        model: Its model in metrics and in-flight limits; empty if only its route finds it.
+        url: The path of its route.
+        body: The request's body.
+        headers: The request's headers that the route reads, as JSON.
+        custom_id: The client's name for it.
     """
 
     model: str
@@ -33,25 +33,25 @@ class NewItem(Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in a store, about."""
+        """Its approximate size in a store."""
         return len(self.body) + len(self.url) + 64
 
 
 class NewJob(Struct, frozen=True):
-    """A job that a client asks for.
+    """A job to create.
 
     Attributes:
-        id: A new one.
+        id: Unique.
         kind: `JOB` or `BATCH`.
-        owner: Name of the API key that it came with; empty where none is needed.
-        created: When it came.
-        expires: When it must have ended.
+        owner: Name of its API key; empty without keys.
+        created: Time of arrival.
+        expires: Deadline.
         keep_s: How long it is kept after its end, seconds.
-        headers: Of every item that does not say otherwise.
-        callback: Where its end is told; empty for nowhere.
-        meta: JSON of the API's own.
-        idempotency_key: As the client names the request; empty where it does not.
-        digest: Of the request, where it has an idempotency key.
+        headers: Defaults for every item.
+        callback: URL to notify of its end, or empty.
+        meta: The API's own JSON.
+        idempotency_key: The client's key, possibly empty.
+        digest: Of the request, if it has an idempotency key.
     """
 
     id: str
@@ -68,20 +68,18 @@ class NewJob(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """A job as it is now.
+    """A job's present state.
 
     Attributes:
-        id: Its name.
-        kind: As of `NewJob`; so are ``owner``, ``created``, ``expires``, ``callback``, ``meta``.
-        state: Of the whole.
-        started: When the first item was leased; ``None`` before that.
-        ended: When it ended; ``None`` before that.
-        kept_until: When it will be forgotten; ``None`` before its end.
-        total: Items.
-        completed: Items that were answered.
-        failed: Items that cannot be answered.
-        code: ``deadline_exceeded`` where items could not be answered in time; empty otherwise.
-        told: What became of its callback: ``pending``, ``delivered`` or ``given_up``; empty without one.
+        kind: As in `NewJob`; so are ``owner``, ``created``, ``expires``, ``callback``, ``meta``.
+        started: Time of the first lease, if any.
+        ended: Time of its end, if ended.
+        kept_until: Time of its deletion, if ended.
+        total: Number of items.
+        completed: Answered items.
+        failed: Items with errors.
+        code: ``deadline_exceeded`` if items missed the deadline; otherwise empty.
+        told: State of its callback: ``pending``, ``delivered`` or ``given_up``; empty without one.
     """
 
     id: str
@@ -103,7 +101,7 @@ class Job(Struct, frozen=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it changes any more."""
+        """Whether it has ended for good."""
         return self.state in ENDED
 
 
@@ -111,13 +109,11 @@ class Lease(Struct, frozen=True):
     """An item that a session may run.
 
     Attributes:
-        item: How the store knows it.
-        job: Its job.
+        item: Its id in the store.
         index: Its place in the job, from 0.
-        owner: Of the job.
-        expires: When the job must have ended.
-        request: What is to be run; its headers are the job's and its own.
-        losses: How many sessions ended while they had it.
+        expires: The job's deadline.
+        request: With the headers of the job and its own.
+        losses: Number of sessions that ended while they had it.
     """
 
     item: str
@@ -130,14 +126,14 @@ class Lease(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """What became of an item.
+    """The result of an item.
 
     Attributes:
-        item: As of `Lease`.
-        state: COMPLETED or ERROR; PENDING where the session gives it back.
-        status: The HTTP status of the answer; 0 for an error, whose code says it.
-        body: The answer, or nothing.
-        headers: Of the answer, JSON-able.
+        item: As in `Lease`.
+        state: COMPLETED or ERROR; PENDING to return it.
+        status: HTTP status of the answer; 0 for an error, which has a code.
+        body: The answer, possibly empty.
+        headers: Of the answer, as JSON.
         code: Of the error; empty for an answer.
         message: Of the error.
     """
@@ -152,18 +148,13 @@ class Outcome(Struct, frozen=True):
 
 
 class Item(Struct, frozen=True):
-    """An item as it is shown.
+    """An item for display.
 
     Attributes:
         index: Its place in the job, from 0.
-        state: Its state.
-        custom_id: What the client calls it.
-        ended: When it ended; ``None`` before that.
-        status: The HTTP status of the answer; 0 for an error, and before the end.
-        body: The answer.
-        headers: Of the answer.
-        code: Of the error.
-        message: Of the error.
+        custom_id: The client's name for it.
+        ended: Time of its end, if ended.
+        status: HTTP status of the answer; 0 for an error, and before the end.
     """
 
     index: int
@@ -178,13 +169,13 @@ class Item(Struct, frozen=True):
 
 
 class Exchanged(Struct, frozen=True):
-    """What a session gets for telling what it did.
+    """The result of a session's exchange.
 
     Attributes:
-        leases: Items that it may run now.
-        discarded: How many outcomes counted for nothing: their items are not this session's, or their jobs have ended.
-        ended: Jobs of its items that have ended meanwhile: running them is of no use.
-        finished: Jobs that ended by its outcomes, or because they are too late.
+        leases: Items to run now.
+        discarded: Outcomes that did not count: their items are not this session's, or their jobs have ended.
+        ended: Ended jobs among the session's items, which need not run.
+        finished: Jobs that ended by these outcomes, or by their deadline.
     """
 
     leases: list[Lease]
@@ -194,11 +185,10 @@ class Exchanged(Struct, frozen=True):
 
 
 class Callback(Struct, frozen=True):
-    """The end of a job that is to be told.
+    """A job's end that is to be sent.
 
     Attributes:
-        job: It.
-        attempts: How often that was tried.
+        attempts: Attempts so far.
     """
 
     job: Job
@@ -206,16 +196,13 @@ class Callback(Struct, frozen=True):
 
 
 class StoredFile(Struct, frozen=True):
-    """A file that a client has uploaded.
+    """An uploaded file.
 
     Attributes:
-        id: Its name.
-        owner: Name of the API key that it came with.
-        name: What the client calls it.
-        purpose: What it is for.
-        nbytes: Its size.
-        created: When it came.
-        expires: When it will be forgotten.
+        owner: Name of its API key.
+        name: The client's name for it.
+        purpose: The client's purpose.
+        expires: Time of its deletion.
     """
 
     id: str
@@ -228,13 +215,13 @@ class StoredFile(Struct, frozen=True):
 
 
 class Census(Struct, frozen=True):
-    """How much a store holds.
+    """The content of a store in numbers.
 
     Attributes:
         jobs: By state.
-        backlog: Items that wait, by model.
-        in_flight: Items that sessions have.
-        nbytes: Bytes of the store.
+        backlog: Waiting items by model.
+        in_flight: Items of sessions.
+        nbytes: Size of the store.
     """
 
     jobs: Mapping[str, int]
@@ -244,12 +231,12 @@ class Census(Struct, frozen=True):
 
 
 class Bounds(Struct, frozen=True):
-    """How much a store takes.
+    """The limits of a store.
 
     Attributes:
-        jobs: Of one owner that have not ended.
-        nbytes: Of the whole store.
-        files: Of one owner.
+        jobs: Active jobs per owner.
+        nbytes: Bytes of the whole store.
+        files: Files per owner.
     """
 
     jobs: int

@@ -1,7 +1,7 @@
-"""Jobs in a Redis server, or one that speaks its protocol, which routers of several machines share.
+"""Jobs in a Redis server, or a compatible one, shared by routers of several machines.
 
-The server has to write to disk (``appendonly yes``): a job is taken when the server says that it has. What has to
-happen in one step is a script; see `serve_app.jobs.redis_scripts` for them and for the keys.
+The server must write to disk (``appendonly yes``): a job is accepted when the server acknowledges it. Atomic steps are
+scripts; see `serve_app.jobs.redis_scripts` for them and for the keys.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CONNECTIONS: Final = 100
 def _guarded(
     method: Callable[Concatenate[RedisStore, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[RedisStore, _P], Coroutine[Any, Any, _T]]:
-    """What goes wrong with the server becomes an error of ours."""
+    """Convert errors of the server to the store's own."""
 
     async def call(self: RedisStore, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
@@ -78,8 +78,7 @@ class RedisStore:
     """Implements `serve_app.jobs.store.Store`.
 
     Args:
-        settings: Of the server.
-        clock: What callers take the time from, POSIX.
+        clock: The callers' clock, POSIX.
     """
 
     def __init__(self, settings: RedisSettings, clock: Callable[[], float]) -> None:
@@ -120,7 +119,7 @@ class RedisStore:
 
     @_guarded
     async def open(self) -> None:
-        """See `Store.open`."""
+        """Implement `Store.open`."""
         try:
             found = {**await self._redis.config_get("appendonly"), **await self._redis.config_get("appendfsync")}
         except ResponseError:  # it does not say
@@ -134,12 +133,12 @@ class RedisStore:
             self._syncs = await self._sync(self._redis) is not None
 
     async def _written(self, client: Any) -> None:
-        """Raise `StoreUnavailable` where what a client of one connection wrote is not on the server's disk in time."""
+        """Raise `StoreUnavailable` if a connection's writes are not on the server's disk in time."""
         if self._syncs and not await self._sync(client):
             raise StoreUnavailable("the store of jobs does not write to its disk in time; try again", 5.0)
 
     async def _sync(self, client: Any) -> int | None:
-        """Wait until what was written is on the server's disk; ``None`` where it does not know how."""
+        """Wait until writes are on the server's disk; ``None`` if it does not support that."""
         try:
             synced = await client.execute_command("WAITAOF", 1, 0, _SYNC_MS)
         except ResponseError:
@@ -147,21 +146,21 @@ class RedisStore:
         return int(synced[0])
 
     async def close(self) -> None:
-        """See `Store.close`."""
+        """Implement `Store.close`."""
         await asyncio.gather(self._redis.aclose(), return_exceptions=True)
 
     def _key(self, *parts: str) -> str:
         return self._prefix + ":".join(parts)
 
     def _ahead(self, now: float) -> float:
-        """How far a time is from the clock: next to nothing where it was taken from there."""
+        """How far a time is ahead of the clock: about 0 if it was taken from there."""
         return now - self._clock()
 
     async def _run(self, script: str, *args: Any, client: Any = None) -> Any:
         return await self._scripts[script](args=[self._prefix, *args], client=client)
 
     async def _run_written(self, script: str, *args: Any) -> Any:
-        """As `_run`, when what it wrote is on the server's disk: WAITAOF waits for its own connection's writes."""
+        """`_run` until its writes are on the server's disk: WAITAOF waits for those of its own connection."""
         async with self._redis.client() as client:
             result = await self._run(script, *args, client=client)
             await self._written(client)
@@ -171,7 +170,7 @@ class RedisStore:
 
     @_guarded
     async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
-        """See `Store.create`."""
+        """Implement `Store.create`."""
         result, known = b"new", b""
         if job.idempotency_key:
             result, known = await self._run_written("KNOWN", job.owner, job.idempotency_key, job.digest)
@@ -187,7 +186,7 @@ class RedisStore:
         return found, result == b"new"
 
     async def _create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[bytes, bytes]:
-        """What became of it, and the id of the job that there is."""
+        """The script's result, and the id of the existing job."""
         backlogs: dict[str, list[int]] = {}
         for place, item in enumerate(items):
             backlogs.setdefault(item.model, []).append(place)
@@ -208,7 +207,7 @@ class RedisStore:
         ]
 
     async def _write_items(self, job: str, items: Sequence[NewItem], backlogs: Mapping[str, Sequence[int]]) -> None:
-        """Write what nobody looks at before the job is there."""
+        """Write items, which are invisible until the job exists."""
         for start in range(0, len(items), _TOGETHER):
             pipeline = self._redis.pipeline(transaction=True)
             part = items[start : start + _TOGETHER]
@@ -234,12 +233,12 @@ class RedisStore:
 
     @_guarded
     async def job(self, job: str) -> Job | None:
-        """See `Store.job`."""
+        """Implement `Store.job`."""
         return await self._job(job)
 
     @_guarded
     async def jobs(self, owner: str, kind: str, after: str, limit: int) -> list[Job]:
-        """See `Store.jobs`."""
+        """Implement `Store.jobs`."""
         names = await self._page(self._key("jobs", owner, kind), after, limit)
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
@@ -257,14 +256,14 @@ class RedisStore:
 
     @_guarded
     async def cancel(self, job: str, now: float) -> Job | None:
-        """See `Store.cancel`."""
+        """Implement `Store.cancel`."""
         return await self._job(job) if await self._run("CANCEL", job, repr(now)) else None
 
     @_guarded
     async def items(
         self, job: str, after: int, limit: int, nbytes: int, states: frozenset[str] = frozenset()
     ) -> list[Item]:
-        """See `Store.items`."""
+        """Implement `Store.items`."""
         found = await self._job(job)
         page = {} if found is None else await self._states(found, after, limit, states)
         if found is None or not page:
@@ -291,7 +290,7 @@ class RedisStore:
         return items
 
     async def _states(self, job: Job, after: int, limit: int, states: frozenset[str]) -> dict[int, State]:
-        """States of items by their places, of those that `items` would show."""
+        """States of those items that `items` would show, by place."""
         held = await self._held(job.id) if job.state is State.PROCESSING else set()
         found: dict[int, State] = {}
         for start in range(after + 1, job.total, max(limit, _TOGETHER)):
@@ -306,7 +305,7 @@ class RedisStore:
         return found
 
     async def _held(self, job: str) -> set[int]:
-        """Places of items of a job that sessions have."""
+        """Places of a job's items that sessions have."""
         held: set[int] = set()
         for session in await self._redis.zrange(self._key("sessions"), 0, -1):
             names = self._redis.hscan_iter(self._key("held", session.decode()), match=f"{job}/*", count=_TOGETHER)
@@ -322,7 +321,7 @@ class RedisStore:
 
     @_guarded
     async def begin_session(self, now: float, lease_s: float) -> str:
-        """See `Store.begin_session`."""
+        """Implement `Store.begin_session`."""
         session = secrets.token_hex(12)
         await self._run("BEGIN_SESSION", session, self._ahead(now), lease_s)
         self._turns[session] = 0
@@ -339,9 +338,9 @@ class RedisStore:
         lease_s: float,
         running: Collection[str] | None = None,
     ) -> Exchanged:
-        """See `Store.exchange`.
+        """Implement `Store.exchange`.
 
-        An answer may be lost on its way. The next exchange has the same number then, and gets the same items.
+        If an answer is lost, the next exchange has the same number and gets the same items.
         """
         turn = self._turns.get(session, 0) + 1
         told = [part for each in outcomes for part in (each.item, each.state.value, pack_outcome(each, now))]
@@ -378,24 +377,24 @@ class RedisStore:
 
     @_guarded
     async def has_waiting(self, models: Collection[str]) -> bool:
-        """See `Store.has_waiting`."""
+        """Implement `Store.has_waiting`."""
         waiting = {name.decode() for name in await self._redis.smembers(self._key("models"))}
         return "" in waiting or not waiting.isdisjoint(models)
 
     @_guarded
     async def end_session(self, session: str) -> None:
-        """See `Store.end_session`."""
+        """Implement `Store.end_session`."""
         self._turns.pop(session, None)
         await self._run("END_SESSION", session)
 
     @_guarded
     async def sweep(self, now: float, limit: int) -> int:
-        """See `Store.sweep`."""
+        """Implement `Store.sweep`."""
         return int(await self._run("SWEEP", repr(now), limit, self._ahead(now)))
 
     @_guarded
     async def census(self) -> Census:
-        """See `Store.census`."""
+        """Implement `Store.census`."""
         states, backlog = await self._numbers("states"), await self._numbers("counts")
         pipeline = self._redis.pipeline(transaction=False)
         for session in await self._redis.zrange(self._key("sessions"), 0, -1):
@@ -415,7 +414,7 @@ class RedisStore:
 
     @_guarded
     async def due_callbacks(self, now: float, limit: int, lease_s: float) -> list[Callback]:
-        """See `Store.due_callbacks`."""
+        """Implement `Store.due_callbacks`."""
         due = []
         for name in await self._run("DUE", repr(now), limit, repr(now + lease_s)):
             found = await self._redis.hgetall(self._key("job", name.decode()))
@@ -425,14 +424,14 @@ class RedisStore:
 
     @_guarded
     async def told(self, job: str, told: str, attempts: int, due: float) -> None:
-        """See `Store.told`."""
+        """Implement `Store.told`."""
         await self._run("TOLD", job, told, attempts, repr(due))
 
     # ---------------------------------------------------------------- files
 
     @_guarded
     async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
-        """See `Store.add_file`."""
+        """Implement `Store.add_file`."""
         check_room(await self._nbytes(), len(content), bounds)
         if await self._redis.zcard(self._key("files", file.owner)) >= bounds.files:
             raise too_many_files(bounds)
@@ -447,7 +446,7 @@ class RedisStore:
 
     @_guarded
     async def file(self, file: str) -> StoredFile | None:
-        """See `Store.file`."""
+        """Implement `Store.file`."""
         return await self._file(file)
 
     async def _file(self, file: str) -> StoredFile | None:
@@ -455,7 +454,7 @@ class RedisStore:
 
     @_guarded
     async def files(self, owner: str, after: str, limit: int, *, oldest_first: bool = False) -> list[StoredFile]:
-        """See `Store.files`."""
+        """Implement `Store.files`."""
         pipeline = self._redis.pipeline(transaction=False)
         for name in await self._page(self._key("files", owner), after, limit, oldest_first=oldest_first):
             pipeline.hgetall(self._key("file", name))
@@ -463,12 +462,12 @@ class RedisStore:
 
     @_guarded
     async def content(self, file: str) -> bytes | None:
-        """See `Store.content`."""
+        """Implement `Store.content`."""
         return cast("bytes | None", await self._redis.get(self._key("content", file)))
 
     @_guarded
     async def delete_file(self, file: str) -> None:
-        """See `Store.delete_file`."""
+        """Implement `Store.delete_file`."""
         if (found := await self._file(file)) is None:
             return
         pipeline = self._redis.pipeline(transaction=True)

@@ -1,31 +1,25 @@
-"""What `serve_app.jobs.redis` has the server do in one step each, in Lua.
+"""The Lua scripts of `serve_app.jobs.redis`, one for each atomic step.
 
-Keys, behind the prefix:
+Keys, after the prefix:
 
 ========================  ==============================================================================================
-job:<job>                 hash: what is known of a job
-bodies:<job>              hash: items by their place, packed; one that has ended is not there any more
-names:<job>               hash: what clients call items, where they do
-results:<job>             hash: outcomes by place, packed; ended:<job> has their states
-losses:<job>              hash: how many sessions ended while they had an item
-backlog:<job>:<model>     list: places of items that wait for a model
-backlogs:<model>:<owner>  sorted set: an owner's jobs with such a list, by their last turn
-owners:<model>            sorted set: owners of those, by their last turn
-models                    set: models that something waits for; counts has how much
-jobs:<owner>:<kind>       sorted set: jobs in their order
-live:<owner>              set: jobs that have not ended
-overdue, old, untold      sorted sets: jobs by when they must have ended, are forgotten, and are to be told
+job:<job>                 hash: what is known of a job bodies:<job>              hash: items by their place, packed; one
+that has ended is not there any more names:<job>               hash: what clients call items, where they do
+results:<job>             hash: outcomes by place, packed; ended:<job> has their states losses:<job>              hash:
+how many sessions ended while they had an item backlog:<job>:<model>     list: places of items that wait for a model
+backlogs:<model>:<owner>  sorted set: an owner's jobs with such a list, by their last turn owners:<model>
+sorted set: owners of those, by their last turn models                    set: models that something waits for; counts
+has how much jobs:<owner>:<kind>       sorted set: jobs in their order live:<owner>              set: jobs that have not
+ended overdue, old, untold      sorted sets: jobs by when they must have ended, are forgotten, and are to be told
 sessions                  sorted set: by when they are over (server's time); held:<session> is a hash of what they have
-states                    hash: jobs by state
-seq, turn                 numbers: the last job or file, and the last turn, that was given one
-idem:<owner>:<key>        hash: the job of an idempotency key, and the digest of its request
-file:<file>               hash: what is known of a file; content:<file> is what is in it
-files:<owner>             sorted set: files in their order
-oldfiles                  sorted set: files by when they are forgotten
+states                    hash: jobs by state seq, turn                 numbers: the last job or file, and the last
+turn, that was given one idem:<owner>:<key>        hash: the job of an idempotency key, and the digest of its request
+file:<file>               hash: what is known of a file; content:<file> is what is in it files:<owner>
+sorted set: files in their order oldfiles                  sorted set: files by when they are forgotten
 ========================  ==============================================================================================
 
-The scripts make the names of keys: the server must not be a cluster. Sessions are over by the server's clock, which all
-routers share; ``ahead`` is how far the caller's time is from the caller's clock.
+Scripts derive key names, so the server must not be a cluster. Sessions expire by the server's clock, which all routers
+share; ``ahead`` is the difference of the caller's time from the caller's clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs, items and outcomes as `serve_app.jobs.redis` keeps them: hashes of texts, and packed arrays."""
+"""Jobs, items and outcomes in Redis: hashes of texts, and packed arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serve_app.jobs.states import State
 
 
 class _Packed(msgspec.Struct, array_like=True):
-    """An item as it is kept."""
+    """A stored item."""
 
     model: str
     url: str
@@ -23,7 +23,7 @@ class _Packed(msgspec.Struct, array_like=True):
 
 
 class _Result(msgspec.Struct, array_like=True):
-    """An outcome as it is kept."""
+    """A stored outcome."""
 
     ended: float
     status: int
@@ -39,7 +39,7 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 
 def job_fields(job: NewJob, total: int, models: Sequence[str]) -> dict[str, str | bytes | int]:
-    """The hash of a new job, of so many items for these models."""
+    """The hash of a new job with this many items for these models."""
     return {
         "id": job.id,
         "kind": job.kind,
@@ -63,7 +63,7 @@ def job_fields(job: NewJob, total: int, models: Sequence[str]) -> dict[str, str 
 
 
 def as_job(found: Mapping[bytes, bytes]) -> Job | None:
-    """A job of its hash; ``None`` of an empty one."""
+    """Decode a job's hash; ``None`` for an empty one."""
     if not found:
         return None
 
@@ -94,23 +94,21 @@ def as_job(found: Mapping[bytes, bytes]) -> Job | None:
 
 
 def pack_item(item: NewItem) -> bytes:
-    """An item, packed."""
+    """Encode an item."""
     return _pack(_Packed(item.model, item.url, item.body, item.headers, item.custom_id))
 
 
 def pack_outcome(outcome: Outcome, ended: float) -> bytes:
-    """An outcome, packed."""
+    """Encode an outcome."""
     return _pack(_Result(ended, outcome.status, outcome.body, outcome.headers, outcome.code, outcome.message))
 
 
 def as_item(index: int, state: State, name: bytes | None, packed: bytes | None) -> Item:
-    """An item as it is shown.
+    """Decode an item for display.
 
     Args:
-        index: Its place.
-        state: Its state.
-        name: What the client calls it; ``None``: nothing.
-        packed: Its outcome; ``None``: there is none yet, or none any more.
+        name: The client's name for it, if any.
+        packed: Its outcome, if it exists.
     """
     called = (name or b"").decode()
     if packed is None:
@@ -119,7 +117,7 @@ def as_item(index: int, state: State, name: bytes | None, packed: bytes | None) 
 
 
 def as_lease(item: bytes, owner: bytes, expires: bytes, headers: bytes, losses: bytes, packed: bytes) -> Lease:
-    """A lease, of what the script EXCHANGE tells of it."""
+    """Decode a lease from the script EXCHANGE."""
     name = item.decode()
     job, place, _ = name.split("/", 2)
     kept = _PACKED.decode(packed)

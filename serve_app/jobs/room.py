@@ -1,7 +1,7 @@
-"""How many items of jobs may be in flight: a few full batches of each model, whatever the backlog.
+"""Bounds items in flight: a few full batches of each model, whatever the backlog.
 
-That is enough to keep its replicas busy: while they run one batch, the next ones wait in the router's queue, where live
-requests pass them. What waits in the store holds no memory, no place in that queue and no lease.
+That keeps its replicas busy: during one batch, the next wait in the router's queue, where live requests pass them.
+Items in the store take no memory, no queue place and no lease.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from serve_app.scheduling.entry import Priority
 
 
 def room(models: Iterable[ModelInfo], batches: int) -> dict[str, int]:
-    """Items in flight by the model's name.
+    """Items in flight by model.
 
     At most half of the queue of class ``low``: the rest is for live requests.
 
     Args:
-        models: What is served.
-        batches: Full batches for each replica that a model may have.
+        batches: Full batches for each potential replica of a model.
     """
     found = {}
     for info in models:

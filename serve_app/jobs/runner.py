@@ -1,11 +1,11 @@
-"""Runs the items of jobs: a bounded number at once, through the same queue as all requests.
+"""Runs items of jobs: a bounded number at once, through the same queue as all requests.
 
-One exchange with the store after another: it brings what has ended, keeps the session alive, and gets as many new items
-as there is room for. While one is under way more ends, so that busy routers exchange much at once.
+Exchanges with the store follow each other: each delivers outcomes, keeps the session alive, and fetches as many new
+items as fit. More items end during one, so that busy routers exchange many at once.
 
-An item that is refused for now (no room, no replica) keeps its place and tries again after a pause: there are never
-more tries under way than places. One whose model is not served here any more goes back to the store, and waits there
-without a place. One that cannot be answered whoever tries ends with its error.
+An item refused for now (no capacity, no replica) keeps its place and retries after a pause: there are never more tries
+than places. One whose model is no longer served here returns to the store, and waits there without a place. Any other
+failure ends the item with its error.
 """
 
 from __future__ import annotations
@@ -61,12 +61,11 @@ _MOST_LOSSES: Final = 5
 
 
 class Reply(Struct, frozen=True):
-    """What an item's request was answered.
+    """The answer to an item's request.
 
     Attributes:
-        status: Of HTTP.
-        body: All of it.
-        headers: Those that say how to read it.
+        status: HTTP status.
+        headers: Those needed to read the body.
     """
 
     status: int
@@ -75,22 +74,22 @@ class Reply(Struct, frozen=True):
 
 
 class Run(Protocol):
-    """Answers the request of an item."""
+    """Answers an item's request."""
 
     async def __call__(self, lease: Lease, /) -> Reply:
-        """Run it; cancelling this cancels the work. Raises `ServeAppError`."""
+        """Run it; cancelling cancels the work. Raises `ServeAppError`."""
 
 
 class Room(Protocol):
-    """Knows how many items of each model may be in flight."""
+    """Limits items in flight."""
 
     def __call__(self) -> Mapping[str, int]:
-        """That, by model."""
+        """Items in flight by model."""
 
 
 @dataclass(slots=True)
 class RunnerCounts:
-    """What a runner has seen since it started."""
+    """Counters since a runner's start."""
 
     ended: Counter[str] = field(default_factory=Counter)
     """Items by their state; also those whose outcomes counted for nothing."""
@@ -105,18 +104,14 @@ class RunnerCounts:
 
 
 class Runner:
-    """Runs items. It works from `start` to `close`.
+    """Runs items from `start` to `close`.
 
     Args:
-        store: Where they are.
-        room: How many of each model may be in flight.
-        settings: Of jobs.
-        now: POSIX time.
-        changed: Is called with the ids of jobs that ended here.
+        room: Items of each model that may be in flight.
+        changed: Called with the ids of jobs that ended here.
 
     Attributes:
-        counts: What it has seen.
-        paused: Whether it takes no more items; those that it has end.
+        paused: Whether it accepts no more items; running ones continue.
     """
 
     def __init__(
@@ -142,29 +137,29 @@ class Runner:
         self.paused = False
 
     def start(self, run: Run) -> None:
-        """Run items from now on; ``run`` answers one."""
+        """Start running items; ``run`` answers one."""
         self._run = run
         self._worker = asyncio.get_running_loop().create_task(self._work(), context=Context())
 
     def wake(self) -> None:
-        """There may be new items."""
+        """Check for new items."""
         self._wake.set()
 
     @property
     def in_flight(self) -> Counter[str]:
-        """Items that it has, by model."""
+        """Its items, by model."""
         held = Counter(lease.request.model for _, lease in self._running.values())
         held.update(lease.request.model for _, lease in self._ended)
         return held
 
     def drop(self, job: str) -> None:
-        """Stop what is run of a job that has ended."""
+        """Stop the items of an ended job."""
         for task, lease in list(self._running.values()):
             if lease.job == job:
                 task.cancel()
 
     async def close(self) -> None:
-        """Stop: what is not done waits again, and others run it."""
+        """Stop; unfinished items return to the store for other routers."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
@@ -203,7 +198,7 @@ class Runner:
                 await self._rest()
 
     async def _rest(self) -> None:
-        """Wait until there is something to exchange: news, items that other routers took in, or a lease to renew."""
+        """Wait for a reason to exchange: news, items from other routers, or a lease to renew."""
         renewed = monotonic() + self._settings.lease_s / 3
         while not self._wake.is_set() and (left_s := renewed - monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
@@ -215,7 +210,7 @@ class Runner:
                         return
 
     async def _turn(self) -> int:
-        """One exchange; gives how many items were started."""
+        """One exchange; returns the number of started items."""
         if self._session is None:
             self._session = await self._store.begin_session(self._now(), self._settings.lease_s)
         room, others, nbytes = self._places()
@@ -237,15 +232,15 @@ class Runner:
                 continue
             task = asyncio.get_running_loop().create_task(self._carry(lease), context=Context())
             self._running[lease.item] = task, lease
-            task.add_done_callback(partial(self._left, lease))
+            task.add_done_callback(partial(self._free_place, lease))
         return len(exchanged.leases)
 
     def _places(self) -> tuple[dict[str, int], int, int]:
-        """How many items it takes of which models and of those not known yet, and of how many bytes together.
+        """Free places by model and for items of unknown model, and their total bytes.
 
-        A model may have as many bytes in flight as are free of twice ``max_bytes_in_flight``. So one alone has
-        ``max_bytes_in_flight``; and however many have taken all that they may and are down, there is room for another
-        one. An exchange gives one item at least where there is room for any.
+        A model may have as many bytes in flight as are free of twice ``max_bytes_in_flight``. So a single model has
+        ``max_bytes_in_flight``; and if several have used their share and are down, another one still fits. An exchange
+        fetches at least one item if any place is free.
         """
         if self.paused:
             return {}, 0, 0
@@ -299,8 +294,8 @@ class Runner:
         self._ended.append((outcome, lease))
         self._wake.set()
 
-    def _left(self, lease: Lease, task: asyncio.Task[None]) -> None:
-        """A task that was cancelled, perhaps before it began, leaves its place."""
+    def _free_place(self, lease: Lease, task: asyncio.Task[None]) -> None:
+        """Free the place of a cancelled task, which may not have begun."""
         if (running := self._running.get(lease.item)) is not None and running[0] is task:
             del self._running[lease.item]
 

@@ -1,4 +1,4 @@
-"""What is set of jobs."""
+"""Settings of jobs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from serve_app.domain.settings import RedisSettings
 
 @dataclass(frozen=True, slots=True)
 class CallbackSettings:
-    """Where the ends of jobs may be told, and how.
+    """Settings of callbacks.
 
     Attributes:
-        hosts: Names that a callback's URL may have, in lower case, each with a port behind a colon; or without, for
-            ``https`` at port 443 and ``http`` at port 80.
-        networks: Addresses that they may lead to although these are not of the public Internet.
-        secret: What callbacks are signed with; empty: they are not.
-        timeout_s: How long one attempt may take, seconds.
-        attempts: How often one is tried.
-        retry_s: Pause after the first attempt, seconds; it grows fourfold with every other one.
+        hosts: Allowed hosts of callback URLs, lower case, each with a port after a colon, or without for ``https`` at
+            port 443 and ``http`` at port 80.
+        networks: Allowed addresses that are not public.
+        secret: Key of signatures; empty: unsigned.
+        timeout_s: Of one attempt, seconds.
+        attempts: Most attempts for a callback.
+        retry_s: Pause after the first attempt, seconds; later ones are four times the previous.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -33,26 +33,24 @@ class CallbackSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """How jobs are kept and run.
+    """How jobs are stored and run.
 
     Attributes:
-        path: File of the store, where ``redis`` is ``None``.
+        path: File of the store, unless ``redis`` is set.
         redis: Server of the store.
-        batches: Full batches of a model's rows that may be in flight for jobs in one router, for each of its most
-            replicas.
-        max_bytes_in_flight: Bytes of requests of one model that are in flight for jobs in one router, about; of
-            all models, twice that at most.
-        lease_s: A router that was not heard of for so long has lost its items.
-        timeout_s: How long a job may take that does not say, seconds.
-        max_timeout_s: And at most.
-        keep_s: How long it is kept after its end, seconds.
-        max_items: Items of one job.
-        max_jobs: Jobs of one API key that have not ended.
-        max_bytes: Bytes of the store above which it takes no more; above 5/4 of that no items are run.
-        max_result: Bytes of one answer that are kept.
-        max_file: Bytes of an uploaded file.
-        max_files: Files of one API key.
-        callbacks: Who may be told of ends.
+        batches: Full batches of a model's rows in flight for jobs in one router, for each potential replica.
+        max_bytes_in_flight: Approximate bytes of one model's requests in flight for jobs in one router; at most twice
+            that for all models.
+        lease_s: Silence after which a router loses its items, seconds.
+        timeout_s: Default deadline of a job, seconds.
+        max_timeout_s: Longest deadline, seconds.
+        keep_s: How long a job is kept after its end, seconds.
+        max_items: Most items of one job.
+        max_jobs: Most active jobs of one API key.
+        max_bytes: Size of the store above which it accepts no more; above 5/4 of it no items run.
+        max_result: Most bytes of one answer to keep.
+        max_file: Most bytes of an uploaded file.
+        max_files: Most files of one API key.
     """
 
     path: Path | None = None

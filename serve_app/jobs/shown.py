@@ -1,4 +1,4 @@
-"""A job as clients see it, in answers and in callbacks."""
+"""A job's form in answers and callbacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serve_app.jobs.states import State
 
 
 def counts(job: Job) -> dict[str, int]:
-    """Items by what became of them."""
+    """Items by result."""
     left = job.total - job.completed - job.failed
     ended = {"cancelled": 0, "expired": 0, "waiting": 0}
     ended["waiting" if not job.has_ended else "cancelled" if job.state is State.CANCELLED else "expired"] = left
@@ -19,7 +19,7 @@ def counts(job: Job) -> dict[str, int]:
 
 
 def shown(job: Job) -> dict[str, Any]:
-    """A job, JSON-able. Times are POSIX seconds."""
+    """A job as JSON data. Times are POSIX seconds."""
     meta = msgspec.json.decode(job.meta)
     done = job.completed + job.failed
     return {

@@ -1,12 +1,10 @@
-"""The states of jobs, as a table, and of their items. What is not in the table cannot happen, and raises.
+"""The states of jobs and items, as a table. Any other transition raises.
 
-A job ends as a whole: in the moment in which the last of its items ends, or in which it is cancelled or expires. Items
-that have not ended by then are in the state that `unended` says, without being written one by one: a job of a million
-items is cancelled in one step.
+A job ends as a whole: when its last item ends, it is cancelled, or it expires. Its unended items then have the state of
+`unended`, without a write for each: cancelling a million items is one step.
 
-An item is leased to a *session*: a router that tells the store again and again that it lives. It is PROCESSING then,
-until it is COMPLETED or ends with an ERROR. A session that has not been heard of is over; its items are PENDING again,
-and what it still brings is discarded.
+An item is leased to a *session*: a router that keeps reporting to the store. It is PROCESSING until COMPLETED or ERROR.
+A silent session expires; its items become PENDING again, and its later outcomes are discarded.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Final
 
 
 class State(StrEnum):
-    """Of a job, or of an item."""
+    """State of a job or an item."""
 
     PENDING = "PENDING"
     PROCESSING = "PROCESSING"
@@ -27,7 +25,7 @@ class State(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """What happens to a job."""
+    """An event of a job."""
 
     STARTED = "started"
     """The first of its items was leased."""
@@ -56,11 +54,11 @@ JOB: Final[Mapping[tuple[State, JobEvent], State]] = {
 
 
 class IllegalTransition(ValueError):
-    """This cannot happen in this state: a bug."""
+    """An impossible transition: a bug."""
 
 
 def job_after(state: State, event: JobEvent) -> State:
-    """The state of a job after something happened. Raises `IllegalTransition`."""
+    """A job's state after an event. Raises `IllegalTransition`."""
     try:
         return JOB[state, event]
     except KeyError:
@@ -68,5 +66,5 @@ def job_after(state: State, event: JobEvent) -> State:
 
 
 def unended(item: State, job: State) -> State:
-    """The state of an item as it is shown: of a job that has ended, one that has not is as the job is."""
+    """An item's shown state: unended items of an ended job have the job's."""
     return job if job in ENDED and item not in ENDED else item

@@ -1,6 +1,6 @@
 """Processors turn media into tensors and tensors into answers: image, text, audio.
 
-A class of your own derives from `Processor`; what it needs can be imported from here.
+Custom classes derive from `Processor` and can import everything they need from here.
 """
 
 from serve_app.config.processor import PROCESSOR_OPTIONS

@@ -1,4 +1,4 @@
-"""Sounds in, labels out."""
+"""Classifies audio."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ _STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class AudioSettings:
-    """How a sound becomes tensors.
+    """How audio becomes tensors.
 
     Attributes:
-        waveform: Name of the input that takes samples, (rows, samples).
-        dtype: Its numpy dtype.
-        length: Name of the input that takes the number of samples before padding, (rows,); ``None`` without one.
-        mask: Name of the input that takes 1 for samples and 0 for padding, (rows, samples); ``None`` without one.
-        integer: Numpy dtype of ``length`` and ``mask``.
-        sampling_rate: Samples per second that the model takes.
-        buckets: Lengths that sounds are padded to, samples, ascending. The last is the longest sound.
-        max_seconds: Longer sounds are refused, or cut.
-        truncate: Cut them.
-        normalize: Bring every sound to mean 0 and variance 1.
-        least: The shortest sound that the model can read, samples.
-        spectrogram: What makes the model's input of a sound; ``None`` where it takes the sound itself.
+        waveform: Input of samples, (rows, samples).
+        length: Input of the number of samples before padding, (rows,), if any.
+        mask: Input with 1 for samples and 0 for padding, (rows, samples), if any.
+        integer: Dtype of ``length`` and ``mask``.
+        sampling_rate: Samples per second for the model.
+        buckets: Padded lengths, samples, ascending. The last is the longest audio.
+        max_seconds: Longer audio is refused, or cut.
+        truncate: Whether to cut it.
+        normalize: Whether to scale to mean 0 and variance 1.
+        least: The shortest audio that the model can read, samples.
+        spectrogram: Makes the model's input from audio; ``None``: the samples are the input.
     """
 
     waveform: str
@@ -64,9 +63,7 @@ class AudioProcessor(Processor):
     """Processor of ``audio-classification``. The cost bucket is the padded length in samples; spectrograms have one.
 
     Args:
-        settings: How a sound becomes tensors.
-        ranking: How logits become an answer.
-        facts: What was understood of the folder and the options.
+        facts: Settings read from the folder and the options, with their sources.
     """
 
     def __init__(self, settings: AudioSettings, ranking: Ranking, facts: tuple[Fact, ...] = ()) -> None:
@@ -76,7 +73,7 @@ class AudioProcessor(Processor):
 
     @classmethod
     def create(cls, signature: ModelSignature, folder: ModelFolder, options: AudioOptions) -> AudioProcessor:
-        """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
+        """Make one from the model, its files and the configuration. Raises `ConfigError`."""
         settings = _audio_settings(signature, folder, options)
         ranking = Ranking.create(signature, folder, options, "softmax")
         return cls(settings, ranking, tuple(folder.facts))
@@ -88,11 +85,11 @@ class AudioProcessor(Processor):
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Lengths that sounds are padded to, samples."""
+        """Padded lengths, samples."""
         return self.settings.buckets
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row; the bucket from the header or from the size. Refuses a header that declares too much."""
+        """One row; the bucket from the header or the size. Refuses a header that declares too much."""
         media = self._expect(payload)
         self.ranking.parameters(media.parameters)
         settings = self.settings
@@ -103,7 +100,7 @@ class AudioProcessor(Processor):
         return Cost(1, bucket_for(samples, settings.buckets))
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
-        """Decode, mix to mono and resample one sound. See `decode_audio` for what it raises."""
+        """Decode, mix to mono and resample. Raises what `decode_audio` raises."""
         media = self._expect(payload)
         self.ranking.parameters(media.parameters)
         settings = self.settings
@@ -122,7 +119,7 @@ class AudioProcessor(Processor):
         return self._tensors(samples[None, :])
 
     def bucket(self, tensors: Tensors) -> int:
-        """The padded length, samples. Raises `InvalidRequest` for tensors of more samples than the longest sound."""
+        """The padded length, samples. Raises `InvalidRequest` for tensors beyond the longest audio."""
         if (spectrogram := self.settings.spectrogram) is not None:
             tensor = tensors.get(self.settings.waveform)
             if tensor is None or tensor.shape[1:] != spectrogram.shape:
@@ -134,7 +131,7 @@ class AudioProcessor(Processor):
         return bucket_of(tensors, names, self.settings.buckets, "samples")
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
-        """Add silence at the end, up to ``bucket`` samples."""
+        """Append silence up to ``bucket`` samples."""
         if self.settings.spectrogram is not None:
             return tensors
         return {
@@ -143,7 +140,7 @@ class AudioProcessor(Processor):
         }
 
     def example(self, rows: int, bucket: int) -> Tensors:
-        """Silence, for warming up."""
+        """Silence, for warm-up."""
         if (spectrogram := self.settings.spectrogram) is not None:
             row = spectrogram(np.zeros(self.settings.sampling_rate, np.float32))
             return {self.settings.waveform: np.repeat(row[None].astype(self.settings.dtype), rows, axis=0)}
@@ -155,7 +152,7 @@ class AudioProcessor(Processor):
         outputs: Tensors,
         inputs: Tensors | None = None,  # noqa: ARG002 - as every processor
     ) -> list[dict[str, Any]]:
-        """``[{"label": ..., "score": ...}, ...]``, the highest score first."""
+        """``[{"label": ..., "score": ...}, ...]``, by descending score."""
         return self.ranking.rank(outputs, self.ranking.parameters(payload.parameters))[0]
 
     @staticmethod
@@ -229,7 +226,7 @@ def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: Aud
 
 
 def _grid(rate: int, max_seconds: float, chosen: list[float] | None) -> tuple[int, ...]:
-    """Lengths at most an eighth apart, from half a second on: models may not take less."""
+    """Lengths at most an eighth apart, from half a second on, since models may have a minimum."""
     most = round(max_seconds * rate)
     if chosen is None:
         return tuple(size for size in size_classes(rate // _STEPS, most) if size == most or 2 * size >= rate)

@@ -1,4 +1,4 @@
-"""From the bytes of a sound to mono float samples at one rate, with bounded memory whatever the header claims."""
+"""Decodes audio to mono float samples at one rate, with bounded memory whatever the header claims."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _MOST_CHANNELS = 64
 
 
 class _Content(io.BytesIO):
-    """Bytes for the decoder, which seeks wherever a damaged header points.
+    """Bytes for the decoder, which seeks to positions from damaged headers.
 
-    It calls back from C, where an exception would only be printed. A position that did not change tells it enough.
+    C calls it back and would only print an exception. An unchanged position signals the error.
     """
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -46,18 +46,17 @@ class _Content(io.BytesIO):
 
 
 class _SoundFile(soundfile.SoundFile):  # type: ignore[misc]  # the library has no types
-    """A file that is read from its beginning to its end. Otherwise the class seeks, whose end may not be known."""
+    """A file that is read sequentially. The base class seeks, possibly for an unknown end."""
 
     def seekable(self) -> bool:
-        """Whether it may seek."""
         return False
 
 
 def expected_seconds(content: bytes, max_seconds: float, truncate: bool) -> float:
-    """About how long the sound is, by its header.
+    """The estimated length by the header.
 
     Raises:
-        InvalidRequest: It is longer than allowed, or as `read_sound` says.
+        InvalidRequest: It is too long, or as for `read_sound`.
     """
     sound = read_sound(content)
     if sound is None:
@@ -68,7 +67,7 @@ def expected_seconds(content: bytes, max_seconds: float, truncate: bool) -> floa
 
 
 def most_samples(content: bytes, rate: int) -> float:
-    """At most so many samples are decoded, or come out at ``rate``; infinite where only the decoder can tell."""
+    """An upper bound of samples decoded, or resulting at ``rate``; infinite if only the decoder can tell."""
     if len(content) < 44 or content[:4] != b"RIFF" or content[8:16] != b"WAVEfmt ":
         return math.inf
     tag, _, source = struct.unpack_from("<HHI", content, 20)
@@ -76,29 +75,25 @@ def most_samples(content: bytes, rate: int) -> float:
 
 
 def check_length(seconds: float, max_seconds: float) -> None:
-    """Raises `InvalidRequest` for more than ``max_seconds``."""
+    """Raise `InvalidRequest` for more than ``max_seconds``."""
     if seconds > max_seconds + 1e-6:
         raise InvalidRequest(f"the audio is {seconds:.6g} s long, at most {max_seconds:g} s")
 
 
 def decode_audio(payload: Media, rate: int, max_seconds: float, truncate: bool) -> npt.NDArray[np.float32]:
-    """Decode, mix the channels to one (their mean) and resample.
+    """Decode, mix the channels to their mean, and resample.
 
-    Samples are decoded and resampled block by block: memory is bounded by what is really there and by
-    ``max_seconds``, not by what a header says.
+    Decodes and resamples block by block: the actual content and ``max_seconds`` bound the memory, not the header.
 
     Args:
-        payload: The encoded sound and its declared type.
         rate: Samples per second of the result.
-        max_seconds: Longer sounds are refused.
-        truncate: Return the first ``max_seconds`` of longer sounds instead.
 
     Returns:
-        (samples,), at least one, usually within -1 to 1.
+        (samples,), at least one, usually within -1 to 1. If ``truncate``, the first ``max_seconds``.
 
     Raises:
-        UnsupportedMedia: It is in a format that is not decoded here.
-        InvalidRequest: It is no sound, too long, empty, damaged, or holds samples that are not finite numbers.
+        UnsupportedMedia: The format is not supported.
+        InvalidRequest: The content is no audio, too long, empty, damaged, or has samples that are not finite.
     """
     content = payload.content
     sound = read_sound(content)
@@ -171,7 +166,7 @@ def _read(
 
 
 def _mix(frames: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The mean of the channels, (frames,). Adds whole channels: numpy's mean of rows is slow where they are short."""
+    """The mean of the channels, (frames,). Adds whole channels: numpy's mean of short rows is slow."""
     channels = frames.shape[1]
     mono = frames[:, 0]
     if channels == 1:
@@ -185,11 +180,11 @@ def _mix(frames: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 class _Resampler:
-    """Resamples a sound that comes in blocks. One block that is all of it takes a faster way to the same samples.
+    """Resamples audio in blocks. A single complete block takes a faster way to the same samples.
 
     Args:
-        source: Samples per second that come.
-        target: Samples per second that go.
+        source: Input samples per second.
+        target: Output samples per second.
     """
 
     def __init__(self, source: int, target: int) -> None:

@@ -1,4 +1,4 @@
-"""What a folder says about sounds: preprocessor_config.json with the defaults of the class that it names.
+"""Reads a folder's audio settings: preprocessor_config.json with the defaults of its class.
 
 Facts of transformers 5.24: ``feature_extraction_wav2vec2.py``, ``feature_extraction_audio_spectrogram_transformer.py``,
 ``feature_extraction_whisper.py``.
@@ -82,14 +82,14 @@ Spectrogram = KaldiFilterBank | WhisperSpectrogram
 
 @dataclass(frozen=True, slots=True)
 class AudioFolder:
-    """How a folder wants sounds.
+    """A folder's audio settings.
 
     Attributes:
-        file: The one that says so.
-        rate: Samples per second; ``None`` where nothing says.
-        normalize: Bring a sound to mean 0 and variance 1; a spectrogram does it by itself.
-        padded_otherwise: A key that asks for other padding than zeros at the end, with its file; ``None``: none does.
-        spectrogram: What makes features of a sound; ``None`` where the model takes the sound itself.
+        file: Their source.
+        rate: Samples per second, if given.
+        normalize: Whether to scale audio to mean 0 and variance 1; spectrograms do so themselves.
+        padded_otherwise: A key, with its file, that requires other padding than trailing zeros, if any.
+        spectrogram: Makes features from audio; ``None``: the samples are the input.
     """
 
     file: str
@@ -100,7 +100,7 @@ class AudioFolder:
 
 
 def read_audio_folder(folder: ModelFolder, ignored: Collection[str]) -> AudioFolder:
-    """Read it. Raises `ConfigError` where a class, a key or a value is not understood."""
+    """Read the settings. Raises `ConfigError` for an unknown class, key or value."""
     file, found = folder.preprocessor("feature_extractor")
     config = found or {}
     named = config.get("feature_extractor_type")
@@ -132,7 +132,7 @@ def read_audio_folder(folder: ModelFolder, ignored: Collection[str]) -> AudioFol
 
 
 def shortest_sound(folder: ModelFolder) -> int:
-    """The samples that the convolutions of wav2vec2 and its kin need to make one frame; 1 of other models."""
+    """The samples that convolutions of wav2vec2 and similar models need for one frame; 1 for other models."""
     config = folder.json("config.json")
     kernels, strides = config.get("conv_kernel"), config.get("conv_stride")
     least = 1

@@ -1,4 +1,4 @@
-"""Cost buckets: the lengths that variable axes are padded to."""
+"""Cost buckets: the padded lengths of variable axes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _PER_DOUBLING = 8
 
 
 def size_classes(first: int, longest: int) -> tuple[int, ...]:
-    """Lengths in eight steps per doubling, ascending: 8, 16, 24 ... 64, 72 ... 128, 144 (size classes of jemalloc).
+    """Ascending lengths in eight steps per doubling: 8, 16, 24 ... 64, 72 ... 128, 144 (jemalloc's size classes).
 
     Args:
-        first: The step up to eight times itself, and the shortest length.
-        longest: The last length.
+        first: The shortest length, and the step up to eight times itself.
     """
     lengths = list(range(first, min(_PER_DOUBLING * first, longest), first))
     step, length = first, _PER_DOUBLING * first
@@ -34,7 +33,7 @@ def size_classes(first: int, longest: int) -> tuple[int, ...]:
 
 
 def bucket_for(length: int, buckets: tuple[int, ...]) -> int:
-    """The smallest bucket that holds ``length``; the largest of all if none does. Buckets ascend."""
+    """The smallest bucket that holds ``length``, else the largest. Buckets ascend."""
     return buckets[min(bisect_left(buckets, length), len(buckets) - 1)]
 
 
@@ -42,13 +41,13 @@ def bucket_of(tensors: Tensors, names: Iterable[str], buckets: tuple[int, ...], 
     """The bucket of the longest of these tensors, each (rows, length).
 
     Args:
-        tensors: Made by a processor, or by a client that prepares its tensors itself.
-        names: Of the tensors whose axis 1 may vary.
+        tensors: From a processor, or from a client that prepares tensors itself.
+        names: Tensors with a variable axis 1.
         buckets: Ascending.
-        unit: What axis 1 counts, for messages.
+        unit: Unit of axis 1, for messages.
 
     Raises:
-        InvalidRequest: One is missing, has not two axes, or is longer than the largest bucket.
+        InvalidRequest: A tensor is missing, has not two axes, or exceeds the largest bucket.
     """
     longest = 0
     for name in names:
@@ -64,9 +63,9 @@ def bucket_of(tensors: Tensors, names: Iterable[str], buckets: tuple[int, ...], 
 
 
 def widen(tensor: npt.NDArray[Any], length: int, value: int) -> npt.NDArray[Any]:
-    """Fill (rows, n) up to (rows, ``length``) with ``value`` behind. Itself where it has that length already.
+    """Fill (rows, n) up to (rows, ``length``) with trailing ``value``; unchanged if it has that length.
 
-    What `numpy.pad` does in general, at a tenth of its cost for short rows.
+    Like `numpy.pad`, at a tenth of its cost for short rows.
 
     Raises:
         ValueError: It is longer than that.

@@ -1,6 +1,6 @@
-"""Processors that are not the server's own: classes of a module, an entry point, or a file beside the model.
+"""Custom processors: classes of a module, an entry point, or a file beside the model.
 
-Nothing that a client sends can name one: only the configuration does.
+Only the configuration can name one, never a client.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ def find_class(name: str | None, task: str, folder: ModelFolder) -> type[Any]:
     """Import a processor's class.
 
     Args:
-        name: ``module:Class`` or ``file.py:Class``; ``None``: what an installed package has for the task.
-        task: The model's.
-        folder: Where files are looked for.
+        name: ``module:Class`` or ``file.py:Class``; ``None``: an installed package's class for the task.
+        folder: Searched for files.
 
     Raises:
-        ConfigError: There is none, or it cannot be imported; one line that says where and why.
+        ConfigError: The class is missing, or cannot be imported; one line with the place and the reason.
     """
     if name is None:
         return _of_entry_point(task)
@@ -69,7 +68,7 @@ def find_class(name: str | None, task: str, folder: ModelFolder) -> type[Any]:
 
 
 def source_of(cls: type[Any]) -> Path | None:
-    """The file that a class is written in; ``None`` where there is none."""
+    """The source file of a class, if any."""
     try:
         file = inspect.getsourcefile(cls)
     except TypeError:
@@ -95,10 +94,10 @@ def _of_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise ConfigError((f"{_KEY}: cannot import {name}: {_told(error)}",)) from None
+            raise ConfigError((f"{_KEY}: cannot import {name}: {_one_line(error)}",)) from None
         raise ConfigError((f"{_KEY}: there is no module {error.name}; {_advice(error.name)}",)) from None
     except (Exception, SystemExit) as error:  # of the module: whatever it does when it is imported
-        raise ConfigError((f"{_KEY}: cannot import {name}: {_told(error)}",)) from None
+        raise ConfigError((f"{_KEY}: cannot import {name}: {_one_line(error)}",)) from None
 
 
 def _advice(module: str) -> str:
@@ -132,7 +131,7 @@ def _of_file(name: str, folder: ModelFolder) -> ModuleType:
         exec(compile(content, str(path), "exec"), module.__dict__)  # noqa: S102 - leaves no __pycache__ beside the model
     except (Exception, SystemExit) as error:  # of the file: whatever it does
         del sys.modules[module_name]
-        raise ConfigError((f"{_KEY}: cannot import {name}: {_told(error)}",)) from None
+        raise ConfigError((f"{_KEY}: cannot import {name}: {_one_line(error)}",)) from None
     return module
 
 
@@ -150,7 +149,7 @@ def _class_of(module: ModuleType, path: str, where: str) -> type[Any]:
     return found
 
 
-def _told(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """An exception in one line, with the place where it was raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
@@ -171,12 +170,12 @@ def _is_ours(filename: str) -> bool:
 def make_custom(
     cls: type[Any], signature: ModelSignature, folder: ModelFolder, options: Mapping[str, Any]
 ) -> CustomProcessor:
-    """Make a processor of a class: ``cls(signature, folder, ...)``, with its options behind.
+    """Make a processor from a class: ``cls(signature, folder, ...)``, followed by its options.
 
-    Options are one argument, of the pydantic model that the class has as ``options``, or else keyword arguments.
+    Options are one argument, of the class's pydantic model ``options``, or else keyword arguments.
 
     Raises:
-        ConfigError: An option is wrong, a method is missing, the constructor raises, or what it makes does not fit the
+        ConfigError: An option is wrong, a method is missing, the constructor raises, or the result does not fit the
             model. One line per fault.
     """
     lacking = [name for name in _METHODS if name in _abstract(cls) or not callable(getattr(cls, name, None))]
@@ -189,7 +188,7 @@ def make_custom(
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # of the class: whatever it does
-        fault = f"{_KEY}: {cls.__name__}(signature, folder, ...) cannot be made: {_told(error)}"
+        fault = f"{_KEY}: {cls.__name__}(signature, folder, ...) cannot be made: {_one_line(error)}"
         raise ConfigError((fault,)) from None
 
 
@@ -204,7 +203,7 @@ def _like(cls: type[Any], name: str) -> str:
 
 
 def _options_of(cls: type[Any], given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the constructor takes behind signature and folder: positional arguments, and keywords."""
+    """The constructor's further positional and keyword arguments."""
     model = getattr(cls, "options", None)
     if inspect.isclass(model) and issubclass(model, BaseModel):
         strict: Any = None if model.model_config.get("extra") else "forbid"
@@ -218,7 +217,7 @@ def _options_of(cls: type[Any], given: Mapping[str, Any]) -> tuple[tuple[Any, ..
 
 
 def _keywords_of(cls: type[Any]) -> tuple[type[BaseModel], dict[str, str]]:
-    """A model of the constructor's arguments behind the first two, and the names of its fields by theirs."""
+    """A pydantic model of the constructor's further arguments, and the argument for each of its fields."""
     parameters = list(inspect.signature(cls).parameters.values())[2:]
     try:
         hints = get_type_hints(cls.__init__, include_extras=True)
@@ -250,11 +249,10 @@ def _checked(validate: Callable[[], _T], given: Mapping[str, Any], schema: Calla
 
 
 def misfit(signature: ModelSignature, tensors: Any) -> str | None:
-    """Why tensors are none that the model takes: what is wrong, in words; ``None`` where they are.
+    """Why tensors do not fit the model, in words, if so.
 
     Args:
-        signature: The model's tensors.
-        tensors: What a processor made.
+        tensors: From a processor.
     """
     if not isinstance(tensors, dict):
         return f"a {type(tensors).__name__} came, and no dict of arrays by the name of the model's input"
@@ -284,12 +282,12 @@ def misfit(signature: ModelSignature, tensors: Any) -> str | None:
 
 
 def plain_answer(answer: Any) -> Any:
-    """An answer as it can travel and be written: `Embeddings`, or what JSON knows.
+    """An answer that can be transferred and encoded: `Embeddings`, or JSON data.
 
-    Arrays become lists, and dataclasses and the like objects.
+    Arrays become lists; dataclasses and similar become objects.
 
     Raises:
-        TypeError: It holds something that has no form in JSON; the message names the type.
+        TypeError: A value has no JSON form; names its type.
     """
     if isinstance(answer, Embeddings):
         return answer
@@ -303,20 +301,16 @@ def _plain(value: Any) -> Any:
 
 
 class CustomProcessor:
-    """A processor of a class that is not the server's own; what its methods give is checked.
+    """A processor of a custom class, whose results are checked.
 
-    A method that raises what is no fault of the client, or gives what it must not, fails this one request:
-    `RuntimeError` where the caller answers and logs that, `InferenceFailed` in a router's event loop.
+    A method that fails through no fault of the client, or returns wrong data, fails only this request: with
+    `RuntimeError` where the caller answers and logs it, with `InferenceFailed` in a router's event loop.
 
     Args:
-        cls: The class, for messages.
-        made: An instance of it.
-        signature: The model's tensors.
+        cls: For messages.
 
     Attributes:
-        labels: As of the instance when it was made.
-        buckets: Likewise.
-        bucket_invariant: Likewise.
+        labels: Of the instance at construction.
 
     Raises:
         ConfigError: The instance is no processor for this model.
@@ -357,7 +351,7 @@ class CustomProcessor:
                 yield f"{name}{inspect.signature(method)} cannot be called with {count} arguments, as Processor.{name}"
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """What the class estimates."""
+        """The class's estimate."""
         return self._in_loop("estimate", self._estimate, payload)
 
     def _estimate(self, payload: Media | Texts) -> Cost:
@@ -367,7 +361,7 @@ class CustomProcessor:
         return Cost(rows, bucket)
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
-        """What the class makes of a payload, if that fits the model."""
+        """The class's tensors of a payload, if they fit the model."""
         tensors = self._call(self._made.preprocess, payload)
         if (fault := misfit(self._signature, tensors)) is not None:
             raise RuntimeError(f"{self._name}.preprocess: {fault}")
@@ -375,7 +369,7 @@ class CustomProcessor:
         return tensors
 
     def bucket(self, tensors: Tensors) -> int:
-        """The bucket that the class tells."""
+        """The class's bucket."""
         return self._in_loop("bucket", self._bucket, tensors)
 
     def _bucket(self, tensors: Tensors) -> int:
@@ -385,7 +379,7 @@ class CustomProcessor:
         return bucket
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
-        """What the class pads, if it still fits the model."""
+        """The class's padding, if it still fits the model."""
         padded = self._call(self._made.pad, tensors, bucket)
         if (fault := misfit(self._signature, padded)) is not None:
             raise RuntimeError(f"{self._name}.pad: {fault}")
@@ -395,18 +389,18 @@ class CustomProcessor:
     cut = Processor.cut
 
     def example(self, rows: int, bucket: int) -> Tensors:
-        """Tensors of the class's own, if they fit the model."""
+        """The class's example, if it fits the model."""
         tensors = self._call(self._made.example, rows, bucket)
         if (fault := misfit(self._signature, tensors)) is not None:
             raise RuntimeError(f"{self._name}.example: {fault}")
         return tensors
 
     def postprocess(self, payload: Media | Texts, outputs: Tensors, inputs: Tensors) -> Any:
-        """What the class answers, as `plain_answer` has it."""
+        """The class's answer, through `plain_answer`."""
         return plain_answer(self._call(self._made.postprocess, payload, outputs, inputs))
 
     def _in_loop(self, what: str, call: Callable[[Any], _T], argument: Any) -> _T:
-        """Call a method where nobody answers for other errors than the server's."""
+        """Call a method where only the server's own errors are answered."""
         try:
             return self._call(call, argument)
         except (InvalidRequest, InferenceFailed):
@@ -422,7 +416,7 @@ class CustomProcessor:
         except (InvalidRequest, InferenceFailed):
             raise
         except (Exception, SystemExit) as error:  # none of the server's other errors, and none that ends its process
-            raise RuntimeError(_told(error)) from error
+            raise RuntimeError(_one_line(error)) from error
 
 
 _VERBS: Final = {"estimate": "estimate", "bucket": "size"}

@@ -1,6 +1,6 @@
-"""Texts in, vectors out; or what similarity makes of them.
+"""Embeds texts, for vectors or for similarities.
 
-With candidate labels, labels come out: zero-shot classification. With a source sentence, similarities to it.
+Candidate labels ask for zero-shot classification, a source sentence for similarities to it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _LONGEST_TEMPLATE = 1000
 
 
 class EmbeddingParameters(msgspec.Struct, frozen=True):
-    """What a request may say, as Hugging Face's clients do.
+    """Request parameters, as Hugging Face's clients send them.
 
     Attributes:
-        candidate_labels: Asks for zero-shot classification; a list, or one text with commas between labels.
-        hypothesis_template: Sentence that a label is put into, at ``{}``.
-        multi_label: Whether labels are independent of each other.
+        candidate_labels: Asks for zero-shot classification; a list, or a comma-separated text.
+        hypothesis_template: Sentence for a label, at ``{}``.
+        multi_label: Whether labels are independent.
         normalize: Whether vectors have length 1.
-        truncate: Whether texts that are too long are cut; they are refused if not.
-        truncation_direction: Where they are cut: at the end (``right``, the default) or at the beginning.
-        dimensions: How many numbers of every vector to keep, the first ones (Matryoshka embeddings are cut so).
-        encoding_format: How vectors are written: as numbers is the only way here.
-        prompt_name: Which of the model's prompts to put before every text.
-        source_sentence: Asks for the similarity of every text to this one.
+        truncate: Whether long texts are cut; otherwise refused.
+        truncation_direction: The side that is cut: the end (``right``, the default) or the beginning.
+        dimensions: Leading numbers of each vector to keep (Matryoshka embeddings).
+        encoding_format: Only ``float`` is supported.
+        prompt_name: The model's prompt before each text.
+        source_sentence: Asks for the similarity of each text to this one.
     """
 
     candidate_labels: list[str] | str | None = None
@@ -65,16 +65,16 @@ class EmbeddingSettings:
     """How a model's output becomes answers.
 
     Attributes:
-        output: The output to read: (rows, dimensions), or (rows, tokens, dimensions) if ``pooling`` is not ``none``.
-        dimensions: Length of the model's vectors; -1 where the model file does not tell.
-        pooling: How vectors of tokens become one; several are put side by side. Empty: the model does it.
-        chain: What is done with the vectors then.
-        normalize: Bring vectors to length 1 if the request does not say.
-        prompts: Texts to put before a text, by name.
-        default_prompt: The name of the one that is put before texts if the request does not say; empty: none.
-        hypothesis_template: Sentence that a candidate label is put into.
-        zero_shot_scale: Multiplies cosines before softmax or sigmoid.
-        zero_shot_midpoint: Cosine whose sigmoid score is 0.5.
+        output: The output to read: (rows, dimensions), or (rows, tokens, dimensions) with ``pooling``.
+        dimensions: Length of the model's vectors; -1 if undeclared.
+        pooling: How token vectors are pooled; several results are concatenated. Empty: the model pools.
+        chain: Further steps on the vectors.
+        normalize: Default: whether to scale vectors to length 1.
+        prompts: Prompts by name.
+        default_prompt: Default prompt name; empty: none.
+        hypothesis_template: Sentence for a candidate label.
+        zero_shot_scale: Factor of cosines before softmax or sigmoid.
+        zero_shot_midpoint: Cosine with sigmoid score 0.5.
     """
 
     output: str
@@ -92,20 +92,18 @@ class EmbeddingSettings:
 class EmbeddingProcessor(TextRows):
     """Processor of ``feature-extraction`` and ``zero-shot-classification``.
 
-    Without ``candidate_labels`` among the request's parameters, the answer is `Embeddings`. With them, it is per text
-    ``[{"label": ..., "score": ...}, ...]``, best first; texts and labels are embedded in one entry. With c the cosine
-    of a text and a label in its template, the scores of a text are softmax(s * c) over the labels, or independently
-    sigmoid(s * (c - m)) with ``multi_label``. Here s is ``zero_shot_scale`` (sentence-transformers' contrastive
-    losses train with 20), and m is ``zero_shot_midpoint``.
+    Without ``candidate_labels`` the answer is `Embeddings`. With them, it is per text ``[{"label": ..., "score": ...},
+    ...]``, best first; texts and labels are embedded in one entry. With c the cosine of a text and a label in its
+    template, the scores are softmax(s * c) over the labels, or independently sigmoid(s * (c - m)) with ``multi_label``,
+    where s is ``zero_shot_scale`` (sentence-transformers' contrastive losses train with 20) and m is
+    ``zero_shot_midpoint``.
 
-    With ``source_sentence`` among them (Hugging Face's sentence-similarity task), the answer is a list with the cosine
-    of every text and that sentence, from -1 to 1; the sentence is embedded in the same entry, behind the texts.
+    With ``source_sentence`` (Hugging Face's sentence-similarity task), the answer is a list of cosines, -1 to 1, of
+    each text and that sentence, which is embedded in the same entry, after the texts.
 
     Args:
-        task: The name it was configured under.
-        tokenizer: Makes the model's inputs.
-        settings: How outputs become answers.
-        facts: What was understood of the folder and the options.
+        task: As configured.
+        facts: Settings read from the folder and the options, with their sources.
     """
 
     labels: tuple[str, ...] = ()
@@ -124,7 +122,7 @@ class EmbeddingProcessor(TextRows):
     def create(
         cls, task: str, signature: ModelSignature, folder: ModelFolder, options: EmbeddingOptions
     ) -> EmbeddingProcessor:
-        """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
+        """Make one from the model, its files and the configuration. Raises `ConfigError`."""
         chain = read_chain(folder, options.ignore_keys)
         inside = folder.within(chain.transformer) if chain.transformer else folder
         tokenizer = TextTokenizer.create(signature, inside, options)
@@ -132,16 +130,16 @@ class EmbeddingProcessor(TextRows):
         return cls(task, tokenizer, settings, tuple(folder.facts))
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row per text, per candidate label and for the source sentence; the bucket of their mean."""
+        """One row per text, candidate label and source sentence; the bucket of their mean."""
         request = self._read(payload)
         return Cost(len(request.texts), self.tokenizer.estimate(request.texts))
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
-        """Tokenize. See `TextTokenizer.tokenize` for what it raises."""
+        """Tokenize. Raises what `TextTokenizer.tokenize` raises."""
         return self._tokenize(self._read(payload))
 
     def postprocess(self, payload: Media | Texts, outputs: Tensors, inputs: Tensors | None = None) -> Any:
-        """Pool, and make `Embeddings`, or labels with scores, or similarities."""
+        """Pool, and make `Embeddings`, labels with scores, or similarities."""
         request = self._read(payload)
         if inputs is None:
             inputs = self._tokenize(request)
@@ -167,7 +165,7 @@ class EmbeddingProcessor(TextRows):
         return self.tokenizer.tokenize(request.texts, parameters.truncate is not False, parameters.truncation_direction)
 
     def _read(self, payload: Media | Texts) -> _Request:
-        """What is to be embedded, in the order of the rows: texts, then labels in their template or the source."""
+        """The texts to embed, in row order: texts, then labels in their template or the source."""
         payload = expect_texts(payload)
         parameters = parse_parameters(payload.parameters, EmbeddingParameters)
         labels = candidate_labels(parameters, required=self.task == "zero-shot-classification")
@@ -203,7 +201,7 @@ class EmbeddingProcessor(TextRows):
         return _Request(texts, labels, parameters, prompt)
 
     def _check(self, parameters: EmbeddingParameters, labels: list[str]) -> None:
-        """Refuse what would otherwise be ignored, or come to nothing after the work was done."""
+        """Refuse parameters that would be ignored, or fail only after the work."""
         for name in ("multi_label", "hypothesis_template"):
             if not labels and getattr(parameters, name) is not None:
                 raise InvalidRequest(f"parameters.{name}: has an effect only together with candidate_labels")
@@ -242,7 +240,7 @@ class _Request:
 
 
 def candidate_labels(parameters: EmbeddingParameters, *, required: bool) -> list[str]:
-    """The labels that a request asks about, none where it asks about none. Raises `InvalidRequest`."""
+    """A request's candidate labels, possibly none. Raises `InvalidRequest`."""
     labels = parameters.candidate_labels
     if labels is None:
         if required:
@@ -259,7 +257,7 @@ def candidate_labels(parameters: EmbeddingParameters, *, required: bool) -> list
 
 
 def template_of(parameters: EmbeddingParameters, default: str) -> str:
-    """The sentence that labels are put into. Raises `InvalidRequest`."""
+    """The template for labels. Raises `InvalidRequest`."""
     template = parameters.hypothesis_template
     if template is None:
         return default
@@ -321,7 +319,7 @@ def _embedding_settings(
 
 
 def _pooling(spec: TensorSpec, options: EmbeddingOptions, chain: Chain, folder: ModelFolder) -> tuple[Mode, ...]:
-    """How the tokens of an output are pooled; empty where it is pooled. Raises `ConfigError`."""
+    """How an output's tokens are pooled; empty if pooled already. Raises `ConfigError`."""
     rank = len(spec.shape)
     if options.pooling is not None and (rank == 2) != (options.pooling == "none"):
         advice = "it is pooled already, say none" if rank == 2 else f"say {', '.join(MODES)}"
@@ -341,7 +339,7 @@ def _pooling(spec: TensorSpec, options: EmbeddingOptions, chain: Chain, folder: 
 
 
 def _prompts(folder: ModelFolder, options: EmbeddingOptions) -> tuple[dict[str, str], str]:
-    """Prompts by name, and the name of the one for requests that name none; empty: none."""
+    """Prompts by name, and the default's name, possibly empty."""
     file = "config_sentence_transformers.json"
     config = folder.json(file)
     check_keys(file, config, SENTENCE_KEYS, options.ignore_keys)
@@ -361,10 +359,10 @@ def _prompts(folder: ModelFolder, options: EmbeddingOptions) -> tuple[dict[str, 
 
 
 def _vectors_of(signature: ModelSignature, name: str | None) -> TensorSpec:
-    """The output that holds vectors.
+    """Choose the output with vectors.
 
-    The named one; else one that is pooled by its name; tokens by their name; any pooled one; any tokens. BERT's
-    ``pooler_output`` is made for another task and so comes after the tokens.
+    In order: the configured one, a pooled one by name, tokens by name, any pooled one, any tokens. BERT's
+    ``pooler_output`` serves another task and so follows the tokens.
     """
     usable = [spec for spec in signature.outputs if len(spec.shape) in {2, 3} and spec.datatype in FLOATS]
     named = find_output(signature, name)

@@ -1,4 +1,4 @@
-"""Which keys of a model folder's files are followed, which say nothing that matters here, and which are refused."""
+"""Classifies the keys of a model folder's files: followed, irrelevant or refused."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ Use = Literal["followed", "irrelevant", "limited"]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What becomes of a key.
+    """The handling of a key.
 
     Attributes:
-        use: ``followed`` whatever it says; ``irrelevant`` whatever it says; ``limited``: followed for some values, and
-            refused for others.
-        meaning: What it sets, or why it does not matter. For the documentation.
-        values: The values that are understood, of a ``limited`` key.
-        advice: What to do about another value.
-        types: What its value may be; empty: whoever follows it looks.
+        use: ``followed`` or ``irrelevant`` for any value; ``limited``: followed for some values, refused for others.
+        meaning: Its effect, or why it is irrelevant. For the documentation.
+        values: Supported values of a ``limited`` key.
+        advice: The remedy for other values.
+        types: Types of its value; empty: checked by its reader.
     """
 
     use: Use
@@ -33,36 +32,33 @@ class Key:
 
 
 def followed(meaning: str, *types: type) -> Key:
-    """A key that is followed, with a value of one of these types; ``None`` counts as left out."""
+    """A followed key with a value of these types; ``None`` counts as missing."""
     return Key("followed", meaning, types=types)
 
 
 def irrelevant(meaning: str) -> Key:
-    """A key that changes no answer here."""
+    """A key that changes no answer."""
     return Key("irrelevant", meaning)
 
 
 def limited(meaning: str, *values: Any, advice: str = "") -> Key:
-    """A key that may have these values only; ``None`` counts as left out and is always allowed."""
+    """A key with these values only; ``None`` counts as missing and is allowed."""
     return Key("limited", meaning, values, advice)
 
 
 def keys(names: str, key: Key) -> dict[str, Key]:
-    """Several keys that are treated alike, their names with spaces between them."""
+    """Several keys with equal handling, in one space-separated text."""
     return dict.fromkeys(names.split(), key)
 
 
 def check_keys(file: str, config: Mapping[str, Any], known: Mapping[str, Key], ignored: Collection[str] = ()) -> None:
-    """Refuse what is not understood.
+    """Refuse keys that are not supported.
 
     Args:
-        file: Its name, for messages.
-        config: Its content.
-        known: Every key that is understood.
-        ignored: Keys that the configuration says not to mind, as ``processor.ignore_keys``.
+        ignored: Keys to skip, from ``processor.ignore_keys``.
 
     Raises:
-        ConfigError: A key is unknown, or has a value that is not followed. One line for each.
+        ConfigError: A key is unknown, or has an unsupported value. One line for each.
     """
     faults = []
     for name, value in config.items():

@@ -1,4 +1,4 @@
-"""Pictures in, labels out."""
+"""Classifies images."""
 
 from __future__ import annotations
 
@@ -28,30 +28,28 @@ _MOST_RESIZED = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """How a picture becomes a tensor.
+    """How an image becomes a tensor.
 
     Attributes:
-        input: Name of the model's input.
-        dtype: Numpy dtype of the input.
-        layout: Order of its axes.
+        layout: Order of the axes.
         channels: 1 for grey, 3 for colour.
-        size: Height and width that the model takes, pixels. The centre of the resized picture is cut to it, or padded.
-        resize: ``squash`` resizes to ``resized`` whatever the picture's proportions. The others keep them: ``crop``
-            resizes the shorter edge to the shorter of ``resized``, ``cover`` to at least and ``pad`` to at most
-            ``resized``, rounding the other edge; ``part`` first cuts a rectangle out of the centre, ``size`` /
-            ``resized`` of the shorter edge; ``keep`` does not resize.
+        size: The model's height and width, pixels. The resized image is cut to it around the centre, or padded.
+        resize: ``squash`` resizes to ``resized`` regardless of proportions. The others keep them: ``crop`` resizes the
+            shorter edge to the shorter of ``resized``, ``cover`` to at least and ``pad`` to at most ``resized``,
+            rounding the other edge; ``part`` first cuts a central rectangle, ``size`` / ``resized`` of the shorter
+            edge; ``keep`` does not resize.
         resized: Height and width after resizing.
-        resample: Filter for resizing.
-        scale: Multiplies pixels of 0 to 255.
-        mean: Subtracted after scaling, one per channel, red first.
-        std: Divides after that, one per channel, red first.
-        max_pixels: Larger pictures are refused before they are decoded.
-        reducing_gap: JPEG pictures are decoded smaller where so many times the pixels wanted are left per edge;
-            0.0 decodes all of them.
+        resample: Filter.
+        scale: Factor for pixels of 0 to 255.
+        mean: Subtracted after scaling, per channel, red first.
+        std: Divisor after that, per channel, red first.
+        max_pixels: Larger images are refused before decoding.
+        reducing_gap: JPEG images are decoded smaller if this many times the wanted pixels remain per edge; 0.0 decodes
+            all.
         bgr: Whether the model takes blue first.
-        margin: Whether the cut leaves the smaller half of odd margins above and to the left (``floor``, as
-            transformers), or the even half (``round``, as torchvision and timm).
-        fill: What pads a picture that is smaller than ``size``, levels, one per channel or one.
+        margin: Whether the cut leaves the smaller half of odd margins above and left (``floor``, like transformers), or
+            the even half (``round``, like torchvision and timm).
+        fill: Padding of an image smaller than ``size``, levels, one per channel or one.
     """
 
     input: str
@@ -76,9 +74,7 @@ class ImageProcessor(Processor):
     """Processor of ``image-classification``.
 
     Args:
-        settings: How a picture becomes a tensor.
-        ranking: How logits become an answer.
-        facts: What was understood of the folder and the options.
+        facts: Settings read from the folder and the options, with their sources.
     """
 
     buckets: tuple[int, ...] = (0,)
@@ -95,7 +91,7 @@ class ImageProcessor(Processor):
 
     @classmethod
     def create(cls, signature: ModelSignature, folder: ModelFolder, options: ImageOptions) -> ImageProcessor:
-        """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
+        """Make one from the model, its files and the configuration. Raises `ConfigError`."""
         settings = _image_settings(signature, folder, options)
         ranking = Ranking.create(signature, folder, options)
         return cls(settings, ranking, tuple(folder.facts))
@@ -106,12 +102,12 @@ class ImageProcessor(Processor):
         return self.ranking.labels
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row; every picture costs the model the same."""
+        """One row; all images cost the same."""
         self.ranking.parameters(self._expect(payload).parameters)
         return Cost(1, 0)
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
-        """Decode, turn upright, resize and normalize one picture. See `decode_image` for what it raises."""
+        """Decode, turn upright, resize and normalize. Raises what `decode_image` raises."""
         media = self._expect(payload)
         self.ranking.parameters(media.parameters)
         settings = self.settings
@@ -119,7 +115,7 @@ class ImageProcessor(Processor):
         return {settings.input: self._normalize(image)}
 
     def bucket(self, tensors: Tensors) -> int:
-        """Always 0: there is one size only. Raises `InvalidRequest` for tensors of a larger one."""
+        """Always 0: there is one size. Raises `InvalidRequest` for larger tensors."""
         tensor = tensors.get(self.settings.input)
         if tensor is None or tensor.ndim != 4:
             found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
@@ -134,7 +130,7 @@ class ImageProcessor(Processor):
         return 0
 
     def example(self, rows: int, bucket: int) -> Tensors:  # noqa: ARG002 - as every processor
-        """Grey pictures, for warming up."""
+        """Grey images, for warm-up."""
         height, width = self.settings.size
         grey = Image.new("L" if self.settings.channels == 1 else "RGB", (width, height), 0x808080)
         return {self.settings.input: np.repeat(self._normalize(grey), rows, axis=0)}
@@ -145,7 +141,7 @@ class ImageProcessor(Processor):
         outputs: Tensors,
         inputs: Tensors | None = None,  # noqa: ARG002 - as every processor
     ) -> list[dict[str, Any]]:
-        """``[{"label": ..., "score": ...}, ...]``, the highest score first."""
+        """``[{"label": ..., "score": ...}, ...]``, by descending score."""
         return self.ranking.rank(outputs, self.ranking.parameters(payload.parameters))[0]
 
     @staticmethod
@@ -153,7 +149,7 @@ class ImageProcessor(Processor):
         return expect_media(payload, "image", (), EXAMPLES)
 
     def _resize(self, decoded: Decoded) -> Image.Image:
-        """Resize, and cut the centre out or pad it."""
+        """Resize, and cut or pad around the centre."""
         settings = self.settings
         if settings.resize == "part":
             edge = min(decoded.width, decoded.height)
@@ -177,7 +173,7 @@ class ImageProcessor(Processor):
         return canvas
 
     def _part(self, decoded: Decoded, resized: Size, part: tuple[int, int, int, int]) -> Image.Image:
-        """Resize, and cut a part out."""
+        """Resize and cut."""
         image, (height, width) = decoded.image, resized
         if image.size == (width, height) and decoded.box == (0.0, 0.0, width, height):
             return image if part == (0, 0, width, height) else image.crop(part)  # `resize` would copy
@@ -192,7 +188,7 @@ class ImageProcessor(Processor):
         return image.resize((width, height), self.settings.resample, decoded.box).crop(part)
 
     def _resized(self, width: int, height: int) -> Size:
-        """Height and width of a picture after resizing."""
+        """Height and width after resizing."""
         settings = self.settings
         if settings.resize == "squash":
             return settings.resized
@@ -206,7 +202,7 @@ class ImageProcessor(Processor):
         return max(round(height / ratio), 1), max(round(width / ratio), 1)
 
     def _normalize(self, image: Image.Image) -> npt.NDArray[Any]:
-        """From a picture of the model's size to one row of its input."""
+        """Convert an image of the model's size to one row of its input."""
         settings = self.settings
         row = np.empty((1, settings.channels, *settings.size), settings.dtype)
         for channel, band in enumerate(image.getbands()):
@@ -217,14 +213,14 @@ class ImageProcessor(Processor):
 
 
 def _margin(room: int, margin: CropMargin) -> int:
-    """What the cut leaves out before the centre; below 0, what padding adds."""
+    """The cut's margin before the centre; negative for padding."""
     if margin == "floor":
         return room // 2
     return round(room / 2) if room > 0 else -(-room // 2)
 
 
 def _box(decoded: Decoded, resized: Size, part: tuple[int, int, int, int]) -> Box:
-    """Where a part of the resized picture is in the decoded one."""
+    """Map a part of the resized image to the decoded one."""
     (height, width), (left, top, right, bottom) = resized, part
     start, above, end, below = decoded.box
     across, down = (end - start) / width, (below - above) / height
@@ -237,10 +233,10 @@ def _box(decoded: Decoded, resized: Size, part: tuple[int, int, int, int]) -> Bo
 
 
 class _Levels:
-    """What each of the 256 levels becomes, per channel.
+    """The result of each of the 256 levels, per channel.
 
-    For the usual input of 32-bit floats that is one multiplication and one subtraction per pixel, which processors do
-    many at a time: within 1e-6 of exact arithmetic, relative to the largest value. For other types it is looked up.
+    For the usual 32-bit floats this is one vectorized multiplication and subtraction per pixel: within 1e-6 of exact
+    arithmetic, relative to the largest value. Other types use a table.
     """
 
     def __init__(self, settings: ImageSettings) -> None:
@@ -255,7 +251,7 @@ class _Levels:
             self._table = np.asarray(values, settings.dtype)
 
     def write(self, channel: int, pixels: npt.NDArray[np.uint8], plane: npt.NDArray[Any]) -> None:
-        """Convert the pixels of a channel into ``plane``, of the same shape and of the input's type."""
+        """Convert a channel's pixels into ``plane``, of the same shape and the input's type."""
         if self._table is not None:
             # Clipping changes no level. It only spares the buffer in which bad indexes would be found.
             np.take(self._table[channel], pixels, out=plane, mode="clip")
@@ -298,7 +294,7 @@ def _image_settings(signature: ModelSignature, folder: ModelFolder, options: Ima
 
 
 def _note(settings: ImageSettings, rules: ImageRules, folder: ModelFolder, options: ImageOptions, *, raw: bool) -> None:
-    """Tell `ModelFolder` what was understood, and from where."""
+    """Record the settings and their sources in `ModelFolder`."""
     rescaling, normalizing = ("do_rescale", "rescale_factor"), ("do_normalize", "rescale_offset", "include_top")
     facts = (
         ("image class", rules.name or "none", "image_processor", ("image_processor_type", "feature_extractor_type")),
@@ -336,14 +332,14 @@ def _input_of(signature: ModelSignature) -> TensorSpec:
 
 
 def _edges(spec: TensorSpec, layout: str | None) -> Size:
-    """Height and width as the model's file declares them; -1 where they are free."""
+    """The declared height and width; -1 if variable."""
     _, first, middle, last = spec.shape
     last_channels = layout == "NHWC" or (layout is None and last in {1, 3} and first not in {1, 3})
     return (first, middle) if last_channels else (middle, last)
 
 
 def _axes(spec: TensorSpec, rules: ImageRules, options: ImageOptions) -> tuple[Literal["NCHW", "NHWC"], int, Size]:
-    """Order of the axes, channels, and height and width. Exporters may leave all of them free."""
+    """Order of the axes, channels, and height and width. Exporters may leave all variable."""
     first, last = spec.shape[1], spec.shape[3]
     layout = options.layout
     if layout is None:

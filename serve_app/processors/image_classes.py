@@ -1,4 +1,4 @@
-"""What each image processor of transformers does unless its file says otherwise, and the keys of these files."""
+"""The defaults of transformers' image processors, and their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the bytes of a picture to an upright 8-bit grey or RGB picture, whatever it was before."""
+"""Decodes an image of any kind to an upright 8-bit grey or RGB image."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Box: TypeAlias = tuple[float, float, float, float]
 
 
 class Decoded(NamedTuple):
-    """A picture, perhaps smaller than it was stored.
+    """An image, possibly reduced.
 
     Attributes:
         image: Upright, mode ``L`` or ``RGB``.
-        width: Of the stored picture when upright, pixels.
-        height: Of the same.
-        box: The part of ``image`` that the stored picture fills. Made smaller, a picture whose edge is no multiple of
-            the step ends inside its last column or row.
+        width: Of the stored image when upright, pixels.
+        height: Likewise.
+        box: The part of ``image`` with the stored image. If an edge is no multiple of the reduction, it ends inside the
+            last column or row.
     """
 
     image: Image.Image
@@ -55,23 +55,21 @@ class Decoded(NamedTuple):
 
 
 def decode_image(payload: Media, channels: int, max_pixels: int, enough: int | None) -> Decoded:
-    """Decode the first frame of a picture.
+    """Decode the first frame of an image.
 
     Transparent parts become white; EXIF orientation is applied; 16-bit and float pixels are scaled to 8 bits (integers
-    as 0 to 65,535, floats as 0 to 1 if none is larger than 1, else as 0 to 255). The size in the header is checked
-    before anything of that size is allocated.
+    as 0 to 65,535, floats as 0 to 1 if none is larger than 1, else as 0 to 255). The header's size is checked before
+    allocation.
 
     Args:
-        payload: The encoded picture and its declared type.
         channels: 1 for grey (mode ``L``), 3 for colour (mode ``RGB``).
-        max_pixels: Larger pictures are refused.
-        enough: Both edges may be made smaller while decoding, but not smaller than this, pixels. Only JPEG does it,
-            and then leaves colours out that ``channels`` does not ask for. ``None`` decodes every pixel as it is.
+        enough: Least length of both edges, pixels, to which decoding may reduce. Only JPEG supports it, and then omits
+            colours beyond ``channels``. ``None``: every pixel is decoded.
 
     Raises:
-        PayloadTooLarge: It has more pixels than allowed.
-        UnsupportedMedia: Its declared type is one that is not decoded here.
-        InvalidRequest: It is no picture, or a damaged or incomplete one.
+        PayloadTooLarge: It has too many pixels.
+        UnsupportedMedia: The declared type is not supported.
+        InvalidRequest: The content is no image, or damaged or incomplete.
     """
     # Pillow's decoders meet hostile bytes here, and raise whatever they stumble over: struct.error, KeyError,
     # SyntaxError, zlib.error... Each of them means that the picture is not what it claims to be.
@@ -113,7 +111,7 @@ def decode_image(payload: Media, channels: int, max_pixels: int, enough: int | N
 
 
 def png_pixels(content: bytes) -> float:
-    """The pixels of a short PNG picture by its header; infinite for what is none, or holds what may unfold further."""
+    """The pixels of a short PNG by its header; infinite for other content, or content that may expand further."""
     if len(content) > _SHORT or content[:16] != _PNG or b"iCCP" in content or b"iTXt" in content or b"zTXt" in content:
         return math.inf
     return int.from_bytes(content[16:20]) * int.from_bytes(content[20:24])
@@ -142,7 +140,7 @@ _FROM_BOTTOM = frozenset({3, 4, 7, 8})  # and at the bottom
 
 
 def _turn_upright(image: Image.Image) -> int:
-    """Apply the EXIF orientation in place. Returns it, 1 to 8; 1 if nothing was turned."""
+    """Apply the EXIF orientation in place. Returns it, 1 to 8; 1 for no change."""
     before = image.im
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
@@ -155,7 +153,7 @@ def _turn_upright(image: Image.Image) -> int:
 
 
 def _upright_box(right: float, bottom: float, size: tuple[int, int], orientation: int) -> Box:
-    """Where the upper left ``right`` x ``bottom`` pixels of a stored picture are in the upright one of that size."""
+    """Map the upper left ``right`` x ``bottom`` pixels of a stored image to the upright one of that size."""
     width, height = (bottom, right) if orientation in _SWAPPED else (right, bottom)
     left = size[0] - width if orientation in _FROM_RIGHT else 0.0
     top = size[1] - height if orientation in _FROM_BOTTOM else 0.0
@@ -181,7 +179,7 @@ def _to_channels(image: Image.Image, channels: int, name: str) -> Image.Image:
 
 
 def _clear_colour(image: Image.Image, content: bytes) -> None:
-    """Make the transparent colour of a 16-bit RGB PNG transparent, of which Pillow has the upper bytes."""
+    """Apply the transparent colour of a 16-bit RGB PNG, of which Pillow keeps the upper bytes."""
     colour = np.array(image.info.pop("transparency"))
     with Image.open(io.BytesIO(content), formats=("PNG",)) as lower:
         lower.tile = [tile._replace(args="RGB;16L") for tile in lower.tile]  # takes the other byte of each pair

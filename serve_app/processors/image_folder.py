@@ -1,6 +1,6 @@
-"""What the files beside an image model say: those of transformers' image processors, and timm's.
+"""Reads the files of an image model: of transformers' image processors, and timm's.
 
-Each file is read as the library that wrote it does, version 5 of transformers and 1.0 of timm, or it is refused.
+A file is read exactly as by its library, transformers 5 or timm 1.0, or refused.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ TIMM: Final = "TimmWrapperImageProcessor"
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """What the files say. Fields that `serve_app.processors.image.ImageSettings` has too mean the same.
+    """The files' settings. Fields shared with `serve_app.processors.image.ImageSettings` have the same meaning.
 
     Attributes:
-        name: The class whose rules these are; empty: nobody names one.
-        file: Where they are from.
-        said: Keys that the file has; the others are the class's defaults.
-        channels: Of the model, where a file tells.
-        fault: Why ``resize``, ``resized`` and ``size`` cannot be followed.
+        name: The class that defines the rules; empty if unnamed.
+        file: Their source.
+        said: Keys in the file; others have the class's defaults.
+        channels: Of the model, if given.
+        fault: Why ``resize``, ``resized`` and ``size`` are unsupported.
     """
 
     name: str = ""
@@ -63,7 +63,7 @@ class ImageRules:
     fill: tuple[int, ...] = (0,)
 
     def source(self, *keys: str) -> str:
-        """Where a setting is from: the file, if it has one of these keys, else the class's or our own default."""
+        """The source of a setting: the file, if it has one of these keys, else a default of the class or server."""
         found = [key for key in keys if key in self.said]
         return f"{self.file}: {', '.join(found)}" if found else f"default of {self.name}" if self.name else "default"
 
@@ -71,17 +71,16 @@ class ImageRules:
 def image_rules(
     folder: ModelFolder, chosen: str | None, fixed: Size, ignored: list[str], *, needed: bool = True
 ) -> ImageRules:
-    """Read what the folder says about pictures.
+    """Read the folder's image settings.
 
     Args:
-        folder: Of the model.
-        chosen: The class that the configuration names.
-        fixed: Height and width that the model's file declares, -1 where they are free.
+        chosen: The class in the configuration.
+        fixed: Declared height and width, -1 if variable.
         ignored: ``processor.ignore_keys``.
-        needed: Whether the model depends on a mean that only a file can tell.
+        needed: Whether the model needs a mean that only a file can give.
 
     Raises:
-        ConfigError: A file is not understood, or another one is needed. It names the key, and says what to do.
+        ConfigError: A file is unsupported or missing. Names the key and the remedy.
     """
     model = folder.json("config.json")
     file, config = folder.preprocessor("image_processor")
@@ -111,7 +110,7 @@ def image_rules(
 
 
 def timm_labels(model: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes in timm's ``config.json``, by number; empty where it has none. Raises `ConfigError`."""
+    """The class names in timm's ``config.json``, in order; may be empty. Raises `ConfigError`."""
     timm = _timm_config(model)
     names = None if timm is None else model.get("label_names") or timm.get("label_names")
     if isinstance(names, dict):
@@ -125,7 +124,7 @@ def timm_labels(model: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _timm_config(model: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The ``pretrained_cfg`` of timm, whose first versions had its keys in the file itself."""
+    """Timm's ``pretrained_cfg``; its first versions had these keys at the top level."""
     config = model.get("pretrained_cfg")
     if isinstance(config, dict):
         return config
@@ -133,7 +132,7 @@ def _timm_config(model: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _class_name(named: str, chosen: str | None, file: str) -> str:
-    """Its name in version 5. Older ones, with a backend at the end or as feature extractors, are the same class."""
+    """Its name in version 5: older names have a backend suffix, or are feature extractors."""
     name = named.removesuffix("Fast").removesuffix("Pil").replace("FeatureExtractor", "ImageProcessor")
     if name in CLASSES:
         return name
@@ -150,11 +149,11 @@ def _fail(file: str, key: str, value: Any, problem: str) -> NoReturn:
 
 
 class _Varies(Exception):
-    """What the file says gives pictures of no fixed size, or cannot be followed."""
+    """The file implies images of variable size, or is unsupported."""
 
 
 class _Reader:
-    """Reads the settings of one class of transformers; of none (``""``) only what is not left to a class."""
+    """Reads the settings of one transformers class; without a class (``""``), only those that do not depend on it."""
 
     def __init__(self, file: str, config: dict[str, Any], name: str) -> None:
         self._file, self._said, self._name = file, config, name
@@ -168,7 +167,7 @@ class _Reader:
         self._config = defaults | {key: value for key, value in config.items() if key in taken}
 
     def rules(self) -> ImageRules:
-        """What they come to. Raises `ConfigError`."""
+        """The resulting rules. Raises `ConfigError`."""
         scale = self._number("rescale_factor") if self._flag("do_rescale") else 1.0
         # The steps of every class are one multiplication and one subtraction.
         shift = 1.0 if self._flag("do_rescale") and self._flag("rescale_offset") else 0.0
@@ -206,7 +205,7 @@ class _Reader:
         )
 
     def _geometry(self) -> tuple[Resize, Size | None, Size | None]:
-        """How pictures are resized, to what, and what is cut out of them."""
+        """How images are resized, to what size, and what is cut."""
         cut = self._cut()
         if not self._flag("do_resize"):
             if self._name in {"PerceiverImageProcessor", "PPLCNetImageProcessor"}:
@@ -234,7 +233,7 @@ class _Reader:
         return "crop", (edge, edge), self._needed(cut, self._config["size"])
 
     def _resized_more(self, size: Size | int, cut: Size | None) -> tuple[Resize, Size, Size]:
-        """ConvNext and PoolFormer resize to more than the size, of which the cut leaves ``crop_pct``."""
+        """ConvNext and PoolFormer resize beyond the size, by ``crop_pct``, before the cut."""
         part = self._number("crop_pct")
         if not self._name:
             raise _Varies("crop_pct: means different things to ConvNextImageProcessor and PoolFormerImageProcessor;"
@@ -256,7 +255,7 @@ class _Reader:
         return "crop", (edge, edge), square
 
     def _cut(self) -> Size | None:
-        """What is cut out of the centre; ``None``: nothing is."""
+        """The size of the central cut, if any."""
         if not self._flag("do_center_crop"):
             return None
         cut = _edges(self._config["crop_size"], square=True)
@@ -313,7 +312,7 @@ class _Reader:
 
 
 def _edges(value: Any, *, square: bool) -> Size | int | None:
-    """Height and width, or the length of the shorter edge; ``None``: neither is said."""
+    """Height and width, or the length of the shorter edge; ``None``: neither is given."""
     if isinstance(value, list) and len(value) == 2:
         value = {"height": value[0], "width": value[1]}
     if _is_pixels(value):
@@ -333,7 +332,7 @@ def _is_pixels(value: Any) -> bool:
 
 
 def _timm_rules(config: dict[str, Any], fixed: Size, ignored: list[str]) -> ImageRules:
-    """As ``timm.data.create_transform``, without training, does it; at the size for tests if the model has that."""
+    """Follow ``timm.data.create_transform`` without training; at the test size if there is one."""
     file = "config.json: pretrained_cfg"
     check_keys(file, config, TIMM_KEYS, ignored)
     config = {key: value for key, value in config.items() if key not in ignored}

@@ -1,4 +1,4 @@
-"""What a request's media type says about its body."""
+"""Checks media types of requests."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ _NOT_DECODED = (
 
 
 def expect_media(payload: Media | Texts, kind: str, also: Collection[str] = (), examples: str = "") -> Media:
-    """Refuse a payload that calls itself something else than ``kind``. Looks at the type only, not at the content.
+    """Refuse a payload declared as another type than ``kind``. Does not look at the content.
 
     Args:
-        payload: What the client sent.
         kind: Top-level media type: ``image`` or ``audio``.
-        also: Full media types that are accepted beside ``kind/*``.
-        examples: What the message recommends instead; by default ``kind/*``.
+        also: Further accepted full media types.
+        examples: The message's recommendation; default ``kind/*``.
 
     Raises:
-        UnsupportedMedia: It is text, or names another type.
+        UnsupportedMedia: It is text, or declared as another type.
         InvalidRequest: It is empty.
     """
     examples = examples or f"{kind}/*"
@@ -60,14 +59,12 @@ def unreadable(payload: Media, kind: str, known: Collection[str], examples: str)
     """The error for content that no decoder recognizes.
 
     Args:
-        payload: What the client sent.
-        kind: Top-level media type that was expected.
-        known: Full media types that can be decoded.
-        examples: What the message recommends instead.
+        kind: Expected top-level media type.
+        known: Supported full media types.
+        examples: The message's recommendation.
 
     Returns:
-        `UnsupportedMedia` when the declared type, or else the content, is one that nothing here decodes,
-        `InvalidRequest` otherwise.
+        `UnsupportedMedia` if the declared type, or else the content, is unsupported; `InvalidRequest` otherwise.
     """
     declared = payload.content_type
     if declared not in _SAYS_NOTHING and declared not in known:

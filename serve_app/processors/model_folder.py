@@ -1,4 +1,4 @@
-"""The Hugging Face files that lie beside a model."""
+"""Reads the Hugging Face files beside a model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _INSIDE: Final = ("config.json", "model.safetensors", "pytorch_model.bin", *SENT
 
 
 def module_files(modules_json: str | bytes) -> tuple[str, ...]:
-    """The files that sentence-transformers' ``modules.json`` leads to, relative to its folder; none of a wrong one."""
+    """Files named through sentence-transformers' ``modules.json``, relative to its folder; empty if it is wrong."""
     try:
         modules = json.loads(modules_json)
     except ValueError:
@@ -53,14 +53,14 @@ def module_files(modules_json: str | bytes) -> tuple[str, ...]:
 
 
 class ModelFolder:
-    """Reads small files of a model's folder. In a version's folder (``2/``), files of the folder above count too.
+    """Reads small files of a model's folder; for a version's folder (``2/``), also of its parent.
 
     Args:
-        path: The model's folder, or one of its version folders.
-        versioned: Which of the two it is; ``None``: its name tells.
+        path: The model's folder, or a version's.
+        versioned: Whether it is a version's; ``None``: by its name.
 
     Attributes:
-        facts: What has been understood of it so far, in the order in which it was.
+        facts: Settings read so far, in order.
     """
 
     def __init__(self, path: Path, *, versioned: bool | None = None) -> None:
@@ -69,21 +69,21 @@ class ModelFolder:
         self.facts: list[Fact] = []
 
     def note(self, name: str, value: object, source: str) -> None:
-        """Remember what was understood, for ``serve-app validate --explain``."""
+        """Record a setting for ``serve-app validate --explain``."""
         self.facts.append(Fact(name, str(value), source))
 
     def warn(self, source: str, text: str) -> None:
-        """Remember what an operator should know, for ``serve-app validate``."""
+        """Record a warning for ``serve-app validate``."""
         self.facts.append(Fact(WARNING, text, source))
 
     def find(self, name: str) -> Path | None:
-        """Where the file is, or ``None``."""
+        """The file's path, if it exists."""
         with suppress(OSError, ValueError):  # a name that no file can have
             return next((place / name for place in self._places if (place / name).is_file()), None)
         return None
 
     def json(self, name: str) -> dict[str, Any]:
-        """The JSON object in a file, empty where there is no such file. Raises `ConfigError` when it is not one."""
+        """The JSON object in a file, empty without the file. Raises `ConfigError` for other content."""
         value = self._parse(name)
         if value is None:
             return {}
@@ -92,12 +92,12 @@ class ModelFolder:
         return value
 
     def first(self, names: Iterable[str]) -> tuple[str, dict[str, Any]]:
-        """Name and content of the first of these files that says anything; of none the first name."""
+        """Name and content of the first of these files with content, else the first name."""
         names = tuple(names)
         return next(((name, config) for name in names if (config := self.json(name))), (names[0], {}))
 
     def json_list(self, name: str) -> list[Any]:
-        """The JSON array in a file, empty where there is no such file. Raises `ConfigError` when it is not one."""
+        """The JSON array in a file, empty without the file. Raises `ConfigError` for other content."""
         value = self._parse(name)
         if value is None:
             return []
@@ -106,9 +106,9 @@ class ModelFolder:
         return value
 
     def preprocessor(self, member: str) -> tuple[str, dict[str, Any] | None]:
-        """The name and content of what prepares media, ``None`` where there is nothing.
+        """Name and content of the preprocessor's file, if any.
 
-        The newer ``processor_config.json`` holds those of all media by name and wins, as in transformers 5.
+        The newer ``processor_config.json`` holds all preprocessors by name and wins, as in transformers 5.
         """
         nested = self.json("processor_config.json").get(member)
         if isinstance(nested, dict):
@@ -117,19 +117,19 @@ class ModelFolder:
         return name, self.json(name) if self.find(name) else None
 
     def lines(self, name: str) -> list[str] | None:
-        """The lines of a text file without empty ones, or ``None`` where there is no such file."""
+        """The non-empty lines of a text file, if it exists."""
         text = self._text(name)
         return None if text is None else [line.strip() for line in text.splitlines() if line.strip()]
 
     def within(self, path: str) -> ModelFolder:
-        """The same, where files of a folder inside count before those beside the model. Facts are shared."""
+        """A view where files of a subfolder precede those beside the model. Facts are shared."""
         inner = ModelFolder(self._places[0])
         inner._places = (*(place / path for place in self._places), *self._places)
         inner.facts = self.facts
         return inner
 
     def text(self, name: str) -> str:
-        """The text of a file, without a byte-order mark. Raises `ConfigError` where there is none."""
+        """The text of a file, without a byte-order mark. Raises `ConfigError` if missing."""
         found = self._text(name)
         if found is None:
             raise ConfigError((f"{name}: there is no such file in the model's folder",))

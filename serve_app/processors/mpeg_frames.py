@@ -1,4 +1,4 @@
-"""Where the frames of an MP3 are, and how many there should be."""
+"""Finds and counts the frames of an MP3."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WALKED: Final = 200_000
 
 
 class _Frame(NamedTuple):
-    """What the header of a frame says: its bytes, its samples in each channel, and how many of these a second has."""
+    """A frame's header: bytes, samples per channel, and sampling rate."""
 
     length: int
     samples: int
@@ -42,24 +42,24 @@ class _Frame(NamedTuple):
 
 
 def first_frame(content: bytes, at: int) -> int | None:
-    """Where the first frame begins; ``None`` where there is none.
+    """The start of the first frame, if any.
 
-    Junk is skipped before three frames that follow each other, as the rest of a frame in which a recording of a stream
-    began. One frame is enough where it is the first thing.
+    Skips junk before three consecutive frames, e.g. a partial frame at the start of a recorded stream. One frame
+    suffices at the very beginning.
     """
     found = _search(content, at)
     return at if found is None and _frame(content, at) else found
 
 
 class Stream(NamedTuple):
-    """Frames that follow each other.
+    """Consecutive frames.
 
     Attributes:
-        seconds: How long they sound, about.
-        frames: How many there should be; ``None`` where they do not say.
-        tolerance: Samples that may be missing. Some encoders count the first frame, which holds none: that is
-            allowed where as many bytes came as they say.
-        notes: Whether the first is Fraunhofer's or is wrong, so that the decoder must not see it.
+        seconds: Approximate duration.
+        frames: The declared number, if any.
+        tolerance: Samples that may be missing. Some encoders count the first frame, which holds none: allowed if all
+            declared bytes arrived.
+        notes: Whether the first frame is Fraunhofer's or wrong, so that the decoder must not see it.
     """
 
     seconds: float
@@ -69,7 +69,7 @@ class Stream(NamedTuple):
 
 
 def measure(content: bytes, start: int, end: int) -> Stream:
-    """Look at the first frame of a stream, in constant time."""
+    """Read the first frame of a stream, in constant time."""
     frame = _frame(content, start)
     if frame is None or frame.layer != 3:
         return Stream((end - start) * 8 / (frame.bits_per_second if frame else 64_000))
@@ -91,9 +91,9 @@ def measure(content: bytes, start: int, end: int) -> Stream:
 
 
 def with_info_frame(content: bytes, start: int, end: int) -> bytes:
-    """A stream with a frame in front that counts the others, which the decoder needs.
+    """Prepend an info frame that counts the others, for the decoder.
 
-    Without one, it stops where it guesses the end from the first frame: most of a sound of variable bit rate is lost.
+    Without it, the decoder guesses the end from the first frame, and loses most of audio with a variable bit rate.
     """
     stream, frame = measure(content, start, end), _frame(content, start)
     if frame is None or frame.layer != 3 or (stream.frames is not None and not stream.notes):
@@ -115,7 +115,7 @@ def with_info_frame(content: bytes, start: int, end: int) -> bytes:
 
 
 def behind_tags(content: bytes, at: int) -> int:
-    """Where zeros and tags of ID3 and APE end. Behind the content where one is cut off."""
+    """The end of zeros and of ID3 and APE tags; beyond the content if one is truncated."""
     for _ in range(_MOST_TAGS):
         begin = at
         if content.startswith(b"ID3", at) and at + 10 <= len(content):
@@ -135,7 +135,7 @@ def behind_tags(content: bytes, at: int) -> int:
 
 
 def _without_tags(content: bytes, start: int, end: int) -> bytes:
-    """The frames without the tags between and behind them, which may be more than the decoder looks past."""
+    """The frames without tags between and after them, which may exceed the decoder's search."""
     parts: list[bytes] = []
     lengths: dict[bytes, int] = {}
     at = start
@@ -158,7 +158,7 @@ def _without_tags(content: bytes, start: int, end: int) -> bytes:
 
 
 def _search(content: bytes, at: int) -> int | None:
-    """Where three frames that follow each other begin."""
+    """The start of three consecutive frames."""
     for match in islice(_HEADER.finditer(content, at, at + _SEARCHED), _CANDIDATES):
         place = first = match.start()
         for _ in range(2):
@@ -188,7 +188,7 @@ def _frame(content: bytes | bytearray, at: int) -> _Frame | None:
 
 
 def _same_kind(content: bytes, one: int, other: int) -> bool:
-    """Whether two headers are of the same version, layer and sampling rate."""
+    """Whether two headers have the same version, layer and sampling rate."""
     return (
         other + 4 <= len(content)
         and _HEADER.match(content, other) is not None

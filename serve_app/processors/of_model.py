@@ -1,4 +1,4 @@
-"""The processor of a model that makes its tensors, and its answers, by itself."""
+"""The processor of a model that converts requests and answers itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_JSON_BYTES: Final = 8 * 2**20
 
 
 class Methods(Protocol):
-    """What a model does by itself, as `serve_app.backends.backend.Processing` has it."""
+    """The model's methods, as in `serve_app.backends.backend.Processing`."""
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
         """The inputs for one request."""
@@ -29,12 +29,11 @@ class Methods(Protocol):
 
 
 class ModelProcessor(Processor):
-    """Asks the model itself. What that makes is checked by its backend.
+    """Delegates to the model, whose backend checks the results.
 
     Args:
-        task: The model's: its name says what clients send.
-        signature: The model's tensors.
-        methods: The loaded model; ``None`` where requests are only priced.
+        task: Its name implies the requests' content.
+        methods: The loaded model; ``None`` for pricing only.
     """
 
     buckets: tuple[int, ...] = (0,)
@@ -49,7 +48,7 @@ class ModelProcessor(Processor):
         return f"<ModelProcessor {self._kind}>"
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row for each text, and one for anything else: how many it becomes, the model decides.
+        """One row for each text, else one: the actual number is the model's decision.
 
         Raises:
             InvalidRequest: It is of another kind than the model takes, empty, or too large.
@@ -57,11 +56,11 @@ class ModelProcessor(Processor):
         return Cost(len(self._content(payload)), 0)
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
-        """What the model makes."""
+        """The model's tensors."""
         return self._loaded().preprocess(self._content(payload), self._about(payload))
 
     def example(self, rows: int, bucket: int) -> Tensors:  # noqa: ARG002 - of one size
-        """Zeros, and empty texts; dimensions that vary have size 1."""
+        """Zeros and empty texts; variable dimensions have size 1."""
         return {
             spec.name: np.full(
                 (rows, *(abs(size) for size in spec.shape[1:])), _ZEROS.get(spec.datatype, 0), DTYPES[spec.datatype]
@@ -70,7 +69,7 @@ class ModelProcessor(Processor):
         }
 
     def postprocess(self, payload: Media | Texts, outputs: Tensors, inputs: Tensors) -> Any:  # noqa: ARG002
-        """What the model answers."""
+        """The model's answer."""
         return self._loaded().postprocess(self._content(payload), self._about(payload), outputs)
 
     def _loaded(self) -> Methods:

@@ -1,4 +1,4 @@
-"""Task parameters of a request, checked."""
+"""Checks task parameters of a request."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Parameters = TypeVar("Parameters", bound=msgspec.Struct)
 
 
 def parse_parameters(parameters: dict[str, Any], kind: type[Parameters]) -> Parameters:
-    """Check a request's ``parameters`` against what a task knows.
+    """Check a request's ``parameters`` against a task's.
 
     Raises:
-        InvalidRequest: A parameter is unknown or has the wrong type; the message names it.
+        InvalidRequest: A parameter is unknown or has the wrong type; names it.
     """
     for name in parameters:
         if name not in kind.__struct_fields__:

@@ -1,4 +1,4 @@
-"""Payloads that cost less than to wake a thread for them, whatever their bytes are."""
+"""Finds payloads that cost less than waking a thread, whatever their content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHARACTERS_OF_A_TEXT: Final = 32
 
 
 def quick_of(processor: Processor | None) -> IsQuick | None:
-    """What tells which payloads are quick; ``None``: none is. Other code than the server's own may do anything."""
+    """The test for quick payloads, if any is; never for custom code."""
     kind = _KINDS.get(type(processor))
     return None if kind is None else kind(processor)
 

@@ -1,4 +1,4 @@
-"""From a model's logits to labels with scores, best first."""
+"""Ranks logits into labels with scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOATS = frozenset({"FP16", "FP32", "FP64"})
 
 
 class RankingParameters(msgspec.Struct, frozen=True):
-    """What a request may say about its answer, as Hugging Face's clients do."""
+    """Request parameters for the answer, as Hugging Face's clients send them."""
 
     top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
@@ -33,11 +33,10 @@ class Ranking:
     """Turns rows of logits into rows of labels.
 
     Attributes:
-        output: The model's output that holds the logits, (rows, classes).
-        labels: Names of the classes; empty where nobody named them: they become ``LABEL_0``, ``LABEL_1``...
-        top_k: Labels per answer if the request does not say.
-        activation: What makes scores of logits if the request does not say; ``None``: of one logit its sigmoid, of
-            several their softmax.
+        output: The output with logits, (rows, classes).
+        labels: Class names; empty: ``LABEL_0``, ``LABEL_1``...
+        top_k: Default number of labels per answer.
+        activation: Default function for scores; ``None``: sigmoid for one logit, softmax for several.
     """
 
     output: str
@@ -53,17 +52,14 @@ class Ranking:
         options: ClassificationOptions,
         one_label: Activation = "sigmoid",
     ) -> Ranking:
-        """Find labels, logits and the function that makes scores of them.
+        """Find labels, logits and the function for scores.
 
         Args:
-            signature: The model's tensors.
-            folder: Reads the files beside the model.
-            options: Of the configuration.
-            one_label: What makes a score of a single logit, where the folder does not say. The pipelines of
-                transformers take its sigmoid, but for sounds.
+            one_label: The function for a single logit, if the folder does not say. Transformers' pipelines use sigmoid,
+                except for audio.
 
         Raises:
-            ConfigError: They do not fit each other, or a file names a function that is not known.
+            ConfigError: They do not match, or a file names an unknown function.
         """
         spec = logits_of(signature, options.output)
         model = folder.json("config.json")
@@ -86,12 +82,12 @@ class Ranking:
         return parse_parameters(parameters, RankingParameters)
 
     def rank(self, outputs: Tensors, parameters: RankingParameters) -> list[list[dict[str, Any]]]:
-        """The answer per row: ``[{"label": ..., "score": ...}, ...]``, the highest score first.
+        """The answer per row: ``[{"label": ..., "score": ...}, ...]``, by descending score.
 
         Equal scores keep the order of the classes.
 
         Raises:
-            InferenceFailed: The model's output is not a number, or has not one value per label.
+            InferenceFailed: The output is not a number, or has not one value per label.
         """
         logits = outputs[self.output].astype(np.float64)
         if not np.isfinite(logits).all():
@@ -112,7 +108,7 @@ class Ranking:
 
 
 def activate(logits: npt.NDArray[np.float64], activation: Activation) -> npt.NDArray[np.float64]:
-    """Scores of logits, (rows, classes). Neither function overflows, whatever the logits."""
+    """Scores of logits, (rows, classes), without overflow."""
     if activation == "softmax":
         shifted = np.exp(logits - np.maximum.reduce(logits, axis=1, keepdims=True))
         return np.asarray(shifted / np.add.reduce(shifted, axis=1, keepdims=True))
@@ -122,7 +118,7 @@ def activate(logits: npt.NDArray[np.float64], activation: Activation) -> npt.NDA
 
 
 def find_output(signature: ModelSignature, name: str | None) -> TensorSpec | None:
-    """The output that the configuration names, ``None`` where it names none. Raises `ConfigError`."""
+    """The configured output, if any. Raises `ConfigError`."""
     if name is None:
         return None
     for spec in signature.outputs:
@@ -133,7 +129,7 @@ def find_output(signature: ModelSignature, name: str | None) -> TensorSpec | Non
 
 
 def logits_of(signature: ModelSignature, name: str | None) -> TensorSpec:
-    """The output that holds logits, (rows, classes): the named one, ``logits``, or the first that can be.
+    """The output with logits, (rows, classes): the configured one, ``logits``, or the first possible.
 
     Raises:
         ConfigError: There is none.
@@ -151,7 +147,7 @@ def logits_of(signature: ModelSignature, name: str | None) -> TensorSpec:
 
 
 def describe(spec: TensorSpec) -> str:
-    """Datatype and shape, as people write them: ``FP32 (?, 1, 28, 28)``."""
+    """Datatype and shape for messages: ``FP32 (?, 1, 28, 28)``."""
     return f"{spec.datatype} ({', '.join('?' if size < 0 else str(size) for size in spec.shape)})"
 
 
@@ -179,7 +175,7 @@ _MODULES: Final[Mapping[str, Activation]] = {
 def _activation(
     model: dict[str, Any], folder: ModelFolder, options: ClassificationOptions, applied: str
 ) -> tuple[Activation | None, str]:
-    """The function that makes scores, and its source; ``None``: the number of labels decides."""
+    """The function for scores, and its source; ``None``: the number of labels decides."""
     if options.activation is not None:
         return options.activation, "processor.activation"
     if applied:
@@ -201,7 +197,7 @@ def _activation(
 
 
 def _last_module(model: dict[str, Any], folder: ModelFolder) -> tuple[Any, str]:
-    """What a cross-encoder of sentence-transformers says comes last, and where; ``None``: the folder is none."""
+    """The last module of a sentence-transformers cross-encoder, and its source; ``None`` for other folders."""
     file = "config_sentence_transformers.json"
     own = folder.json(file)
     if own.get("model_type") == "CrossEncoder" and own.get("activation_fn") is not None:

@@ -1,4 +1,4 @@
-"""The server's own processors by the Hugging Face name of their task, and how those of others are made beside them."""
+"""The built-in processors by Hugging Face task, and the creation of any processor."""
 
 from __future__ import annotations
 
@@ -52,16 +52,14 @@ def create_processor(
     """Make the processor of a model.
 
     Args:
-        task: The Hugging Face task name, a key of `PROCESSOR_OPTIONS`, or one that an installed package has a
-            processor for.
-        signature: The model's inputs and outputs.
-        folder: Where the model's files lie, e.g. ``preprocessor_config.json`` and ``tokenizer.json``.
-        options: What the configuration says under ``processor:``; wins over the files.
-        custom: A class that does it instead, or its name: ``module:Class`` or ``file.py:Class``.
+        task: A key of `PROCESSOR_OPTIONS`, or a task of an installed package's processor.
+        folder: With e.g. ``preprocessor_config.json`` and ``tokenizer.json``.
+        options: ``processor:`` of the configuration; wins over the files.
+        custom: A class to use instead, or its name: ``module:Class`` or ``file.py:Class``.
 
     Raises:
-        ConfigError: The task is unknown, an option is wrong, a file is missing or wrong, or they do not fit the
-            model. One line per fault.
+        ConfigError: The task is unknown, an option is wrong, a file is missing or wrong, or they do not fit the model.
+            One line per fault.
     """
     files = ModelFolder(folder) if isinstance(folder, Path) else folder
     kind = PROCESSOR_OPTIONS.get(task)

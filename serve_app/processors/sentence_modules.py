@@ -1,4 +1,4 @@
-"""The chain of modules that sentence-transformers puts behind a transformer: pooling, layers and lengths of one.
+"""Sentence-transformers' modules after a transformer: pooling, dense layers and normalization.
 
 Facts of sentence-transformers 6.2 (``modules/pooling.py``, ``modules/dense.py``, ``modules/layer_norm.py``).
 """
@@ -88,17 +88,17 @@ _EPSILON: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What makes the vectors of texts of those of tokens.
+    """How token vectors become text vectors.
 
     Attributes:
-        modes: How tokens are pooled; several are put side by side. Empty: the folder does not say.
+        modes: Pooling modes; several results are concatenated. Empty: not specified.
         include_prompt: Whether tokens of a prompt count.
-        steps: What is done with the vectors then, in turn.
-        taken: How many numbers steps take, if they say so.
-        width: How many numbers they have then, likewise.
-        normalize: Whether they have length 1 at the end.
-        transformer: The folder of the transformer and its tokenizer, inside the model's; empty: that itself.
-        file: The one that says how tokens are pooled.
+        steps: Further steps, in order.
+        taken: Numbers that the steps take, if declared.
+        width: Numbers that they return, if declared.
+        normalize: Whether the result has length 1.
+        transformer: Subfolder of the transformer and its tokenizer; empty: the folder itself.
+        file: Source of the pooling.
     """
 
     modes: tuple[Mode, ...] = ()
@@ -112,10 +112,10 @@ class Chain:
 
 
 def read_chain(folder: ModelFolder, ignored: Collection[str]) -> Chain:
-    """Read modules.json and the folders that it names.
+    """Read modules.json and its folders.
 
     Raises:
-        ConfigError: A module is not known, or a key of it; or a file is missing, or weights do not fit.
+        ConfigError: A module or a key is unknown, a file is missing, or weights do not fit.
     """
     listed = folder.json_list("modules.json")
     steps: list[tuple[str, Step]] = []
@@ -164,13 +164,13 @@ def read_chain(folder: ModelFolder, ignored: Collection[str]) -> Chain:
 
 
 def pool(tokens: Vectors, mask: npt.NDArray[np.bool_], modes: Sequence[Mode], prompt: int) -> Vectors:
-    """Vectors of texts, (rows, modes x width).
+    """Text vectors, (rows, modes x width).
 
     Args:
         tokens: (rows, tokens or more, width): a batch may be longer than these texts.
-        mask: Where their tokens are, (rows, tokens); padding is behind them.
-        modes: One or more.
-        prompt: Tokens at the beginning of every text that do not count.
+        mask: Marks tokens, (rows, tokens); padding is at the end.
+        modes: At least one.
+        prompt: Leading tokens of each text to skip.
     """
     tokens = tokens[:, : mask.shape[1]]
     counted = mask
@@ -198,13 +198,13 @@ def _pooled(tokens: Vectors, mask: npt.NDArray[np.bool_], counted: npt.NDArray[n
 
 
 def unit(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Vectors of length 1; a zero vector stays one."""
+    """Scale vectors to length 1; a zero vector stays."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, SHORTEST_VECTOR), vectors.dtype)
 
 
 def _module(number: int, module: Any) -> tuple[str, str]:
-    """Name of the class and path of an entry."""
+    """Class name and path of an entry."""
     kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
     if not isinstance(kind, str) or not isinstance(path, str):
         raise ConfigError((f"modules.json: entry {number}: must have a type and a path",))

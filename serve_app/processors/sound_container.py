@@ -1,9 +1,9 @@
-"""What a file of sound says about itself: its kind, where the sound is in it, and how much of it should be there.
+"""Reads the structure of an audio file: its format, the position of its audio, and its declared length.
 
-Nothing is decoded. A header declares a length, or was written before the length was known: into a pipe, or by a
-recorder that was killed. A declared length must have come, or the file is cut off. An unknown one ends where the
-content does, and the decoder is given a header that says so. An MP3 without a count of its frames is one of unknown
-length: a last frame that is not complete is left out, as decoders do.
+Nothing is decoded. A header declares a length, or was written before the length was known: to a pipe, or by a killed
+recorder. Missing content of a declared length means a truncated file. An unknown length ends with the content, and the
+decoder gets a corrected header. An MP3 without a frame count has an unknown length: an incomplete last frame is
+omitted, as decoders do.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _BEHIND: Final = 64 * 1024
 
 
 class Sound(NamedTuple):
-    """A file that is whole, as far as it says how long it is.
+    """A file that is complete as far as it declares its length.
 
     Attributes:
-        name: Its media type.
-        seconds: How long it is, about.
-        exact: Whether that is what the header declares, to the sample.
-        counted: Whether the decoder learns the length from the file, so that fewer samples are too few.
-        needed: Seconds that must come besides, where the decoder may stop at a damaged part without a word; 0: none.
-        tolerance: Samples that may be missing: some encoders of MP3 count their first frame, which holds none.
-        content: The file as it came.
-        start: Where the sound begins in it.
-        patches: What the decoder must read in place of what the header says: (position, bytes).
-        frames: Where frames of MP3 begin and end; ``None`` without them.
+        name: Media type.
+        seconds: Approximate duration.
+        exact: Whether the header declares it exactly.
+        counted: Whether the decoder knows the length from the file, so that fewer samples are an error.
+        needed: Least duration, seconds, where the decoder may silently stop at damage; 0: none.
+        tolerance: Samples that may be missing: some MP3 encoders count their first frame, which holds none.
+        content: Unchanged.
+        start: Start of the audio.
+        patches: Corrections of the header for the decoder: (position, bytes).
+        frames: Start and end of MP3 frames, if any.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Sound(NamedTuple):
     frames: tuple[int, int] | None = None
 
     def decodable(self) -> bytes | bytearray:
-        """The file as the decoder reads it right."""
+        """The file with corrections for the decoder."""
         if self.frames is not None:
             return with_info_frame(self.content, *self.frames)
         if not self.start and not self.patches:
@@ -87,7 +87,7 @@ class Sound(NamedTuple):
 
 
 class _Data(NamedTuple):
-    """Where samples begin, how many bytes the header declares, and where and how it does so."""
+    """Start of the samples, their declared bytes, and place and form of the declaration."""
 
     start: int
     size: int
@@ -98,16 +98,16 @@ class _Data(NamedTuple):
 
 
 def read_sound(content: bytes) -> Sound | None:
-    """Read the structure of a file, and hold what it declares against what came.
+    """Read a file's structure, and compare its declared length with the content.
 
-    The work is bounded, and small: the router's event loop does it.
+    Bounded and cheap: runs in the router's event loop.
 
     Returns:
-        What was found; ``None`` where these are not the bytes of a format that is served.
+        ``None`` for unknown formats.
 
     Raises:
-        InvalidRequest: It is cut off, or made of too many chunks.
-        UnsupportedMedia: Its samples are of a kind that is not decoded here.
+        InvalidRequest: It is truncated, or has too many chunks.
+        UnsupportedMedia: The sample format is not supported.
     """
     at = behind_tags(content, 0)
     if at > len(content):
@@ -130,7 +130,7 @@ def read_sound(content: bytes) -> Sound | None:
 
 
 def holds_several(sound: Sound) -> bool:
-    """Whether another sound begins in an Ogg file behind the first, where the decoder would stop. Reads all of it."""
+    """Whether an Ogg file holds a second stream, before which the decoder would stop. Reads the whole file."""
     at, content = sound.start, sound.content
     for _ in range(64):
         at = content.find(b"OggS\0\2", at + 1)
@@ -165,7 +165,7 @@ def _wav(content: bytes, at: int, magic: bytes) -> Sound:
 
 
 def _wav_format(content: bytes, start: int, size: int, order: _Order) -> tuple[int, int]:
-    """Number of the codec, and bits per second of samples."""
+    """Codec number, and bits per second."""
     layout = ">HHIIH" if order == "big" else "<HHIIH"
     codec, _, rate, average, block = struct.unpack_from(layout, content, start)
     if codec == 0xFFFE and size >= 40 and content[start + 26 : start + 40] == _WAVE_GUID:
@@ -273,13 +273,13 @@ def _mpeg(name: str, content: bytes, start: int, end: int) -> Sound:
 
 
 def _ogg_packet(content: bytes, at: int) -> bytes:
-    """The beginning of the first packet of a page."""
+    """The beginning of a page's first packet."""
     start = at + 27 + (content[at + 26] if at + 26 < len(content) else 0)
     return content[start : start + 16]
 
 
 def _chunks(name: str, content: bytes, at: int, order: _Order, width: int = 4) -> Iterator[tuple[bytes, int, int]]:
-    """Name, position of the content and declared size of each chunk. Chunks of 4-byte sizes are padded to be even."""
+    """Name, content position and declared size of each chunk. With 4-byte sizes, chunks are padded to even lengths."""
     for _ in range(MOST_CHUNKS):
         start = at + 4 + width
         if start > len(content):
@@ -291,15 +291,15 @@ def _chunks(name: str, content: bytes, at: int, order: _Order, width: int = 4) -
 
 
 def _end(content: bytes, at: int, order: _Order) -> int:
-    """Where the file ends by its header; 0 where that does not tell."""
+    """The file's declared end; 0 if unknown."""
     size = int.from_bytes(content[at + 4 : at + 8], order)
     return 0 if _is_placeholder(size) else at + 8 + size
 
 
 def _sized(name: str, content: bytes, at: int, data: _Data, bits_per_second: float, form_end: int = 0) -> Sound:
-    """A sound whose header declares its bytes, or was written before they were known: then it gets a patch.
+    """Make the result for a declared size, or patch a size written before it was known.
 
-    The file ends at ``form_end`` by its header; 0 where that does not tell. Raises `InvalidRequest` where less came.
+    ``form_end`` is the file's declared end, 0 if unknown. Raises `InvalidRequest` if content is missing.
     """
     came = len(content) - data.start
     # Of no samples with other chunks behind them, the size of the whole file is right.

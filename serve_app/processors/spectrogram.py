@@ -1,7 +1,7 @@
-"""Logarithmic mel spectrograms, as the feature extractors of transformers make them of a sound.
+"""Logarithmic mel spectrograms, as of transformers' feature extractors.
 
-The same numbers as ``transformers/audio_utils.py`` 5.24, all frames at once. A library would be transformers itself, or
-librosa: each brings many times what is here, and the server needs these two only.
+Equal to ``transformers/audio_utils.py`` 5.24, for all frames at once. Alternatives are transformers itself and librosa,
+many times larger than these two functions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _STEP: Final = np.log(6.4) / 27.0
 
 @dataclass(frozen=True, slots=True)
 class KaldiFilterBank:
-    """Kaldi's filter bank of frames of 25 ms, one every 10 ms, as the extractor of AST makes it.
+    """Kaldi's filter bank, with frames of 25 ms every 10 ms, as of AST's extractor.
 
     Attributes:
         rate: Samples per second.
         bins: Mel bins.
-        frames: Frames of the result: more are cut off, and zeros stand for those that are missing.
-        mean: Subtracted in the end, of zeros too.
-        std: Half of what divides then.
+        frames: Frames of the result, cut or zero-padded.
+        mean: Subtracted last, also from padding.
+        std: Half of the last divisor.
     """
 
     rate: int
@@ -49,7 +49,7 @@ class KaldiFilterBank:
         return self.frames, self.bins
 
     def __call__(self, samples: Samples) -> Samples:
-        """Features of a sound, `shape`. A sound shorter than a frame has none."""
+        """Features of audio, `shape`. Audio shorter than a frame has none."""
         frames = _frames(samples.astype(np.float64), 400, 160)[: self.frames]
         frames = frames - frames.mean(axis=1, keepdims=True)
         emphasized = np.empty_like(frames)
@@ -64,14 +64,14 @@ class KaldiFilterBank:
 
 @dataclass(frozen=True, slots=True)
 class WhisperSpectrogram:
-    """Whisper's spectrogram of sounds of one length: longer ones are cut off, and silence follows shorter ones.
+    """Whisper's spectrogram of audio of a fixed length, cut or padded with silence.
 
     Attributes:
         rate: Samples per second.
         bins: Mel bins.
         seconds: Of the result.
         window: Samples of a frame.
-        hop: Samples from one frame to the next.
+        hop: Samples between frames.
     """
 
     rate: int
@@ -86,7 +86,7 @@ class WhisperSpectrogram:
         return self.bins, self.seconds * self.rate // self.hop
 
     def __call__(self, samples: Samples) -> Samples:
-        """Features of a sound, `shape`."""
+        """Features of audio, `shape`."""
         sound = np.zeros(self.seconds * self.rate, np.float64)
         present = samples[: len(sound)]
         sound[: len(present)] = present
@@ -100,7 +100,7 @@ class WhisperSpectrogram:
 
 @cache
 def mel_filters(frequencies: int, bins: int, lowest: float, highest: float, rate: int, scale: _Scale) -> _Floats:
-    """Triangular filters, (frequencies, bins): those of Slaney have equal areas, those of Kaldi are even in mels."""
+    """Triangular filters, (frequencies, bins): Slaney's with equal areas, Kaldi's even in mels."""
     edges = np.linspace(_mels(np.array([lowest]), scale)[0], _mels(np.array([highest]), scale)[0], bins + 2)
     if scale == "kaldi":
         at = _mels(np.arange(frequencies, dtype=np.float64) * (rate / ((frequencies - 1) * 2)), scale)
@@ -124,7 +124,6 @@ def _mels(hertz: _Floats, scale: _Scale) -> _Floats:
 
 
 def _hertz(mels: _Floats) -> _Floats:
-    """Of Slaney's mels."""
     above = _LINEAR_HERTZ * np.exp(_STEP * (np.maximum(mels, _LINEAR_MELS) - _LINEAR_MELS))
     return np.where(mels >= _LINEAR_MELS, above, 200.0 * mels / 3.0)
 

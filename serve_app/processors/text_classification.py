@@ -1,4 +1,4 @@
-"""Texts in, labels out."""
+"""Classifies texts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ class TextClassificationProcessor(TextRows):
     """Processor of ``text-classification``. The cost bucket is the padded length in tokens.
 
     Args:
-        tokenizer: Makes the model's inputs.
-        ranking: How logits become an answer.
-        facts: What was understood of the folder and the options.
+        facts: Settings read from the folder and the options, with their sources.
     """
 
     def __init__(self, tokenizer: TextTokenizer, ranking: Ranking, facts: tuple[Fact, ...] = ()) -> None:
@@ -34,7 +32,7 @@ class TextClassificationProcessor(TextRows):
     def create(
         cls, signature: ModelSignature, folder: ModelFolder, options: TextClassificationOptions
     ) -> TextClassificationProcessor:
-        """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
+        """Make one from the model, its files and the configuration. Raises `ConfigError`."""
         _check_cross_encoder(folder, options)
         tokenizer = TextTokenizer.create(signature, folder, options)
         ranking = Ranking.create(signature, folder, options)
@@ -51,7 +49,7 @@ class TextClassificationProcessor(TextRows):
         return Cost(len(texts.texts), self.tokenizer.estimate(texts.texts))
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
-        """Tokenize. See `TextTokenizer.tokenize` for what it raises."""
+        """Tokenize. Raises what `TextTokenizer.tokenize` raises."""
         return self.tokenizer.tokenize(self._read(payload).texts)
 
     def postprocess(
@@ -60,7 +58,7 @@ class TextClassificationProcessor(TextRows):
         outputs: Tensors,
         inputs: Tensors | None = None,  # noqa: ARG002 - as every processor
     ) -> list[list[dict[str, Any]]]:
-        """Per text ``[{"label": ..., "score": ...}, ...]``, the highest score first; a list of one for one text."""
+        """Per text ``[{"label": ..., "score": ...}, ...]``, by descending score; a list of one for one text."""
         return self.ranking.rank(outputs, self.ranking.parameters(payload.parameters))
 
     def _read(self, payload: Media | Texts) -> Texts:
@@ -74,7 +72,7 @@ class TextClassificationProcessor(TextRows):
 
 
 def _check_cross_encoder(folder: ModelFolder, options: TextClassificationOptions) -> None:
-    """Refuse what a cross-encoder of sentence-transformers does besides. Raises `ConfigError`."""
+    """Refuse further steps of a sentence-transformers cross-encoder. Raises `ConfigError`."""
     file = "config_sentence_transformers.json"
     config = folder.json(file)
     check_keys(file, config, SENTENCE_KEYS, options.ignore_keys)

@@ -1,4 +1,4 @@
-"""Texts to token ids, and token ids to the tensors of a transformer."""
+"""Tokenizes texts, and makes a transformer's tensors from token ids."""
 
 from __future__ import annotations
 
@@ -53,15 +53,12 @@ class TextSettings:
     """How texts become tensors.
 
     Attributes:
-        inputs: Numpy dtype of every input of the model, by name.
-        max_length: Longer texts are cut, tokens.
-        buckets: Lengths that texts are padded to, tokens, ascending. The last is ``max_length``.
-        vocabulary: Number of token ids.
-        pad_id: Token id of padding.
-        side: The end of a long text that is cut if the request does not say.
-        known: Token ids from here on the model does not know, though the tokenizer does; ``None``: it knows all.
-        first_position: Number of a text's first position, for models that take positions.
-        takes_ids: Whether clients may send token ids.
+        inputs: Dtype of each input.
+        max_length: Tokens; longer texts are cut.
+        buckets: Padded lengths, tokens, ascending. The last is ``max_length``.
+        side: Default side to cut.
+        known: Token ids from here on are unknown to the model, though not to the tokenizer; ``None``: all are known.
+        first_position: Number of a text's first position, for models with positions.
     """
 
     inputs: dict[str, np.dtype[Any]]
@@ -76,14 +73,13 @@ class TextSettings:
 
 
 class TextTokenizer:
-    """Makes the tensors of texts. Safe to call from several threads: the tokenizer is not changed after construction.
+    """Makes the tensors of texts. Thread-safe: the tokenizer does not change after construction.
 
-    Batches are tokenized in parallel, outside Python's lock; the environment variables ``TOKENIZERS_PARALLELISM=false``
-    and ``RAYON_NUM_THREADS`` limit that, and are the operator's to set.
+    Batches are tokenized in parallel, without Python's lock; the operator can limit that with
+    ``TOKENIZERS_PARALLELISM=false`` and ``RAYON_NUM_THREADS``.
 
     Args:
-        tokenizer: Truncates to ``settings.max_length`` at the end that ``settings.side`` names, and does not pad.
-        settings: How texts become tensors.
+        tokenizer: Truncates to ``settings.max_length`` at ``settings.side``, and does not pad.
     """
 
     def __init__(self, tokenizer: Tokenizer, settings: TextSettings) -> None:
@@ -103,13 +99,10 @@ class TextTokenizer:
         """Load the folder's tokenizer and fit it to the model.
 
         Args:
-            signature: The model's tensors.
-            folder: Reads the files beside the model.
-            options: Of the configuration.
-            strategy: Which text of a pair that is too long is cut.
+            strategy: Which text of a long pair is cut.
 
         Raises:
-            ConfigError: They do not fit together, or a file is missing or not understood.
+            ConfigError: They do not match, or a file is missing or unsupported.
         """
         tokenizer = load_tokenizer(folder, options.ignore_keys)
         settings = _text_settings(signature, folder, options, tokenizer)
@@ -118,16 +111,16 @@ class TextTokenizer:
         return cls(tokenizer, settings)
 
     def prompt_length(self, prompt: str) -> int:
-        """Tokens of a prompt at the beginning of a text, the special ones before it included.
+        """Tokens of a prompt before a text, including leading special tokens.
 
-        As sentence-transformers counts them: those of the prompt alone, without a special one at its end.
+        Counted like sentence-transformers: of the prompt alone, without a special token at its end.
         """
         encoding = self._tokenizer.encode(prompt)
         last = bool(encoding.special_tokens_mask) and encoding.special_tokens_mask[-1] == 1
         return len(encoding.ids) - int(last)
 
     def estimate(self, texts: Sequence[Text] | Sequence[Sequence[int]]) -> int:
-        """Guess the bucket without tokenizing: of several texts the mean, since each runs at its own length."""
+        """Estimate the bucket without tokenizing: the mean of several texts, since each runs at its own length."""
         longest = self.settings.max_length
         tokens = [min(_guess_tokens(text), longest) for text in texts]
         return bucket_for(-(-sum(tokens) // max(1, len(tokens))), self.settings.buckets)
@@ -135,20 +128,20 @@ class TextTokenizer:
     def tokenize(
         self, texts: Sequence[Text] | list[list[int]], truncate: bool = True, side: Side | None = None
     ) -> Tensors:
-        """Tokenize texts, or check token ids and take them as they are (no special tokens are added to ids).
+        """Tokenize texts, or check token ids, to which no special tokens are added.
 
         Args:
-            texts: One or more: all of them texts or pairs of texts, or all token ids.
-            truncate: Cut texts that are too long. Ids are never cut: who tokenizes also truncates.
-            side: The end that is cut: ``right`` is that of the text. ``None``: as the folder says.
+            texts: At least one: all texts or pairs, or all token ids.
+            truncate: Whether long texts are cut. Ids are never cut: their tokenizer does that.
+            side: Side to cut; ``None``: the folder's.
 
         Returns:
-            The model's inputs, (texts, longest text). Padding is on the right. Where texts differ in length there is a
-            mask, also of a model that takes none: `cut` and `pad` make what the model takes.
+            The model's inputs, (texts, longest text), padded on the right. If lengths differ, there is a mask even if
+            the model takes none: `cut` and `pad` make the final inputs.
 
         Raises:
             InvalidRequest: A text is no text, holds half a surrogate pair, has no tokens, or is too long; or an id is
-                not in the vocabulary. The message says which.
+                not in the vocabulary. Names it.
         """
         if not texts:
             raise InvalidRequest("inputs: at least one text is expected, and none came")
@@ -157,13 +150,13 @@ class TextTokenizer:
         return self._tensors(*self._encode(texts, truncate, side or self.settings.side))
 
     def count(self, texts: Sequence[Text] | list[list[int]]) -> int:
-        """Tokens that the model reads for these texts, special tokens included. Raises as `tokenize`."""
+        """The number of tokens, including special ones. Raises what `tokenize` raises."""
         if texts and not is_ids(texts[0]):
             return sum(map(len, self._encode(texts, True, self.settings.side)[0]))
         return sum(len(self._check_ids(number, ids)) for number, ids in enumerate(texts))
 
     def bucket(self, tensors: Tensors) -> int:
-        """The padded length, tokens. Raises `InvalidRequest` for tensors of more than ``max_length`` tokens."""
+        """The padded length, tokens. Raises `InvalidRequest` beyond ``max_length``."""
         return bucket_of(tensors, self.settings.inputs, self.settings.buckets, "tokens")
 
     def lengths(self, tensors: Tensors) -> Sequence[int]:
@@ -175,7 +168,7 @@ class TextTokenizer:
         return [int(length) for length in np.count_nonzero(mask, axis=1)]
 
     def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:
-        """Some of the texts, cut or padded to so many tokens."""
+        """Select texts, cut or padded to a number of tokens."""
         return self.pad({name: tensor[rows, :length] for name, tensor in tensors.items()}, length)
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
@@ -188,7 +181,7 @@ class TextTokenizer:
         return self.settings.pad_id if name == _IDS else 0
 
     def example(self, rows: int, bucket: int) -> Tensors:
-        """Rows of padding between special tokens, which the mask calls text, for warming up."""
+        """Rows of padding between special tokens, marked as text, for warm-up."""
         values = {_IDS: self.settings.pad_id, _MASK: 1, _TYPES: 0, _PLACES: 0}
         tensors = {name: np.full((rows, bucket), values[name], dtype) for name, dtype in self.settings.inputs.items()}
         if _PLACES in tensors:
@@ -201,7 +194,7 @@ class TextTokenizer:
     def _encode(
         self, texts: Sequence[object], truncate: bool, side: Side
     ) -> tuple[list[list[int]], list[list[int]] | None]:
-        """Token ids of each text, and their types where the model takes types and not all are 0."""
+        """Token ids of each text, and their types if the model takes types and not all are 0."""
         given = [_check_text(number, text) for number, text in enumerate(texts)]
         pairs = tuple in map(type, given)
         most = self.settings.max_length * _READ_CHARACTERS_PER_TOKEN
@@ -285,11 +278,7 @@ class TextTokenizer:
 
 
 class TextRows:
-    """What processors of texts have in common: a row for each text, sized in tokens.
-
-    Args:
-        tokenizer: Makes the model's inputs.
-    """
+    """Base of text processors: one row for each text, sized in tokens."""
 
     bucket_invariant = True
 
@@ -298,7 +287,7 @@ class TextRows:
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Lengths that texts are padded to, tokens."""
+        """Padded lengths, tokens."""
         return self.tokenizer.settings.buckets
 
     def bucket(self, tensors: Tensors) -> int:
@@ -314,16 +303,16 @@ class TextRows:
         return self.tokenizer.lengths(tensors)
 
     def cut(self, tensors: Tensors, rows: Sequence[int], length: int) -> Tensors:
-        """Some of the texts, cut or padded to so many tokens."""
+        """Select texts, cut or padded to a number of tokens."""
         return self.tokenizer.cut(tensors, rows, length)
 
     def example(self, rows: int, bucket: int) -> Tensors:
-        """Rows for warming up."""
+        """Rows for warm-up."""
         return self.tokenizer.example(rows, bucket)
 
 
 def expect_texts(payload: Media | Texts) -> Texts:
-    """Refuse pictures and sounds. Raises `UnsupportedMedia`."""
+    """Refuse images and audio. Raises `UnsupportedMedia`."""
     if isinstance(payload, Media):
         came = payload.content_type[:80] or f"{len(payload.content)} bytes"
         raise UnsupportedMedia(f"this model takes text, and got {came}: send text/plain or JSON")
@@ -331,13 +320,13 @@ def expect_texts(payload: Media | Texts) -> Texts:
 
 
 def mask_of(inputs: Tensors) -> npt.NDArray[np.bool_]:
-    """Where the tokens are, (rows, tokens); everywhere if the model takes no mask."""
+    """Marks tokens, (rows, tokens); everywhere if the model takes no mask."""
     mask = inputs.get(_MASK)
     return np.ones(inputs[_IDS].shape, np.bool_) if mask is None else mask.astype(np.bool_)
 
 
 def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Those that a tokenizer puts before a text and behind it: some models look for the end of a text."""
+    """The special tokens before and after a text: some models look for its end."""
     try:
         encoding = tokenizer.encode("a")
     except Exception:  # the library raises plain Exception, e.g. without an unknown token
@@ -348,9 +337,9 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def _cut_otherwise(encoding: Encoding, side: Side) -> list[int]:
-    """The ids of a text that was cut at one end, as if it had been cut at the other.
+    """The ids of a text cut at one end, converted to a cut at the other.
 
-    How a tokenizer truncates is part of its state, which texts of other requests share.
+    Truncation is part of a tokenizer's state, which other requests share.
     """
     special = encoding.special_tokens_mask
     first, room = special.index(0), special.count(0)
@@ -364,12 +353,12 @@ def _cut_otherwise(encoding: Encoding, side: Side) -> list[int]:
 
 
 def is_ids(text: object) -> bool:
-    """Whether it is a list of token ids rather than a text or a pair of texts."""
+    """Whether it is a list of token ids, not a text or a pair."""
     return isinstance(text, list) and not any(isinstance(part, str) for part in text)
 
 
 def _check_text(number: int, text: object) -> Any:
-    """The text, or the pair of texts as the tokenizer takes one."""
+    """The text or pair in the tokenizer's form."""
     if not isinstance(text, str):
         if not isinstance(text, list):
             raise InvalidRequest(f"inputs[{number}]: expected text, got {_kind(text)}")
@@ -446,7 +435,7 @@ def _text_settings(
 
 
 def _max_length(folder: ModelFolder, options: TextOptions, tokenizer: Tokenizer, fixed: int) -> int:
-    """The longest text, tokens: the option's length, or the least that a file names. Raises `ConfigError`."""
+    """The longest text, tokens: the option's length, or the smallest limit of a file. Raises `ConfigError`."""
     said = longest_text(folder, tokenizer)
     if options.max_length is not None:
         limit = positions(folder)

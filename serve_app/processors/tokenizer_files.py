@@ -1,4 +1,4 @@
-"""The tokenizer that a folder describes, as transformers would load it: tokenizer.json and the keys beside it.
+"""Loads a folder's tokenizer as transformers would: tokenizer.json and the keys beside it.
 
 Facts of transformers 5.24 (``tokenization_utils_tokenizers.py``, ``tokenization_bert.py``).
 """
@@ -140,10 +140,10 @@ TRANSFORMER_KEYS: Final[Mapping[str, Key]] = {
 
 
 def load_tokenizer(folder: ModelFolder, ignored: Collection[str]) -> Tokenizer:
-    """Load it with its special tokens, normalizer and added tokens as the keys have them. It neither pads nor cuts.
+    """Load it, with special tokens, normalizer and added tokens by the keys. It neither pads nor cuts.
 
     Raises:
-        ConfigError: There is none, it cannot be read, or a key is not understood.
+        ConfigError: The tokenizer is missing or unreadable, or a key is unsupported.
     """
     config = folder.json("tokenizer_config.json")
     special = _special_tokens(folder, config)
@@ -173,7 +173,7 @@ def load_tokenizer(folder: ModelFolder, ignored: Collection[str]) -> Tokenizer:
 
 
 def truncation_side(folder: ModelFolder, tokenizer: Tokenizer) -> Side:
-    """The end of a long text that is cut. Raises `ConfigError`."""
+    """The side of a long text to cut. Raises `ConfigError`."""
     side, source = folder.json("tokenizer_config.json").get("truncation_side"), "tokenizer_config.json: truncation_side"
     if side is None and tokenizer.truncation:
         side, source = tokenizer.truncation["direction"], "tokenizer.json: truncation.direction"
@@ -186,7 +186,7 @@ def truncation_side(folder: ModelFolder, tokenizer: Tokenizer) -> Side:
 
 
 def padding_id(folder: ModelFolder, tokenizer: Tokenizer) -> int:
-    """The token of padding: by name as the tokenizer's files have it, else by number as config.json does, else 0."""
+    """The padding token: by name from the tokenizer's files, else by number from config.json, else 0."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         token = _content(folder.json(file).get("pad_token"))
         found = None if token is None else tokenizer.token_to_id(token)
@@ -203,7 +203,7 @@ def padding_id(folder: ModelFolder, tokenizer: Tokenizer) -> int:
 
 
 def positions(folder: ModelFolder) -> tuple[int, str] | None:
-    """The most tokens that the model has positions for, and the key that says so; ``None``: no limit is known."""
+    """The most tokens with positions, and the key of that limit, if any."""
     config = folder.json("config.json")
     if str(config.get("model_type")) in _WITHOUT_POSITIONS:
         return None
@@ -215,7 +215,7 @@ def positions(folder: ModelFolder) -> tuple[int, str] | None:
 
 
 def first_position(folder: ModelFolder) -> int:
-    """The number of a text's first position: behind that of padding in RoBERTa and its kin."""
+    """The number of a text's first position: after padding's in RoBERTa and similar models."""
     config = folder.json("config.json")
     if str(config.get("model_type")) not in _FROM_PADDING:
         return 0
@@ -224,7 +224,7 @@ def first_position(folder: ModelFolder) -> int:
 
 
 def longest_text(folder: ModelFolder, tokenizer: Tokenizer) -> list[tuple[int, str]]:
-    """What the files say about the longest text, tokens, each with its source. The least of them counts."""
+    """The files' limits of text length, tokens, with their sources. The smallest counts."""
     config = folder.json("tokenizer_config.json")
     file, sentence = folder.first(SENTENCE_FILES)
     if (sentence.get("max_seq_length") or 1) < 1:
@@ -245,12 +245,12 @@ def longest_text(folder: ModelFolder, tokenizer: Tokenizer) -> list[tuple[int, s
 
 
 def has_lowercase(normalizer: Any) -> bool:
-    """Whether a normalizer of the library, or none, makes letters small."""
+    """Whether the library's normalizer, or a missing one, lowercases."""
     return normalizer is not None and "A" not in normalizer.normalize_str("A")
 
 
 def _class_of(folder: ModelFolder, config: Mapping[str, Any]) -> tuple[str, str]:
-    """Name of the tokenizer's class without its ending, and where it comes from; empty where nothing names one."""
+    """Name of the tokenizer's class without its suffix, and its source; empty if unnamed."""
     named = config.get("tokenizer_class") or folder.json("config.json").get("tokenizer_class")
     if isinstance(named, str):
         name = named.removesuffix("Fast").removesuffix("Tokenizer")
@@ -270,7 +270,7 @@ def _parsed(folder: ModelFolder) -> Tokenizer:
 
 
 def _check_class(tokenizer: Tokenizer, kind: str) -> None:
-    """Refuse what tokenizers of BERT's kin put in place of other parts: release 5 of transformers makes them anew."""
+    """Refuse parts that BERT-like tokenizers would replace: transformers 5 makes them anew."""
     parts = (
         (tokenizer.normalizer, normalizers.BertNormalizer),
         (tokenizer.pre_tokenizer, pre_tokenizers.BertPreTokenizer),
@@ -282,7 +282,7 @@ def _check_class(tokenizer: Tokenizer, kind: str) -> None:
 
 
 def _word_pieces(folder: ModelFolder, special: Mapping[str, str]) -> Tokenizer:
-    """BERT's tokenizer of its vocabulary, a token a line."""
+    """BERT's tokenizer from its vocabulary, one token a line."""
     lines = folder.text("vocab.txt").split("\n")
     if not lines[-1]:
         lines.pop()
@@ -303,7 +303,7 @@ def _word_pieces(folder: ModelFolder, special: Mapping[str, str]) -> Tokenizer:
 
 
 def _special_tokens(folder: ModelFolder, config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by the name of their role: release 5 takes all keys of this form for such."""
+    """Special tokens by role: transformers 5 treats all keys of this form as such."""
     given = {**folder.json("special_tokens_map.json"), **config}
     found = {key: _content(value) for key, value in given.items() if key.endswith("_token") and key != "use_auth_token"}
     return {name: token for name, token in found.items() if token is not None}
@@ -312,7 +312,7 @@ def _special_tokens(folder: ModelFolder, config: Mapping[str, Any]) -> dict[str,
 def _add_tokens(
     tokenizer: Tokenizer, folder: ModelFolder, config: Mapping[str, Any], special: Mapping[str, str]
 ) -> None:
-    """Add what the files name and tokenizer.json lacks, as the library does: behind the vocabulary, in order of ids."""
+    """Add tokens of the files missing in tokenizer.json, like the library: after the vocabulary, by id."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     described = config.get("added_tokens_decoder") or {}
     numbered: dict[str, int] = {}
@@ -374,7 +374,7 @@ def _set_normalizer(tokenizer: Tokenizer, config: Mapping[str, Any], kind: str) 
 
 
 def _lower(tokenizer: Tokenizer, folder: ModelFolder, ignored: Collection[str]) -> None:
-    """Make letters small before all else, where sentence-transformers is to."""
+    """Lowercase first, if sentence-transformers would."""
     file, config = folder.first(SENTENCE_FILES)
     check_keys(file, config, TRANSFORMER_KEYS, ignored)
     if config.get("do_lower_case") and not has_lowercase(tokenizer.normalizer):
@@ -384,7 +384,7 @@ def _lower(tokenizer: Tokenizer, folder: ModelFolder, ignored: Collection[str]) 
 
 
 def _set_prefix(tokenizer: Tokenizer, config: Mapping[str, Any], kind: str) -> None:
-    """Put a space before the first word or not, where a byte-level tokenizer can; others must agree."""
+    """Set a byte-level tokenizer's space before the first word; others must agree already."""
     wanted, before = config.get("add_prefix_space"), tokenizer.pre_tokenizer
     if wanted is None or before is None or kind.startswith("PreTrained"):
         return
@@ -399,9 +399,9 @@ def _set_prefix(tokenizer: Tokenizer, config: Mapping[str, Any], kind: str) -> N
 
 
 def _check_ends(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Refuse keys for tokens around a text that tokenizer.json does not agree with.
+    """Refuse keys for surrounding tokens that contradict tokenizer.json.
 
-    Release 4 of transformers follows the keys of some classes, and release 5 follows tokenizer.json.
+    Transformers 4 follows the keys for some classes, and 5 follows tokenizer.json.
     """
     around = {tokenizer.id_to_token(token) for token in tokenizer.encode("").ids}
     if around - {special.get("bos_token"), special.get("eos_token")}:
@@ -417,7 +417,7 @@ def _check_ends(tokenizer: Tokenizer, config: Mapping[str, Any], special: Mappin
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token, which files write as text or as an object."""
+    """The text of a token, in files a text or an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) and token else None

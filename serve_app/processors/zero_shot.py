@@ -1,4 +1,4 @@
-"""Texts and candidate labels in, labels out: zero-shot classification by a model that compares two texts."""
+"""Zero-shot classification with a model that compares two texts."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _ALLOWED = frozenset({"candidate_labels", "hypothesis_template", "multi_label"})
 
 
 class EntailmentProcessor(TextRows):
-    """Processor of ``zero-shot-classification`` with a model of natural language inference.
+    """Processor of ``zero-shot-classification`` with a natural language inference model.
 
-    A row is a text and a label in its template. With several labels, their scores are the softmax over them of the
-    logit that says that the text entails the sentence; with ``multi_label`` each label has the softmax of that logit
-    and of the one for contradiction (transformers 5.24, ``pipelines/zero_shot_classification.py``).
+    A row is a text and a label in its template. With several labels, the scores are the softmax over their entailment
+    logits; with ``multi_label``, each is the softmax of its entailment and contradiction logits (transformers 5.24,
+    ``pipelines/zero_shot_classification.py``).
 
     Args:
-        tokenizer: Makes the model's inputs; it cuts the text and not the label.
-        output: The model's output that holds logits.
+        tokenizer: Cuts the text, not the label.
+        output: The output with logits.
         entailment: Its column for entailment.
-        template: Sentence that a label is put into, at ``{}``.
-        facts: What was understood of the folder.
+        template: Sentence for a label, at ``{}``.
+        facts: Settings read from the folder, with their sources.
     """
 
     labels: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class EntailmentProcessor(TextRows):
 
     @classmethod
     def create(cls, signature: ModelSignature, folder: ModelFolder, options: EmbeddingOptions) -> EntailmentProcessor:
-        """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
+        """Make one from the model, its files and the configuration. Raises `ConfigError`."""
         tokenizer = TextTokenizer.create(signature, folder, options, strategy="only_first")
         spec = logits_of(signature, options.output)
         numbered = folder.json("config.json").get("label2id")
@@ -71,13 +71,13 @@ class EntailmentProcessor(TextRows):
         return cls(tokenizer, spec.name, found[0], template, tuple(folder.facts))
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row for each text and label; the bucket of the texts' mean. No row is made: there may be a million."""
+        """One row for each text and label; the bucket of the texts' mean. Makes no rows: there may be a million."""
         parameters, labels = self._read(payload)
         template, texts = template_of(parameters, self._template), expect_texts(payload).texts
         return Cost(len(texts) * len(labels), self.tokenizer.estimate([[str(text), template] for text in texts]))
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
-        """Tokenize. See `TextTokenizer.tokenize` for what it raises."""
+        """Tokenize. Raises what `TextTokenizer.tokenize` raises."""
         return self.tokenizer.tokenize(self._rows(payload))
 
     def postprocess(
@@ -86,7 +86,7 @@ class EntailmentProcessor(TextRows):
         outputs: Tensors,
         inputs: Tensors | None = None,  # noqa: ARG002 - as every processor
     ) -> list[list[dict[str, Any]]]:
-        """Per text ``[{"label": ..., "score": ...}, ...]``, the highest score first."""
+        """Per text ``[{"label": ..., "score": ...}, ...]``, by descending score."""
         parameters, labels = self._read(payload)
         logits = outputs[self._output].astype(np.float64)
         if not np.isfinite(logits).all():
@@ -129,10 +129,10 @@ class EntailmentProcessor(TextRows):
 def create_zero_shot(
     signature: ModelSignature, folder: ModelFolder, options: EmbeddingOptions
 ) -> EntailmentProcessor | EmbeddingProcessor:
-    """Make the processor of ``zero-shot-classification``: by entailment where the folder is that of a classifier.
+    """Make the processor of ``zero-shot-classification``: by entailment for a classifier's folder.
 
     Raises:
-        ConfigError: The model, the files beside it and the configuration do not fit together.
+        ConfigError: The model, its files and the configuration do not match.
     """
     config = folder.json("config.json")
     # Their types are checked where they are used.

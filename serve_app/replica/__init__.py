@@ -1,1 +1,1 @@
-"""What runs inside a model's replica, around the gate of `serve_app.scheduling`."""
+"""The inside of a model's replica, around the gate of `serve_app.scheduling`."""

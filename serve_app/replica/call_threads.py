@@ -1,7 +1,7 @@
-"""Threads for calls of code that may never return: they are counted, and never waited for.
+"""Threads for calls that may never return: counted, never joined.
 
-A thread cannot be ended from outside. One whose call hangs is lost until the call returns, or the process ends; these
-threads are daemons, so that the process can.
+A thread cannot be ended from outside. One with a hanging call is lost until the call returns or the process ends; these
+threads are daemons, so that the process can end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ _Work: TypeAlias = tuple[Future[None], str, Callable[[], None]]
 
 
 class CallThreads:
-    """A pool of threads. To be used from any thread.
+    """A thread-safe pool of threads.
 
     Args:
-        name: The model's name, for messages.
-        most: How many there are; each starts with the work that it is needed for.
+        most: Size of the pool; threads start with the work that needs them.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -43,12 +42,11 @@ class CallThreads:
         self._told: set[str] = set()
 
     def submit(self, method: str, work: Callable[[], None], due: float = -inf) -> Future[None]:
-        """Have work done in one of the threads. Raises ``RuntimeError`` after `close`, and where none can be started.
+        """Run work in a thread. Raises ``RuntimeError`` after `close`, and if no thread can be started.
 
         Args:
-            method: What it calls, for messages.
-            work: Must not raise.
-            due: What is due earlier goes first.
+            method: Name of the call, for messages.
+            due: Earlier times go first.
         """
         future: Future[None] = Future()
         with self._lock:
@@ -61,23 +59,23 @@ class CallThreads:
         return future
 
     def yields(self, due: float) -> bool:
-        """Whether something waits that goes before what is due then."""
+        """Whether waiting work precedes this due time."""
         with self._lock:
             return bool(self._waiting) and self._waiting[0][0] < due
 
     def begin(self, method: str) -> None:
-        """Say in one of the threads that another call begins there."""
+        """Mark the beginning of another call in the current thread."""
         with self._lock:
             self._inside[get_ident()] = method, time.monotonic()
 
     def stalled_s(self) -> float:
-        """For how long every thread has been inside its present call, seconds; 0.0 while one is free."""
+        """Seconds that every thread has been in its present call; 0.0 while one is free."""
         with self._lock:
             since = [began for _, began in self._inside.values()]
         return time.monotonic() - max(since) if len(since) == self._most else 0.0
 
     def stuck(self, limit_s: float) -> int:
-        """How many threads have been inside one call for longer than this. Each method is told once in the log."""
+        """The number of threads in one call for longer than this. The log mentions each method once."""
         now = time.monotonic()
         with self._lock:
             stuck = [(method, now - began) for method, began in self._inside.values() if now - began > limit_s]
@@ -95,7 +93,7 @@ class CallThreads:
         return len(stuck)
 
     def close(self) -> None:
-        """Begin nothing more. Calls that have begun are left alone. Idempotent."""
+        """Start no more work. Running calls continue. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -115,7 +113,7 @@ class CallThreads:
             self._started += 1
 
     def _next(self) -> _Work | None:
-        """Wait for the next work; ``None`` after the end."""
+        """Wait for the next work; ``None`` at the end."""
         with self._lock:
             self._lock.wait_for(lambda: self._waiting or self._closed)
             return heappop(self._waiting)[2] if self._waiting else None

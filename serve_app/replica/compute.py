@@ -1,9 +1,9 @@
-"""What a replica computes with: how many threads for each run, and how many runs at once.
+"""Chooses a replica's compute: threads per run, and concurrent runs.
 
 Measured on the loaded model, since nothing else tells: a small model leaves the cores to the router; most others do
-more rows in runs beside each other than in one run of several threads, which wait for each other in every layer; and
-where memory is what limits, more cores do not help at all. What neighbours on the same cores take meanwhile must not
-count: runs of one thread are measured in CPU time, and of those of several threads the quickest counts.
+more rows in concurrent runs than in one run of several threads, which synchronize in every layer; and if memory is the
+limit, more cores do not help. Neighbours on the same cores must not count: runs of one thread are measured in CPU time,
+and of those of several threads the fastest counts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _RUNS = 20
 
 
 class Measured(NamedTuple):
-    """What is known so far; ``None``: not measured.
+    """Results so far; ``None``: not measured.
 
     Attributes:
-        run_s: What a run of middle size takes alone in one thread, seconds.
-        together: How many times the rows per second of one run at a time as many runs at once do as there are cores.
-        threaded: How many times faster a run is with a thread for each core; 0.0: that could not be tried.
+        run_s: A run of middle size in one thread, seconds.
+        together: Throughput in rows of concurrent runs, one per core, relative to one run at a time.
+        threaded: Speedup of a run by one thread per core; 0.0: could not be tried.
     """
 
     run_s: float | None = None
@@ -43,13 +43,12 @@ class Measured(NamedTuple):
 
 
 def decide(threads: int | None, instances: int | None, cores: int, found: Measured) -> Compute | str:
-    """What to compute with, or which attribute of `Measured` is needed first.
+    """Choose the compute, or name the attribute of `Measured` to measure first.
 
     Args:
-        threads: As configured; ``None``: to be decided.
+        threads: As configured; ``None``: to be chosen.
         instances: Likewise.
-        cores: That the replica may use.
-        found: What was measured.
+        cores: Available to the replica.
     """
     if (threads or 1) > 1 or (instances or 1) > 1 or (threads and instances):
         return Compute(threads or 1, instances or 1, "as configured")
@@ -77,12 +76,12 @@ def decide(threads: int | None, instances: int | None, cores: int, found: Measur
 
 
 def run_s(backend: Backend, inputs: Tensors, budget_s: float) -> float:
-    """See `Measured`."""
+    """Measure `Measured.run_s`."""
     return median(_times(backend, inputs, budget_s, thread_time))
 
 
 def together(backend: Backend, inputs: Tensors, alone_s: float, count: int, budget_s: float) -> float:
-    """See `Measured`; in so many threads, those of sessions. Raises what a run raises."""
+    """Measure `Measured.together`, in this many threads. Raises what a run raises."""
     times: list[float] = []
     faults: list[Exception] = []
 
@@ -101,11 +100,10 @@ def together(backend: Backend, inputs: Tensors, alone_s: float, count: int, budg
 
 
 class AtOnce:
-    """Runs a backend so many times at once, and takes as long as the last of them: what a run costs beside others.
+    """Runs a backend several times at once, for the time of the last: the cost of a run beside others.
 
     Args:
-        backend: Several threads may run it.
-        count: How many.
+        backend: Must allow several threads.
     """
 
     def __init__(self, backend: Backend, count: int) -> None:
@@ -114,7 +112,7 @@ class AtOnce:
         self._count = count
 
     def run(self, inputs: Tensors) -> Tensors:
-        """Run all, and return the outputs of one. Raises what that raises."""
+        """Run all, and return the outputs of one. Raises its error."""
         tasks = [in_thread("session", partial(self._run_beside, inputs)) for _ in range(self._count - 1)]
         try:
             return self._backend.run(inputs)
@@ -128,13 +126,13 @@ class AtOnce:
 
 
 def threaded(backend: Backend, other: Backend, inputs: Tensors, budget_s: float) -> float:
-    """How many times faster the other backend is, which has more threads."""
+    """Measure the speedup of the other backend, which has more threads."""
     alone_s, threaded_s = (min(_times(each, inputs, budget_s / 2, perf_counter)) for each in (backend, other))
     return alone_s / threaded_s
 
 
 def _times(backend: Backend, inputs: Tensors, budget_s: float, clock: Callable[[], float]) -> list[float]:
-    """Of a few runs, after one that does not count."""
+    """Times of a few runs, after one that does not count."""
     until = perf_counter() + budget_s
     times: list[float] = []
     backend.run(inputs)

@@ -1,4 +1,4 @@
-"""How many cores this process may compute with, and how many it does."""
+"""Counts this process's available and used cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOT, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class CoreMeter:
-    """Tells what was computed since it was asked before. Asked in one thread, that of the event loop."""
+    """Measures usage since the last call. For one thread, the event loop's."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -25,10 +25,10 @@ class CoreMeter:
         self.read(1)
 
     def read(self, cores: int) -> tuple[float, float]:
-        """How busy this process is, 0 to 1, and how many of the cores that it might use nobody has used.
+        """This process's load, 0 to 1, and the available cores that no process used.
 
-        Its event loop is one thread, and what decodes and runs light models; so it is as busy as its loop is, or all
-        of it on the cores that its runs use.
+        Decoding and light models run in the event loop's one thread. So the load is the larger of the loop's and of the
+        whole process's on the cores of its runs.
 
         Args:
             cores: Of its runs.
@@ -44,7 +44,7 @@ class CoreMeter:
 
 
 def available_cores() -> int:
-    """Those that it may run on, and no more than its control groups pay for; at least 1."""
+    """The cores allowed to it, bounded by its control groups; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError):
         cores = int(min(cores, cpu_quota(_ROOT, _MEMBERSHIP.read_text())))
@@ -52,17 +52,17 @@ def available_cores() -> int:
 
 
 def cpu_quota(root: Path, membership: str) -> float:
-    """CPUs that control groups (v1, v2) mounted there allow: the least of each group and those above it.
+    """CPUs allowed by the control groups (v1, v2): the minimum over each group and its parents.
 
     Args:
-        root: Where their file system is mounted.
-        membership: What ``/proc/self/cgroup`` says.
+        root: Mount point of their file system.
+        membership: Content of ``/proc/self/cgroup``.
     """
     return _limit(root, membership)[0]
 
 
 def _limit(root: Path, membership: str) -> tuple[float, Path | None]:
-    """That least, and the group that it is of."""
+    """The minimum, and its group."""
     least: tuple[float, Path | None] = inf, None
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -76,7 +76,7 @@ def _limit(root: Path, membership: str) -> tuple[float, Path | None]:
 
 
 def used_s(group: Path) -> float:
-    """CPU seconds that a control group (v1, v2) has used, ever; 0.0 where it does not tell."""
+    """Total CPU seconds of a control group (v1, v2); 0.0 if unknown."""
     with suppress(OSError, ValueError):
         used = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
         if "usage_usec" in used:

@@ -1,4 +1,4 @@
-"""What happens to the bundles of one batch while they have the session."""
+"""Executes the bundles of one batch on the session."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Place: TypeAlias = tuple[Staged, int]
 
 
 class Progress(Struct, eq=False):
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        at: When it was granted, or a session's run in it last began or ended, or a part left, on the monotonic clock;
+        at: When it was granted, a session's run in it last began or ended, or a part was sent, on the monotonic clock;
             infinite while a part waits for its reader.
     """
 
@@ -44,7 +44,7 @@ class Progress(Struct, eq=False):
 
 
 class Ran(NamedTuple):
-    """What the entries of one variant came to. Their results are still to be filled in."""
+    """The outcome of one variant's entries, before their results are filled in."""
 
     places: Sequence[Place]
     variant: str
@@ -52,23 +52,22 @@ class Ran(NamedTuple):
 
 
 class Executor:
-    """Runs what the gate has chosen of the bundles of one batch.
+    """Runs the chosen bundles of one batch.
 
-    `assemble` may be called in any thread; `run` in as many at once as the backends allow; `finish` in any.
+    Any thread may call `assemble` and `finish`; as many threads may call `run` as the backends allow.
 
     Args:
-        name: The model's name, for messages.
         backends: By variant.
-        processor: Made the tensors of media; ``None`` for a model that takes tensors only.
+        processor: Made the tensors of media; ``None`` for models of tensors.
         max_rows: Most rows of a run.
-        self_test: Tells whether the model still works when an entry has failed; ``None``: nobody can tell.
-        joining: Which requests share runs; ``None``: all do.
-        refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
-        lengths: What rows are padded to, ascending, the largest bucket among them; none: to every bucket.
+        self_test: Tests whether the model still works after a failed entry, if possible.
+        joining: Which requests share runs; ``None``: all.
+        refuse_non_finite: Whether NaN or infinity in an output fails the entry.
+        lengths: Padded lengths, ascending, including the largest bucket; empty: all buckets.
 
     Attributes:
-        streams: Whether answers come in parts: then entries run one by one, and their parts leave by `Staged.outlets`.
-        verification: Chooses what is run again; ``None``: nothing is. Set once, before the first run.
+        streams: Whether answers are streamed: entries then run one by one, and parts leave by `Staged.outlets`.
+        verification: Chooses runs to repeat, if any. Set once, before the first run.
     """
 
     def __init__(
@@ -97,9 +96,9 @@ class Executor:
         self._here = local()  # the progress of this thread's run
 
     def buckets(self, staged: Staged) -> list[int]:
-        """The cost bucket of every entry of a bundle, up to the next length that rows are padded to.
+        """The cost bucket of each entry of a bundle, rounded up to a padded length.
 
-        0 where it has no tensors. One that has no bucket fails.
+        0 without tensors. An entry without a bucket fails.
         """
         processor = self._processor
         if processor is None:
@@ -120,7 +119,7 @@ class Executor:
         return buckets
 
     def assemble(self, staged: Staged) -> None:
-        """Set a bundle's ``batch``, where all of its entries fit into one run."""
+        """Set a bundle's ``batch``, if all its entries fit into one run."""
         try:
             staged.batch = self._assembled(staged)
         except Exception:  # of the processor: whether it concerns all entries shows when they run
@@ -143,11 +142,11 @@ class Executor:
         return None if rows is None else Assembled(inputs, rows)
 
     def run(self, bundles: Sequence[Staged], progress: Progress | None = None) -> list[Ran]:
-        """Run bundles that share a batch, and note the progress. What fails is noted as the outcome of its entries."""
+        """Run bundles that share a batch, and record the progress. Failures become outcomes of entries."""
         self._here.progress = progress = progress or Progress(0.0)
         progress.at = time.monotonic()
         if bundles[0].job is not None:
-            self._do(bundles[0], bundles[0].job)
+            self._do_job(bundles[0], bundles[0].job)
             return []
         try:
             if self.streams:
@@ -169,7 +168,7 @@ class Executor:
                 staged.finished_at = finished
 
     def _judge(self, ran: list[Ran]) -> list[Ran]:
-        """Refuse what is no answer, and where the model has failed, find out whether it still works at all."""
+        """Refuse invalid answers and, after a failure of the model, test whether it still works."""
         for places, variant, run in ran:
             if self._refuse_non_finite and not self.streams:
                 run.refuse_non_finite()
@@ -186,7 +185,7 @@ class Executor:
         return ran
 
     def _run_streams(self, bundles: Sequence[Staged]) -> list[Ran]:
-        """Run entries whose answers come in parts, one by one, and let every part leave."""
+        """Run streamed entries one by one, and send each part."""
         ran: list[Ran] = []
         for staged in bundles:
             staged.executed_at = time.monotonic()
@@ -200,7 +199,7 @@ class Executor:
         return ran
 
     def _run_stream(self, run: BatchRun, staged: Staged, index: int) -> Failure | None:
-        """Run an entry, and note what came of it. Returns why the rest of its answer was not wanted, if so."""
+        """Run an entry, and record its outcome. Returns why the rest of its answer is unwanted, if so."""
         backend, outlet = cast("StreamingBackend", self._backends[staged.runs_on]), staged.outlets[index]
         began, ended = self._progress(), None
         outlet.begin()
@@ -227,13 +226,13 @@ class Executor:
                 run.add([0], [staged.counts[index]], cast("Tensors", Streamed(outlet.count, outlet.collected)))
         return ended
 
-    def _do(self, staged: Staged, job: Job) -> None:
+    def _do_job(self, staged: Staged, job: Job) -> None:
         """Do a job instead of a run."""
         job.run()
         staged.finished_at = self._progress()
 
     def _verify(self, ran: list[Ran]) -> list[Ran]:
-        """Choose what is run again alone, and what may tell whether runs can be shared."""
+        """Choose answers to verify alone, and requests that may show whether runs can be shared."""
         verification = self.verification
         if verification is None:
             return ran
@@ -261,7 +260,7 @@ class Executor:
 
     @staticmethod
     def finish(ran: Sequence[Ran]) -> None:
-        """Fill in the results of what ran."""
+        """Fill in the results of completed runs."""
         for places, variant, run in ran:
             for (staged, index), outcome in zip(places, run.outcomes, strict=True):
                 staged.results[index] = (
@@ -281,7 +280,7 @@ class Executor:
                     last = staged
 
     def _run_assembled(self, bundles: Sequence[Staged]) -> Ran | None:
-        """Run bundles as they were assembled; ``None`` unless they fit together and nothing has expired."""
+        """Run bundles as assembled; ``None`` unless they fit together and none has expired."""
         variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
         batches: list[Tensors] = []
         entries: list[Tensors] = []
@@ -312,7 +311,7 @@ class Executor:
         return Ran(places, variant, run)
 
     def _await_assembly(self, staged: Staged) -> None:
-        """Have the bundle assembled: here, unless somebody else has begun to."""
+        """Have the bundle assembled, here unless another thread has begun."""
         if staged.assembling is not None and not staged.assembling.cancel():
             staged.assembling.result()
         elif not staged.assembled:
@@ -358,20 +357,20 @@ class Executor:
 
     @staticmethod
     def _in_time(places: Sequence[Place], position: int) -> bool:
-        """Whether somebody still waits for the entry at a position."""
+        """Whether an entry's answer is still wanted."""
         staged, index = places[position]
         return staged.deadlines[index] > time.monotonic()
 
     def _progress(self) -> float:
-        """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""
+        """The clock of the session's runs, read before and after each: so it also records their ends."""
         self._here.progress.at = now = time.monotonic()
         return now
 
     def _buckets(self, places: Sequence[Place]) -> list[int]:
-        """The bucket that each entry costs in a run with the others, as the router prices it.
+        """Each entry's bucket in a shared run, as the router prices it.
 
-        Entries go to the largest bucket among them where that leaves their answers as they are, and otherwise each to
-        its own: entries of one bucket then still share a run. Clients' own tensors run as they came.
+        Entries use the largest of their buckets if that keeps their answers, otherwise their own: entries of one bucket
+        then still share a run. A client's own tensors run unchanged.
         """
         processor = self._processor
         if processor is None:
@@ -384,15 +383,15 @@ class Executor:
         return buckets
 
     def _pads(self, processor: Processor, staged: Staged) -> bool:
-        """Whether an entry is padded: where that was shown to change nothing, or the model takes these sizes only."""
+        """Whether an entry is padded: if that was shown harmless, or the model takes only these sizes."""
         return self._joining.of(staged.runs_on).pads or self._joining.own_sizes(processor, staged.entries[0])
 
     def _may_grow(self, staged: Staged, index: int) -> bool:
-        """Whether an entry's answer stays as it is when it is padded to the bucket of others."""
+        """Whether an entry's answer stays the same when padded to others' bucket."""
         return not self._runs_alone(staged, index) and self._joining.of(staged.runs_on).pads
 
     def _runs_alone(self, staged: Staged, index: int) -> bool:
-        """Whether an entry is run by itself. It may wait since a time when that was not known."""
+        """Whether an entry runs alone. It may have arrived before that was known."""
         return staged.whole[index] or not self._joining.of(staged.runs_on).joins
 
     def _pad(
@@ -402,7 +401,7 @@ class Executor:
         inputs: Sequence[Tensors],
         buckets: Sequence[int],
     ) -> list[Tensors]:
-        """Pad what the processor made to its bucket, so that it can share a run; not where that changes its answer."""
+        """Pad the processor's tensors to a bucket, to share a run, unless that changes the answer."""
         padded = []
         for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True):
             if not _is_made(staged, index):
@@ -420,5 +419,5 @@ def _check_finite(outputs: Tensors) -> None:
 
 
 def _is_made(staged: Staged, index: int) -> bool:
-    """Whether the processor made an entry's tensors, rather than the client."""
+    """Whether the processor, not the client, made an entry's tensors."""
     return not isinstance(staged.entries[index].payload, dict)

@@ -1,4 +1,4 @@
-"""Which requests of a replica share runs, build by build, and what is told of it."""
+"""Holds and publishes which requests of a replica share runs, build by build."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _UNKNOWN = Joinable("exact", "not examined", padding="exact")
 
 
 class Joining:
-    """The verdicts of one replica. They may change while it runs, from any thread.
+    """The verdicts of one replica. May change at any time, from any thread.
 
     Args:
-        name: The model's name, for messages.
         verdicts: By variant, ``""`` for the exact model.
-        inputs: By variant, how many inputs every request has; one with optional inputs besides is run by itself.
-        fallbacks: Variants that entries for the exact model may run on.
+        inputs: By variant, the number of required inputs; a request with optional ones runs alone.
+        fallbacks: Variants that may replace the exact model.
 
     Attributes:
-        unbatched_variants: The variants whose requests share no runs.
+        unbatched_variants: Variants whose requests share no runs.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Joining:
 
     @property
     def verdicts(self) -> Mapping[str, Joinable]:
-        """The verdicts as they are now, by variant."""
+        """The current verdicts, by variant."""
         return self._verdicts
 
     def of(self, variant: str) -> Joinable:
@@ -57,19 +56,19 @@ class Joining:
         return self._verdicts.get(variant, _UNKNOWN)
 
     def of_entry(self, entry: WireEntry) -> list[Joinable]:
-        """The verdicts on all builds that an entry may run on."""
+        """The verdicts on all builds that may run an entry."""
         fallbacks = () if entry.variant or entry.exact else self._fallbacks
         return [self.of(variant) for variant in (entry.variant, *fallbacks)]
 
     def own_sizes(self, processor: Processor, entry: WireEntry) -> bool:
-        """Whether an entry's inputs are padded to their own bucket, whatever that does: the model takes no others."""
+        """Whether an entry's inputs are padded to their own bucket in any case, since the model takes no others."""
         return pads_to_buckets(processor) or any(verdict.padding == "sizes" for verdict in self.of_entry(entry))
 
     def rows(self, variant: str, tensors: Tensors) -> tuple[int, bool]:
-        """For how many rows a request counts, and whether it is run by itself and uncut.
+        """The rows that a request counts for, and whether it runs alone and uncut.
 
         Raises:
-            InvalidRequest: Its tensors do not have the same number of rows, as those of this model must.
+            InvalidRequest: Its tensors differ in their number of rows, which this model does not allow.
         """
         verdict = self._verdicts.get(variant, _UNKNOWN)
         if (
@@ -84,7 +83,7 @@ class Joining:
         return rows or 1, not (rows and even and verdict.joins and _equal(verdict.equal_sizes, tensors))
 
     def may_try(self, variant: str, tensors: Tensors) -> bool:
-        """Whether a request would share runs if only an experiment had shown that this changes no answer."""
+        """Whether only a missing experiment keeps a request from sharing runs."""
         if self.of(variant).verdict != PROVEN or len(tensors) > self._inputs.get(variant, len(tensors)):
             return False
         try:
@@ -93,7 +92,7 @@ class Joining:
             return False
 
     def change(self, variant: str, verdict: Joinable) -> None:
-        """Take another verdict, from the next batch on, and tell it to the routers with their next answers."""
+        """Set another verdict, from the next batch on, and send it to the routers with their next answers."""
         with self._lock:
             before = self._verdicts.get(variant, _UNKNOWN)
             self._verdicts = {**self._verdicts, variant: verdict}
@@ -104,7 +103,7 @@ class Joining:
         logger.log(level, "%s: %s", build, told(verdict))
 
     def news(self, router: str) -> Mapping[str, Joinable] | None:
-        """The verdicts, if they have changed since this router was told; ``None``: they have not."""
+        """The verdicts, if changed since this router received them."""
         if self._told.get(router, 0) == self._revision:
             return None
         with self._lock:
@@ -113,7 +112,7 @@ class Joining:
 
 
 def _equal(groups: EqualSizes, tensors: Tensors) -> bool:
-    """Whether a request's sizes agree where the proof that it may share a run takes them to."""
+    """Whether a request's sizes are equal where its proof assumes so."""
     for group in groups:
         sizes = set()
         for name, axis in group:

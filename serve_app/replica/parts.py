@@ -1,7 +1,7 @@
-"""The way of an answer in parts out of a replica's session.
+"""Sends an answer's parts out of a replica's session.
 
-The session's thread makes a part when the one before is out, and no more of them than its reader keeps up with: so many
-parts, or bytes, may be on their way and wait there. Then the session waits, for a while at most: others need it.
+The session's thread makes a part when the previous is sent, within a limit of parts and bytes in flight. Beyond it the
+session waits for the reader, but only for a while: others need it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _COLLECTED_BYTES: Final = 64 * 1024**2
 
 
 class Outlet:
-    """Where the parts of one answer leave.
+    """The exit for one answer's parts.
 
     Args:
-        limits: How much may be under way.
-        send: Sends each part when it is there; ``None``: nothing can, and all are collected for the result.
-        first_by: When the first part must be there, on the monotonic clock.
+        limits: Bounds of parts in flight.
+        send: Sends each part; ``None``: impossible, so that all are collected for the result.
+        first_by: Deadline of the first part, on the monotonic clock.
 
     Attributes:
-        count: Parts that have left, or were collected.
-        collected: Those that were collected.
+        count: Parts sent or collected.
+        collected: Collected parts.
     """
 
     def __init__(self, limits: StreamLimits, send: Send | None, first_by: float) -> None:
@@ -54,7 +54,7 @@ class Outlet:
 
     @property
     def stopped(self) -> Failure | None:
-        """Why no more parts are wanted; ``None``: they are."""
+        """Why no more parts are wanted, if so."""
         if self._stopped is not None:
             return self._stopped
         # Parts that are collected are all waited for as the first is.
@@ -62,14 +62,14 @@ class Outlet:
         return EXPIRED if time.monotonic() >= ends else None
 
     def begin(self) -> None:
-        """The entry runs now."""
+        """Start the answer."""
         self._waited_s = time.monotonic() - self._came_at
 
     def put(self, outputs: Tensors) -> Failure | None:
-        """Let a part leave; waits while too many are under way. For the session's thread.
+        """Send a part; waits while too many are in flight. For the session's thread.
 
         Returns:
-            Why it did not, and no other is wanted; ``None``: it did.
+            Why it was not sent and no other is wanted, if so.
         """
         nbytes, send = nbytes_of(outputs), self._send
         with self._changed:
@@ -96,20 +96,20 @@ class Outlet:
         return None
 
     def taken(self, count: int) -> None:
-        """The reader has taken so many more parts. From any thread."""
+        """Count parts taken by the reader. Thread-safe."""
         with self._changed:
             for _ in range(min(count, len(self._under_way))):
                 self._nbytes -= self._under_way.popleft()
             self._changed.notify_all()
 
     def stop(self, why: Failure) -> None:
-        """No more parts are wanted. From any thread; the first reason counts."""
+        """Want no more parts. Thread-safe; the first reason counts."""
         with self._changed:
             self._stopped = self._stopped or why
             self._changed.notify_all()
 
     def close(self) -> None:
-        """The answer has ended. Lets go of the way out, which knows this one for what is taken."""
+        """End the answer and drop the sender, which refers back to this object."""
         self._send = None
 
     def _full(self, nbytes: int) -> bool:
@@ -119,7 +119,7 @@ class Outlet:
 
 
 def slow_reader(limits: StreamLimits) -> str:
-    """What is said of a reader that does not keep up."""
+    """The message about a slow reader."""
     return (
         f"the answer's reader is too slow: {limits.parts} parts or {limits.nbytes} bytes have waited for it for"
         f" {limits.reader_s:g} s; read faster, or raise router.limits.stream_parts and stream_bytes"

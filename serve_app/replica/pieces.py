@@ -1,8 +1,8 @@
-"""Requests of many rows of different lengths, cut into pieces of one length each.
+"""Cuts requests of many rows of different lengths into pieces of equal length.
 
-A request is padded to its longest row, so as one rectangle 16 texts cost as much as 16 of the longest. Each piece is
-scheduled by itself: it shares batches with whatever is as long, and what is more urgent goes between two of them. The
-outputs of all pieces are put together again, in the order of the rows.
+A request is padded to its longest row, so that as one rectangle 16 texts cost as much as 16 of the longest. Each piece
+is scheduled separately: it shares batches with pieces of its length, and more urgent work goes between. The outputs of
+all pieces are joined again in row order.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Piece(NamedTuple):
     """Rows of a request.
 
     Attributes:
-        rows: Their positions in the request.
-        tensors: The rows, as long as the longest of them.
+        rows: Positions in the request.
+        tensors: The rows, padded to the longest of them.
         bucket: Their cost bucket.
-        after_s: What the pieces behind it are predicted to take, one by one or together, whichever is less.
+        after_s: Predicted time of the following pieces, one by one or together, whichever is less.
     """
 
     rows: Sequence[int]
@@ -40,15 +40,13 @@ class Piece(NamedTuple):
 
 
 def padded_lengths(processor: Processor, executions: Iterable[Execution], device: str) -> tuple[int, ...]:
-    """Choose the lengths that rows are padded to, ascending.
+    """Choose the padded lengths, ascending.
 
-    On a CPU a new length costs nothing: rows that can be cut apart are padded to the longest of their batch and no
-    further, others to all buckets. On a GPU the first run of each shape is slow, so only lengths that the warm-up ran
-    are taken.
+    On a CPU a new length costs nothing: separable rows are padded only to the longest of their batch, others to all
+    buckets. On a GPU the first run of each shape is slow, so only lengths of the warm-up are used.
 
     Args:
-        processor: The model's.
-        executions: Those of the warm-up.
+        executions: Of the warm-up.
         device: ``cpu`` or ``cuda``.
     """
     buckets = processor.buckets
@@ -77,16 +75,15 @@ def cut(
 
     Args:
         processor: Made the tensors.
-        tensors: Of the request.
-        lengths: What rows are padded to, ascending.
-        latency: Predicts what they cost.
+        lengths: Padded lengths, ascending.
+        latency: Predicts costs.
         max_rows: Most rows of a piece.
-        pads: Whether a row may be padded at all; otherwise all rows of a piece have the same length.
-        one_row_each: Whether each row is a piece: where rows of one run change each other's answers.
-        lock: Is held while the latency is asked.
+        pads: Whether rows may be padded; otherwise all rows of a piece have the same length.
+        one_row_each: Whether each row is a piece, because rows of a run change each other's answers.
+        lock: Held while ``latency`` is used.
 
     Returns:
-        No pieces where the rows cannot be cut apart, or all would be in one.
+        Empty if the rows cannot be separated, or would form one piece.
     """
     each = processor.lengths(tensors)
     if len(each) < 2:
@@ -119,12 +116,12 @@ def cut(
 
 
 def put_together(pieces: Sequence[Piece], outputs: Sequence[Tensors]) -> Tensors:
-    """Make the outputs of a request of those of its pieces. Outputs that have not its rows are none of them: left out.
+    """Join the outputs of a request's pieces. Omits outputs without the pieces' rows.
 
-    Where pieces have outputs of different sizes, as the vectors of tokens are, each is filled up with zeros behind.
+    If sizes differ, e.g. of token vectors, pieces are zero-padded at the end.
 
     Raises:
-        InferenceFailed: No output has the rows of its piece, or one has another number of dimensions than in others.
+        InferenceFailed: No output has its piece's rows, or numbers of dimensions differ.
     """
     count = sum(len(piece.rows) for piece in pieces)
     parts = {name: [output[name] for output in outputs] for name in outputs[0]}
@@ -135,7 +132,7 @@ def put_together(pieces: Sequence[Piece], outputs: Sequence[Tensors]) -> Tensors
 
 
 def _fault(name: str, pieces: Sequence[Piece], parts: Sequence[npt.NDArray[Any]]) -> str:
-    """Why the outputs of pieces are not those of a request's rows; empty where they are."""
+    """Why outputs of pieces are not of the request's rows; empty if they are."""
     if len({part.ndim for part in parts}) > 1:
         return f"output {name!r} has different numbers of dimensions for different rows"
     for piece, part in zip(pieces, parts, strict=True):

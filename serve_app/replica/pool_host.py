@@ -1,10 +1,10 @@
-"""A host of a pool: the process that loads and unloads members as its router says, and runs their bundles.
+"""A pool's host: the process that loads and unloads members on its router's orders, and runs their bundles.
 
     change    unload these members, then load that one; the next change begins when this one has unloaded
     run       a bundle of a member that is loaded, one batch at a time over all members
 
-A host has one owner, the router that decides what it loads. Who comes with a later claim takes it over, and finds it
-empty: what was loaded for the owner before is unloaded first.
+A host has one owner, the router that decides what it loads. A router with a later claim takes it over empty: members of
+the previous owner are unloaded first.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ meantime is measured as well."""
 
 
 class LoadedMember(Struct, frozen=True):
-    """A member that has been loaded.
+    """A loaded member.
 
     Attributes:
-        worker: Runs it.
-        told: What its router needs to know of it.
-        file_bytes: Bytes of its files, which it holds at least.
+        told: Facts for its router.
+        file_bytes: Bytes of its files, the least that it holds.
     """
 
     worker: Worker
@@ -63,13 +62,12 @@ Load = Callable[[str], LoadedMember]
 
 
 class _Member:
-    """A member that is loaded.
+    """A loaded member.
 
     Attributes:
-        worker: Runs it.
         outcome: Of its load.
-        bundles: How many run.
-        idle: Set while none does.
+        bundles: Number of running bundles.
+        idle: Set while none runs.
     """
 
     def __init__(self, worker: Worker, outcome: LoadOutcome) -> None:
@@ -84,11 +82,9 @@ class PoolHost:
     """One process of a pool.
 
     Args:
-        pool: The pool's name, for messages.
-        load: Loads a member.
         measure: Bytes that this process holds.
-        yields: Whether loads that are not urgent leave the processor to runs. Threads that a load starts, and that run
-            batches later, would do so as well.
+        yields: Whether non-urgent loads have a lower CPU priority than runs. Threads that a load starts, and that later
+            run batches, would inherit it.
     """
 
     def __init__(self, pool: str, load: Load, measure: Callable[[], int] = own_memory, *, yields: bool = False) -> None:
@@ -110,18 +106,18 @@ class PoolHost:
 
     @property
     def resident(self) -> Collection[str]:
-        """The members that are loaded."""
+        """The loaded members."""
         return self._members.keys()
 
     @property
     def resident_bytes(self) -> int:
-        """What they hold together, as measured."""
+        """Their measured total memory."""
         return sum(member.outcome.nbytes for member in self._members.values())
 
     # ----------------------------------------------------------------- bundles
 
     async def run(self, bundle: Bundle) -> BundleResult:
-        """Run one bundle on the member that it names; see `Worker.run`. Where that is not here, nothing runs."""
+        """Run one bundle on the member that it names; see `Worker.run`. Without that member, nothing runs."""
         member = self._members.get(bundle.model)
         if member is None:
             return BundleResult([STALE] * len(bundle.entries), [], 0.0, 0.0, 0.0)
@@ -135,7 +131,7 @@ class PoolHost:
                 member.idle.set()
 
     def recall(self, bundle: Bundle) -> None:
-        """See `Worker.recall`."""
+        """Recall entries; see `Worker.recall`."""
         if (member := self._members.get(bundle.model)) is not None:
             member.worker.recall(bundle)
 
@@ -147,13 +143,13 @@ class PoolHost:
         """Unload members, then load one.
 
         Args:
-            owner: Whose order this is.
-            evicted: Members to unload. One that is not here is ignored.
-            load: The member to load; empty: none. One that is here is told of as it was loaded.
-            urgent: Whether it leaves the processor to nobody, since requests of class `high` wait for it.
+            owner: The ordering router.
+            evicted: Members to unload; absent ones are ignored.
+            load: The member to load, or empty. A loaded one returns its existing outcome.
+            urgent: Whether the load keeps its CPU priority, since requests of class `high` wait for it.
 
         Returns:
-            What became of the load. Without one, an empty outcome, unless another has taken the host over.
+            The outcome of the load. Without one it is empty, unless another router has taken over.
         """
         async with self._order:
             if owner.since < self._owner.since:
@@ -182,10 +178,10 @@ class PoolHost:
             threads = None if urgent else self._yielding
             loaded = await asyncio.get_running_loop().run_in_executor(threads, self._load, name)
         except ServeAppError as error:
-            self._tell(name, str(error))
+            self._log_fault_once(name, str(error))
             return LoadOutcome(time.monotonic() - began, fault=not_loaded(name, error).message)
         except Exception as error:  # a backend may raise anything
-            self._tell(name, repr(error), error)
+            self._log_fault_once(name, repr(error), error)
             fault = f"model {name!r} cannot be loaded: {type(error).__name__}"
             return LoadOutcome(time.monotonic() - began, fault=fault)
         finally:
@@ -198,14 +194,14 @@ class PoolHost:
         logger.debug("%s: %s is loaded (%.0f ms, %d bytes)", self._pool, name, 1e3 * outcome.seconds, outcome.nbytes)
         return outcome
 
-    def _tell(self, name: str, fault: str, error: Exception | None = None) -> None:
-        """Log a fault of a member once: it is tried again and again as long as requests come."""
+    def _log_fault_once(self, name: str, fault: str, error: Exception | None = None) -> None:
+        """Log a member's fault once: requests repeat the attempt."""
         if (name, fault) not in self._faults:
             self._faults.add((name, fault))
             logger.error("%s: member %s cannot be loaded: %s", self._pool, name, fault, exc_info=error)
 
     async def _unload(self, name: str) -> None:
-        """Unload a member, as soon as it has answered what it has."""
+        """Unload a member once its bundles are answered."""
         if (task := self._loading.get(name)) is not None:
             await asyncio.wait([task])
         member = self._members.pop(name, None)
@@ -220,9 +216,9 @@ class PoolHost:
     # ------------------------------------------------------------------ health
 
     def check(self) -> None:
-        """Unload members that fail on what they could run at first: their router loads them again.
+        """Unload members that fail on inputs that they could run at first: their router loads them again.
 
-        To be called now and then, in the event loop.
+        Call it periodically in the event loop.
         """
         for name, member in self._members.items():
             if member.worker.failing or member.worker.broken:
@@ -237,19 +233,19 @@ class PoolHost:
                 await self._unload(name)
 
     def stalled_s(self) -> float:
-        """See `Worker.stalled_s`: of the member that has stood still for longest."""
+        """The maximum of `Worker.stalled_s` over members."""
         return max([member.worker.stalled_s() for member in tuple(self._members.values())], default=0.0)
 
     def calls_stalled_s(self) -> float:
-        """See `Worker.calls_stalled_s`: of the member for which it has lasted longest."""
+        """The maximum of `Worker.calls_stalled_s` over members."""
         return max([member.worker.calls_stalled_s() for member in tuple(self._members.values())], default=0.0)
 
     def stuck_calls(self, limit_s: float) -> int:
-        """See `Worker.stuck_calls`: of all members together."""
+        """The sum of `Worker.stuck_calls` over members."""
         return sum([member.worker.stuck_calls(limit_s) for member in tuple(self._members.values())])
 
     def loads_for_s(self) -> float:
-        """For how long the longest of the present loads has lasted, seconds."""
+        """Duration of the longest present load, seconds."""
         return time.monotonic() - min(tuple(self._began.values()), default=time.monotonic())
 
     def close(self) -> None:
@@ -262,7 +258,7 @@ class PoolHost:
 
 
 def _yield() -> None:
-    """Let this thread have the processor after others."""
+    """Lower this thread's CPU priority."""
     if sys.platform == "linux":  # elsewhere, niceness is a process's
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _YIELDS)

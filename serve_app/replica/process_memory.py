@@ -1,4 +1,4 @@
-"""The memory of a replica's process, and what a model that leaks comes to."""
+"""Measures a replica process's memory, and limits models that leak."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ _FOR_RUNS = 0.7
 
 
 def own_memory() -> int:
-    """Bytes of memory that this process holds alone.
+    """Bytes of memory that this process alone holds.
 
-    What it shares with others, as the router's arena and the code of libraries, is left out where the system tells.
+    Excludes shared memory, such as the router's arena and libraries, if the system reports it.
     """
     memory = psutil.Process().memory_info()
     return int(memory.rss - getattr(memory, "shared", 0))
 
 
 class ProcessMemory:
-    """Holds a process to a limit, by failing its health check.
+    """Enforces a process's limit through its health check.
 
     Args:
-        name: The model's name, for messages.
-        limit: Bytes; ``None``: none.
+        limit: Bytes, if limited.
         measure: Bytes that the process holds.
     """
 
@@ -41,7 +40,7 @@ class ProcessMemory:
         self._warned = False
 
     def check_start(self) -> None:
-        """Raise `ConfigError` if the limit is below what the model needs: every replica would be replaced for ever."""
+        """Raise `ConfigError` if the model needs more than the limit: every replica would be replaced for ever."""
         held = self._measure()
         if self._limit is not None and held > self._limit:
             problem = (
@@ -51,10 +50,10 @@ class ProcessMemory:
             raise ConfigError((problem,))
 
     def check(self) -> int:
-        """The bytes held. Warns once when the limit is near.
+        """The bytes held. Warns once near the limit.
 
         Raises:
-            RuntimeError: It is exceeded.
+            RuntimeError: The limit is exceeded.
         """
         held = self._measure()
         if self._limit is None:
@@ -70,12 +69,12 @@ class ProcessMemory:
 
 
 class RunMemory:
-    """What runs of ever more rows take of the memory that a process has left, in proportion to rows times length.
+    """Predicts whether growing runs fit into the remaining memory, in proportion to rows times length.
 
-    A session keeps what its largest run needed, so that the process holds it afterwards.
+    A session keeps the memory of its largest run, so the process holds it afterwards.
 
     Args:
-        limit: Bytes that the process may hold; ``None``: as many as the machine, or its control group, has.
+        limit: Bytes for the process; ``None``: those of the machine or its control group.
         measure: Bytes that it holds.
     """
 
@@ -86,7 +85,7 @@ class RunMemory:
         self._largest = 0
 
     def fits(self, rows: int, bucket: int) -> bool:
-        """Whether a run is likely to fit. One that does is taken to have run when this is asked again."""
+        """Whether a run probably fits. If so, the next call assumes that it has run."""
         work = rows * max(bucket, 1)
         grown = self._measure() - self._began
         if self._largest and grown / self._largest * work > self._room:
@@ -96,11 +95,11 @@ class RunMemory:
 
 
 def memory_problem(needed: int, limit: int | None, measure: Callable[[], int] = own_memory) -> str | None:
-    """Say why this process may not take so much more memory; ``None``: it may.
+    """Why this process may not take this much more memory, if so.
 
     Args:
         needed: Bytes.
-        limit: Bytes that it may hold in all; ``None``: as many as the machine, or its control group, has.
+        limit: Total bytes; ``None``: those of the machine or its control group.
         measure: Bytes that it holds.
     """
     if limit is None:
@@ -116,7 +115,7 @@ def memory_problem(needed: int, limit: int | None, measure: Callable[[], int] = 
 
 
 def _free_memory() -> int:
-    """Bytes that can be had, of the machine or of the control group that this process is in."""
+    """Available bytes of the machine or of this process's control group."""
     free = int(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     try:

@@ -1,8 +1,8 @@
-"""Where a replica's processor works: media become tensors, and tensors become answers.
+"""Runs a replica's processor: media become tensors, and tensors become answers.
 
-Small media for the server's own processors are done in the event loop, all others in threads, the urgent ones first. A
-processor is foreign code, and a call of it may hang. Nobody waits for it then: an entry ends with its deadline whatever
-its call does, and before that the entries that it shares a bundle with go on without it.
+Small media for built-in processors are converted in the event loop, all others in threads, the urgent ones first. A
+processor is foreign code whose call may hang. No part waits for it beyond deadlines: an entry ends at its deadline
+regardless of its call, and earlier its neighbours in the bundle go on without it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ _AT_ONCE_S: Final = 0.001
 
 
 class ProcessorPool:
-    """Runs a processor in threads. Entries whose client sent tensors pass through as they are.
+    """Runs a processor in threads. Entries with a client's tensors pass unchanged.
 
     Args:
-        name: The model's name, for messages.
-        processor: ``None`` for a model that takes tensors only.
+        processor: ``None`` for models of tensors.
         threads: Size of the pool.
     """
 
@@ -71,23 +70,23 @@ class ProcessorPool:
         self._returned = 0  # calls that go on although their entries went back to their routers
 
     def close(self) -> None:
-        """End the threads that are idle, and leave the others alone. Idempotent."""
+        """End idle threads, and leave the others. Idempotent."""
         self._threads.close()
 
     def stalled_s(self) -> float:
-        """For how long every thread has been inside its present call, seconds; 0.0 while one is free."""
+        """Seconds that every thread has been in its present call; 0.0 while one is free."""
         return self._threads.stalled_s()
 
     def stuck(self, limit_s: float) -> int:
-        """How many threads have been inside one call for longer than this; see `CallThreads.stuck`."""
+        """The number of threads in one call for longer than this; see `CallThreads.stuck`."""
         return self._threads.stuck(limit_s)
 
     def submit(self, method: str, work: Callable[[], None]) -> Future[None]:
-        """Have other work done in one of the threads. Raises ``RuntimeError`` after `close`."""
+        """Run other work in a thread. Raises ``RuntimeError`` after `close`."""
         return self._threads.submit(method, work)
 
     async def preprocess(self, staged: Staged, media: Sequence[int]) -> None:
-        """Fill in the tensors of the entries at these positions, which hold media or texts, or why there are none."""
+        """Fill in the tensors of media entries at these positions, or their errors."""
         media = await self._at_once(staged, media, self._preprocess_entry, staged.tensors)
         if not media:
             return
@@ -103,7 +102,7 @@ class ProcessorPool:
     async def _at_once(
         self, staged: Staged, media: Sequence[int], call: Callable[[Staged, int], _T], made: list[Any]
     ) -> Sequence[int]:
-        """Do here what takes less time than to wake a thread. Returns the positions that are left for the threads."""
+        """Convert in place if that is faster than waking a thread. Returns the remaining positions."""
         if self._is_quick is None:
             return media
         left: list[int] = []
@@ -172,15 +171,13 @@ class ProcessorPool:
         return self._processor
 
     async def _wait(self, staged: Staged, calls: _Calls[_T], ready: Sequence[int]) -> Sequence[int]:
-        """Wait for calls, until none is waited for any more: its entry has expired, or others must go on without it.
+        """Wait for calls until each has ended, its entry has expired, or others must go on without it.
 
         Args:
-            staged: The bundle.
-            calls: Those of its entries.
-            ready: Its entries that need no call, and could go on.
+            ready: Entries that need no call, and could go on.
 
         Returns:
-            The entries whose calls have not ended.
+            Entries whose calls have not ended.
         """
         loop = asyncio.get_running_loop()
         began = time.monotonic()
@@ -212,10 +209,10 @@ class ProcessorPool:
         return left
 
     def _given_up(self, staged: Staged, index: int, calls: _Calls[_T]) -> Failure:
-        """What becomes of an entry whose call has not ended.
+        """The failure of an entry whose call has not ended.
 
-        One whose time is not over goes back to its router, as what waits at the gate and is not run does. Where its
-        call has begun, that may cost another thread if the call hangs: half of them may be lost so, and no more.
+        An unexpired entry returns to its router, like one at the gate that does not run. If its call hangs, the
+        repetition may cost another thread: at most half of them may be lost like this.
         """
         if staged.deadlines[index] <= time.monotonic():
             return EXPIRED
@@ -234,17 +231,16 @@ class ProcessorPool:
 
 
 class _Calls(Generic[_T]):
-    """The calls of one method for entries of a bundle. Nobody may be waiting any more when one ends.
+    """The calls of one method for a bundle's entries. May outlive their waiter.
 
     Args:
         indexes: Of the entries.
-        method: Its name, for messages.
-        call: Calls it for an entry. Must not raise.
-        threads: Where.
-        due: See `CallThreads.submit`; by default before all that is prepared: answers on their way out go first.
+        method: For messages.
+        call: Calls the method for an entry. Must not raise.
+        due: See `CallThreads.submit`; by default before all preprocessing: answers go first.
 
     Attributes:
-        ended: What calls have made, until they were left.
+        ended: Results until the waiter left.
     """
 
     def __init__(
@@ -267,10 +263,10 @@ class _Calls(Generic[_T]):
         self.ended: dict[int, _T] = {}
 
     def start(self, loop: asyncio.AbstractEventLoop, most: int) -> asyncio.Event:
-        """Begin in so many threads at once; a call that hangs holds up only its thread.
+        """Start calls in several threads; a hanging one blocks only its thread.
 
         Returns:
-            Is set when all have ended.
+            Set when all have ended.
         """
         over = asyncio.Event()
         work = partial(self._run, loop, over)
@@ -279,25 +275,25 @@ class _Calls(Generic[_T]):
         return over
 
     def state(self) -> tuple[list[int], dict[int, _T]]:
-        """The entries whose calls have not ended, and what the others have made."""
+        """Entries with unended calls, and the results of the others."""
         with self._lock:
             return [*self._begun, *self._waiting], dict(self.ended)
 
     def leave(self) -> Sequence[int]:
-        """Wait for nothing any more: what has not begun never will, and what ends later is dropped.
+        """Stop waiting: unstarted calls never start, later results are dropped.
 
         Returns:
-            The entries whose calls have not ended.
+            Entries whose calls have not ended.
         """
         with self._lock:
             self._call = None
             return [*self._begun, *self._waiting]
 
     def when_ended(self, index: int, then: Callable[[], None]) -> bool:
-        """Have something done when the call for an entry has ended, after it was left.
+        """Register a callback for the end of an entry's call, after `leave`.
 
         Returns:
-            Whether it has begun, and not ended: otherwise nothing is done.
+            Whether the call is running; otherwise the callback is ignored.
         """
         with self._lock:
             if index not in self._begun:

@@ -1,4 +1,4 @@
-"""The proof of a replica: whether requests to each build of its model may share runs, found on the loaded sessions."""
+"""A replica's proof: tests on the loaded sessions whether requests to each build may share runs."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ _LEAST_S = 0.05
 
 
 class ProofContext(NamedTuple):
-    """How the proofs of one replica are made.
+    """The settings of a replica's proofs.
 
     Attributes:
-        model: The model's name, for messages.
         max_rows: Most rows of a batch.
         tolerance: See `serve_app.backends.description.JoinSettings`.
-        budget_s: Time for the experiments of all builds, seconds.
-        records: Where verdicts are kept; ``None``: nowhere.
-        keys: By variant, what its verdict depends on; see `serve_app.backends.joining.verdict_store.record_key`.
+        budget_s: Seconds for the experiments of all builds.
+        records: Stores verdicts, if possible.
+        keys: Record keys of the verdicts by variant, from `serve_app.backends.joining.verdict_store.record_key`.
     """
 
     model: str
@@ -58,7 +57,7 @@ class ProofContext(NamedTuple):
     keys: Mapping[str, str] = {}
 
     def find(self, variant: str) -> Joinable | None:
-        """The verdict that was kept of a build, or ``None``."""
+        """The stored verdict on a build, if any."""
         return None if self.records is None or variant not in self.keys else self.records.find(self.keys[variant])
 
     def keep(self, variant: str, verdict: Joinable) -> None:
@@ -68,7 +67,7 @@ class ProofContext(NamedTuple):
 
 
 def proof_budget_s(spent_s: float) -> float:
-    """Time for the experiments of a replica whose loading and warming up took so long, seconds."""
+    """Seconds for a replica's experiments, derived from the duration of its load and warm-up."""
     return max(_LEAST_S, _PART * spent_s)
 
 
@@ -80,22 +79,17 @@ def prove_replica(
     samples: Samples,
     examples: Mapping[str, Tensors],
 ) -> dict[str, Joinable]:
-    """Try every build: whether its rows may share runs, if its file proves it, and whether its inputs may be padded.
+    """Test every build: whether rows may share runs, if its file proves it, and whether inputs may be padded.
 
     Args:
-        proofs: How.
         backends: By variant. Loaded.
-        joinable: By variant, what the graph and the configuration say.
-        processor: The model's; it makes the inputs where there is one.
+        joinable: By variant, from graph and configuration.
+        processor: Makes the inputs, if there is one.
         samples: Inputs of a model without a processor.
-        examples: By variant, the smallest input that has run in its warm-up.
-
-    Returns:
-        The verdicts by variant.
+        examples: By variant, the smallest input that ran in the warm-up.
 
     Raises:
-        SessionLost: A session has ended.
-        ConfigError: An optimizer makes answers wrong, and the session cannot be made without it.
+        ConfigError: An optimizer makes answers wrong, and no session can be made without it.
     """
     verdicts = {}
     for variant, backend in backends.items():
@@ -126,14 +120,12 @@ def prove_replica(
 
 
 def try_requests(proofs: ProofContext, variant: str, backend: Backend, requests: Tensors, before: Joinable) -> Joinable:
-    """The verdict on a build by rows of real requests, where no other input was known to run.
+    """Derive a build's verdict from real requests, if no other input was known to run.
 
     Args:
-        proofs: How.
-        variant: The build.
-        backend: It runs there. Loaded.
-        requests: The rows.
-        before: What is known of it so far.
+        backend: Of the build. Loaded.
+        requests: Their rows.
+        before: The verdict so far.
 
     Raises:
         ServeAppError: The model does not run them.
@@ -157,12 +149,11 @@ class _Trial:
     """The experiments with one build.
 
     Args:
-        proofs: How they are made.
-        backend: The build. Loaded.
-        processor: The model's; ``None`` for a model that takes tensors only.
+        backend: Loaded.
+        processor: ``None`` for models of tensors.
         samples: Inputs of a model without a processor.
-        example: The smallest input that has run in its warm-up, where there is one.
-        builds: How many share the time.
+        example: The smallest input that ran in the warm-up, if any.
+        builds: Number of builds that share the time.
     """
 
     def __init__(
@@ -184,7 +175,7 @@ class _Trial:
         self._rounding = 0.0
 
     def checked(self, verdict: Joinable) -> RuntimeCheck | None:
-        """Compare the runtime with the model without optimization; ``None`` for one that optimizes nothing."""
+        """Compare the runtime with the unoptimized model, if it optimizes."""
         if not isinstance(self._backend, CheckedBackend):
             return None
         try:
@@ -209,7 +200,7 @@ class _Trial:
         return self._draw
 
     def joined(self, verdict: Joinable) -> Joinable:
-        """Try whether rows may share runs, where the file proves that they do not depend on each other."""
+        """Test whether rows may share runs, if the file proves them independent."""
         if verdict.verdict != PROVEN:
             return verdict
         claim = claim_of(verdict)
@@ -229,7 +220,7 @@ class _Trial:
             return untried(error, claim)
 
     def padded(self, verdict: Joinable) -> Joinable:
-        """Try whether inputs may be padded to the size of others, whatever is known of sharing runs."""
+        """Test whether inputs may be padded to others' size, regardless of shared runs."""
         processor = self._processor
         if processor is None or pads_to_buckets(processor):
             return verdict
@@ -261,7 +252,7 @@ class _Trial:
         return verdict
 
     def _padded(self, processor: Processor, *, joins: bool) -> Difference | None:
-        """What padding changes: from the smallest size to the next and to the largest, and from one between two sizes.
+        """The effect of padding: from the smallest size to the next and the largest, and from one between buckets.
 
         ``None``: the model runs no size between.
         """
@@ -288,8 +279,8 @@ class _Trial:
     def _sized(self, processor: Processor, length: int, rows: int, seed: int) -> Tensors:
         """Random inputs of a length.
 
-        Masks say that there is something everywhere, as a processor makes them, and lengths say how much: whatever else
-        they held, padding would be hidden behind numbers that no request has.
+        Masks are 1 everywhere and lengths are full, as a processor makes them: other values would hide padding behind
+        numbers that no request has.
         """
         example = processor.example(rows, length)
         kept = _of_the_processor(example, processor.pad(example, max(length, processor.buckets[-1])))
@@ -297,7 +288,7 @@ class _Trial:
 
 
 def _between(processor: Processor) -> int:
-    """A length that is none of the buckets, where the processor makes examples of it: models may work in windows."""
+    """A length that is no bucket, if the processor makes such examples: models may work in windows."""
     length = processor.buckets[0] + 1
     try:
         made = processor.example(1, length)
@@ -307,7 +298,7 @@ def _between(processor: Processor) -> int:
 
 
 def _of_the_processor(example: Tensors, padded: Tensors) -> list[str]:
-    """Inputs that tell where there is padding: 1 where there is something and 0 elsewhere, or how much there is."""
+    """Inputs that mark padding: by 1 for content and 0 elsewhere, or by its length."""
     return [
         name
         for name, array in example.items()
@@ -317,7 +308,7 @@ def _of_the_processor(example: Tensors, padded: Tensors) -> list[str]:
 
 
 def _make_draw(backend: Backend, processor: Processor | None, samples: Samples, example: Tensors | None) -> Varied:
-    """A way to make rows that the model runs. Raises what it said to the first of them where there is none."""
+    """A way to make rows that the model runs. Without one, raises the model's error for the first."""
     ways: list[tuple[Callable[[int, int], Tensors], tuple[str, ...]]] = []
     if processor is not None:
         smallest = min(processor.buckets, default=0)
@@ -347,5 +338,5 @@ def _make_draw(backend: Backend, processor: Processor | None, samples: Samples, 
 
 
 def _repeated(example: Tensors, rows: int, seed: int) -> Tensors:
-    """So many rows of an example, from another one on for each seed."""
+    """Repeat an example's rows, starting from another one for each seed."""
     return {name: array[(np.arange(rows) + seed) % len(array)] for name, array in example.items()}

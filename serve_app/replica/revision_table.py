@@ -1,12 +1,12 @@
-"""Which revisions of a model a replica has, and which one runs a bundle. Pure: no clock, no I/O, no threads.
+"""Tracks a replica's revisions of a model, and which one runs a bundle. Pure: no clock, no I/O, no threads.
 
     LOADING ──> CANDIDATE ──> CURRENT ──> RETIRED ──> (closed)
        │            │  ^                   ^   │
        └─ failed    │  └─ wanted again ────────┘
                     └─ not agreed on ──────┘
 
-A bundle that names a revision runs on that one, whole, or nowhere. One that names none runs on the current one. What
-has bundles is closed when the last of them has ended.
+A bundle runs wholly on the revision that it names, or nowhere; without a name, on the current one. A revision with
+bundles is closed when the last has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class Place(Enum):
-    """What a revision is to its replica."""
+    """The state of a revision in its replica."""
 
     CANDIDATE = "candidate"
     """Loaded, and runs what names it; not agreed on yet."""
@@ -31,10 +31,10 @@ class RevisionTable:
     """The revisions of one replica, by name.
 
     Args:
-        current: What it begins with; ``None``: the model is unloaded.
+        current: The first one; ``None``: the model is unloaded.
 
     Attributes:
-        loading: Name of the one that is being loaded; empty: none is.
+        loading: The loading one, or empty.
     """
 
     def __init__(self, current: str | None) -> None:
@@ -50,15 +50,15 @@ class RevisionTable:
 
     @property
     def current(self) -> str | None:
-        """The one that is agreed on; ``None``: none is here."""
+        """The agreed revision, if any."""
         return next(iter(self.at(Place.CURRENT)), None)
 
     def at(self, place: Place) -> list[str]:
-        """The revisions at a place."""
+        """The revisions in a state."""
         return [name for name, here in self._places.items() if here is place]
 
     def begin(self, name: str) -> bool:
-        """Begin to load a revision. Returns whether that may be: one is loaded at a time, and one candidate kept."""
+        """Begin to load a revision. Returns whether that is allowed: one loads at a time, and one candidate is kept."""
         if self.loading or self.at(Place.CANDIDATE) or name in self._places:
             return False
         self.loading = name
@@ -72,16 +72,16 @@ class RevisionTable:
         return True
 
     def loaded(self) -> None:
-        """What was being loaded is there."""
+        """Record that the load has succeeded."""
         self._places[self.loading] = Place.CANDIDATE
         self.loading = ""
 
     def failed(self) -> None:
-        """What was being loaded will not come."""
+        """Record that the load has failed."""
         self.loading = ""
 
     def take(self, named: str) -> str | None:
-        """A bundle comes. Returns what runs it; ``None``: it is not here, and the bundle goes back to its router."""
+        """Assign a bundle to a revision. ``None``: it is not here, and the bundle returns to its router."""
         name = named or self.current
         if name is None or name not in self:
             return None
@@ -89,12 +89,12 @@ class RevisionTable:
         return name
 
     def end(self, name: str) -> bool:
-        """A bundle has ended that `take` gave this revision. Returns whether the revision is to be closed now."""
+        """End a bundle from `take`. Returns whether to close the revision now."""
         self._running[name] -= 1
         return self._forget_idle(name)
 
     def agree(self, name: str) -> list[str]:
-        """Serve this revision, which is here, or none where it is empty. Returns those that are to be closed now."""
+        """Serve this present revision, or none if empty. Returns revisions to close now."""
         assert not name or name in self, name
         for other in self._places:
             self._places[other] = Place.CURRENT if other == name else Place.RETIRED

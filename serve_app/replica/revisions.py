@@ -1,10 +1,10 @@
-"""The revisions of a model in a replica: the one that it serves, and for a while the next one beside it.
+"""The revisions of a model in a replica: the served one, and temporarily the next beside it.
 
     prepare   load a revision beside the present one, within the memory that there is; it runs what names it
     settle    serve what is agreed on, and close the rest when it has answered what it has
 
-What is agreed on is read and not told: a replica that starts late, or has missed a call, gets to the same end by
-settling. It does so when it is asked, when a bundle names a revision that it does not have, and now and then.
+The agreement is read, not sent: a replica that starts late or has missed a call reaches the same state by settling. It
+settles on request, when a bundle names an unknown revision, and periodically.
 """
 
 from __future__ import annotations
@@ -37,13 +37,11 @@ _DRAIN_S: Final = 30.0
 
 
 class Hosted(Struct, frozen=True):
-    """A revision that is loaded.
+    """A loaded revision.
 
     Attributes:
-        name: The revision.
-        worker: Runs it.
-        told: What routers need to know of it.
-        release: Gives up what is kept for it besides, such as its files.
+        told: Facts for routers.
+        release: Frees its other resources, such as files.
     """
 
     name: str
@@ -52,7 +50,7 @@ class Hosted(Struct, frozen=True):
     release: Callable[[], None]
 
     def close(self) -> None:
-        """Free all that it has. Idempotent. It may take seconds; see `Worker.close`."""
+        """Free its resources; see `Worker.close`. Idempotent. May take seconds."""
         try:
             self.worker.close()
         finally:
@@ -72,18 +70,17 @@ thread. Empty: none is agreed on."""
 
 
 class Revisions:
-    """What a replica runs bundles on.
+    """The revisions that a replica runs bundles on.
 
     Args:
-        model: The model's name, for messages.
-        first: What it begins with; ``None``: the model is unloaded.
-        base: What the model was deployed with, which is served while nothing else is agreed on.
-        load: Loads another.
-        weigh: Tells beforehand what that takes.
-        agreed: What is agreed on; ``None``: nothing was changed since the model was deployed.
-        forget: Gives up what is kept of others.
-        memory_limit: Bytes that the process may hold; ``None``: what the machine has.
-        lease_s: How long a revision that was loaded may wait to be agreed on, seconds.
+        first: The first one; ``None``: the model is unloaded.
+        base: The deployed revision, served until another is agreed.
+        load: Loads a revision.
+        weigh: Estimates a load's memory.
+        agreed: Reads the agreement; ``None``: unchanged since the deployment.
+        forget: Frees stored data of others.
+        memory_limit: Bytes for the process; ``None``: the machine's.
+        lease_s: How long a loaded revision may wait for agreement, seconds.
     """
 
     def __init__(
@@ -121,19 +118,19 @@ class Revisions:
 
     @property
     def current(self) -> str | None:
-        """Name of the revision that it serves; ``None``: the model is unloaded."""
+        """Name of the served revision; ``None``: the model is unloaded."""
         return self._table.current
 
     @property
     def cores(self) -> int:
-        """Cores that its runs use at most."""
+        """The most cores of its runs."""
         used = [hosted.told.compute for hosted in self._hosted.values()]
         return max([each.threads * each.instances for each in used if each is not None], default=1)
 
     # ----------------------------------------------------------------- bundles
 
     async def run(self, bundle: Bundle) -> BundleResult:
-        """Run one bundle on the revision that it names; see `Worker.run`. Where that is not here, nothing runs."""
+        """Run one bundle on the revision that it names; see `Worker.run`. Without that revision, nothing runs."""
         name = self._table.take(bundle.revision)
         if name is None:
             if bundle.entries:
@@ -146,7 +143,7 @@ class Revisions:
                 self._close(name)
 
     def recall(self, bundle: Bundle) -> None:
-        """See `Worker.recall`."""
+        """Recall entries; see `Worker.recall`."""
         for hosted in self._hosted.values():
             hosted.worker.recall(bundle)  # one that does not have it ignores it
 
@@ -156,13 +153,11 @@ class Revisions:
         """Load a revision beside the present one.
 
         Args:
-            name: The revision.
-            version: Which version of the model it is.
-            claim: Names the load that wants it. Several may want the same revision.
+            claim: Id of the requesting load. Several may request one revision.
 
         Raises:
-            InvalidRequest: It cannot be loaded, or there is no room for it.
-            ModelUnavailable: Another is being loaded, or waits to be agreed on.
+            InvalidRequest: It cannot be loaded, or memory is insufficient.
+            ModelUnavailable: Another one is loading, or waits for agreement.
         """
         if self._table.at(Place.CANDIDATE) and not self._leased():
             await self._settle_candidate()
@@ -183,7 +178,7 @@ class Revisions:
         return await asyncio.shield(self._bringing)
 
     def renew(self, claim: str) -> None:
-        """Say that the load of this claim still goes on. To be called more often than every `LEASE_S`."""
+        """Keep the load of this claim alive. Call it more often than every `LEASE_S`."""
         if claim in self._claims:
             self._claim(claim)
 
@@ -230,13 +225,13 @@ class Revisions:
             raise InvalidRequest(f"model {self._model!r}: revision {name} {problem}")
 
     async def settle(self, given_up: str | None = None) -> str:
-        """Serve what is agreed on, and close what was served before when it has answered what it has.
+        """Serve the agreed revision, and close the previous one once it is idle. Raises what `prepare` raises.
 
         Args:
-            given_up: The claim of a load that does not go on. What no other load wants is dropped.
+            given_up: The claim of an abandoned load. Its revision is dropped unless another load claims it.
 
         Returns:
-            The revision's name; empty: the model is unloaded. Raises as `prepare`.
+            The revision's name; empty: the model is unloaded.
         """
         async with self._settling:
             agreed = await self._agreed() or self._base
@@ -257,7 +252,7 @@ class Revisions:
         return name
 
     def check(self) -> None:
-        """Look whether all is as agreed on, in the background. To be called now and then, in the event loop."""
+        """Compare with the agreement, in the background. Call it periodically in the event loop."""
         if not self._table.loading:
             self._catch_up()
 
@@ -280,7 +275,7 @@ class Revisions:
             self._catching_up = False
 
     async def _settle_candidate(self) -> None:
-        """Drop a candidate that nobody wants, or serve it: it may be agreed on, and this replica was not told."""
+        """Drop an unclaimed candidate, or serve it if it was agreed and this replica missed the call."""
         async with self._settling:
             agreed = await self._agreed() or self._base
             if agreed.revision in self._table.at(Place.CANDIDATE):
@@ -310,7 +305,7 @@ class Revisions:
         task.add_done_callback(self._on_closed)
 
     async def _closed(self, hosted: Hosted) -> None:
-        """Close a revision while others run: in a thread, since it may wait for a run or a process to end."""
+        """Close a revision in a thread, since it may wait for a run or a process to end."""
         try:
             await asyncio.to_thread(hosted.close)
         except Exception:  # a backend may raise anything
@@ -329,31 +324,31 @@ class Revisions:
     # ------------------------------------------------------------------ health
 
     def stalled_s(self) -> float:
-        """See `Worker.stalled_s`: of the one that has stood still for longest."""
+        """The maximum of `Worker.stalled_s` over revisions."""
         return max([hosted.worker.stalled_s() for hosted in tuple(self._hosted.values())], default=0.0)
 
     def calls_stalled_s(self) -> float:
-        """See `Worker.calls_stalled_s`: of the one for which it has lasted longest."""
+        """The maximum of `Worker.calls_stalled_s` over revisions."""
         return max([hosted.worker.calls_stalled_s() for hosted in tuple(self._hosted.values())], default=0.0)
 
     def stuck_calls(self, limit_s: float) -> int:
-        """See `Worker.stuck_calls`: of all together."""
+        """The sum of `Worker.stuck_calls` over revisions."""
         return sum([hosted.worker.stuck_calls(limit_s) for hosted in tuple(self._hosted.values())])
 
     @property
     def verified(self) -> tuple[int, int]:
-        """See `Worker.verified`, of the one that is served."""
+        """`Worker.verified` of the served revision."""
         current = self._table.current
         return (0, 0) if current is None else self._hosted[current].worker.verified
 
     @property
     def failing(self) -> bool:
-        """See `Worker.failing`."""
+        """Whether a revision is failing; see `Worker.failing`."""
         return any(hosted.worker.failing for hosted in tuple(self._hosted.values()))
 
     @property
     def broken(self) -> bool:
-        """See `Worker.broken`."""
+        """Whether a revision is broken; see `Worker.broken`."""
         return any(hosted.worker.broken for hosted in tuple(self._hosted.values()))
 
     async def close(self) -> None:

@@ -1,19 +1,18 @@
-"""Runs the batches of a replica: entries wait at the gate, and the session never waits for the event loop.
+"""Runs a replica's batches: entries wait at the gate, and the session never waits for the event loop.
 
     entries -> gate -> batch -> session, in one of two ways:
 
     a run of well under a millisecond   in the event loop's turn: a thread would take longer to wake than to run it
     any other                           in the session's thread, which takes it from the gate where the last run ended
 
-A replica of several instances runs as many batches at once on its session, each in a thread of its own. Where several
-members of a pool share the session of a host, a turn says whose gate is asked next.
+A replica with several instances runs as many batches at once on its session, each in a thread. If pool members share a
+host's session, a turn decides whose gate is next.
 
-The gate composes only when an instance is free, whoever asks it then. Several bundles that it lets through from the
-event loop are joined by ``batch`` on their way to a thread. A bundle is answered when any of its entries have run:
-those that have not go back to their router. What a run came to is made into answers in the event loop, while the next
-one is under way.
+The gate composes only when an instance is free, whichever thread asks. ``batch`` joins several bundles from the event
+loop on their way to a thread. A bundle is answered when some of its entries have run: the others return to their
+router. Answers are made in the event loop during the next run.
 
-Everything that the event loop and the session's threads share changes under one lock, and is in this file for that.
+One lock guards everything shared by the event loop and the session's threads; so all of that is in this file.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ _CLASSES = {int(priority): priority for priority in Priority}
 
 
 class _Granted(Struct, frozen=True):
-    """What the gate let through.
+    """The gate's result.
 
     Attributes:
-        granted: The bundles of the next batch: those with chosen entries.
-        short: Whether it takes less than it would take to wait for anything.
-        ended: Bundles none of whose entries will run.
-        recheck_at: When to ask again if nothing comes before; ``inf``: never.
+        granted: Bundles of the next batch, with chosen entries.
+        short: Whether it is faster than any waiting.
+        ended: Bundles without any entry left to run.
+        recheck_at: When to ask again at the latest; ``inf``: never.
     """
 
     granted: list[Staged]
@@ -83,8 +82,8 @@ class _Run(Progress, eq=False):
     """A batch in flight.
 
     Attributes:
-        instance: Which one runs it.
-        left: Its bundles that have not run yet.
+        instance: Its number.
+        left: Bundles that have not run yet.
     """
 
     instance: int
@@ -92,23 +91,21 @@ class _Run(Progress, eq=False):
 
 
 class Runner:
-    """Lends the backends to a batch at a time, or to one for each instance, in the gate's order.
+    """Lends the backends to one batch per instance, in the gate's order.
 
     Args:
-        name: The model's name, for messages.
-        executor: Runs batches.
         gate: Composes the batches.
-        lock: Is held around every use of it.
+        lock: Held for each use of the gate.
         joining: Which requests may share runs.
-        batch: Turns the batch function into one that takes a single bundle; see `serve_app.replica.worker`.
+        batch: Makes a single-bundle function from the batch function; see `serve_app.replica.worker`.
         in_loop: Whether short runs may happen in the event loop.
-        turn: Shared with the others that run one batch at a time together; ``None``: there are none.
+        turn: Shared by runners that together run one batch at a time, if any.
         close_s: How long `close` waits for a run, seconds.
-        instances: How many batches may run at once; the backends must allow it. With a ``turn`` one.
+        instances: Concurrent batches, which the backends must allow. 1 with a ``turn``.
 
     Attributes:
-        broken: Whether lending it has failed, which is a bug that no later turn can be trusted after. It goes on as
-            well as it can until the replica is replaced.
+        broken: Whether a bug has occurred in lending, after which no turn can be trusted. It continues as well as it
+            can until the replica is replaced.
     """
 
     def __init__(
@@ -156,16 +153,16 @@ class Runner:
 
     @property
     def busy(self) -> bool:
-        """Whether all instances run something, so that there is time until the next bundle's turn."""
+        """Whether all instances are in use, so that the next bundle's turn is not immediate."""
         return not self._idle
 
     @property
     def urgency(self) -> Priority:
-        """The most urgent class that waits here."""
+        """The most urgent waiting class."""
         return self._gate.urgency
 
     def turn_has_come(self) -> None:
-        """See `serve_app.replica.turn.Asker`."""
+        """Use or leave the turn; see `serve_app.replica.turn.Asker`."""
         try:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._have_turn)
@@ -173,17 +170,17 @@ class Runner:
             logger.debug("%s: event loop closed; its turn is not taken", self._name)
 
     def stalled_s(self) -> float:
-        """For how long nothing has come of what was granted, seconds: of the run where that is longest.
+        """Seconds without progress of the granted run where that is longest.
 
         Returns:
-            0.0 when nothing runs, or the session waits for the reader of a part.
+            0.0 when idle, or while the session waits for the reader of a part.
         """
         with self._lock:
             earliest = min([run.at for run in self._held.values()], default=inf)
         return max(0.0, time.monotonic() - earliest)
 
     async def run(self, staged: Staged) -> None:
-        """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""
+        """Wait for the session, run a bundle, and release the session. Fills in results, except of expired entries."""
         self._loop = asyncio.get_running_loop()
         self._add(staged)
         if staged.stage is Stage.ENDED:
@@ -198,14 +195,13 @@ class Runner:
             raise
 
     def submit_background(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
-        """Let a job wait for the session, in class `low`. From any thread.
+        """Queue a job for the session, in class `low`. Thread-safe.
 
         Args:
-            job: Is run in its turn, or dropped where that does not come within a minute.
-            rows: About as many rows as it runs.
-            bucket: Of this cost bucket.
-            variant: On this variant.
-            sender: For this router: its requests are the reason.
+            job: Runs in its turn, or is dropped after a minute.
+            rows: Approximate rows.
+            bucket: Their cost bucket.
+            sender: The router whose requests caused it.
         """
         assert self._loop is not None
         deadline = time.monotonic() + _JOBS_WAIT_S
@@ -219,7 +215,7 @@ class Runner:
             job.drop()  # the event loop has ended
 
     def _add(self, staged: Staged) -> None:
-        """Let the entries of a bundle that have rows wait, and run them where the session is free."""
+        """Queue a bundle's entries that have rows, and run them if the session is free."""
         now = staged.arrived_at or time.monotonic()
         ended: list[Staged] = []
         try:
@@ -254,18 +250,17 @@ class Runner:
                 if self._closed:
                     self._send_back(ended, now)
             if ended:
-                self._see(_Granted([], short=False, ended=ended))
-            self._let_in()
+                self._apply_decision(_Granted([], short=False, ended=ended))
+            self._grant_free_instances()
         except Exception:
             self._fault(ended)
 
     def recall(self, entries: Sequence[WireEntry], positions: Iterable[int]) -> None:
-        """Take entries of a bundle from the gate; the bundle is answered without them, at once where none are left.
+        """Remove a bundle's entries from the gate; the bundle is answered without them, at once if none are left.
 
         Args:
-            entries: The bundle's. One that does not wait here is ignored, as is one whose batch runs; but an answer in
-                parts ends where it is.
-            positions: Of those to be taken. What was taken before is ignored.
+            entries: Of the bundle. An unknown or running bundle is ignored, except that streamed answers end.
+            positions: Entries to remove. Repetitions are ignored.
         """
         ended: list[Staged] = []
         try:
@@ -288,18 +283,18 @@ class Runner:
                 if not staged.waiting:
                     ended.append(staged)
                     self._leave(staged, time.monotonic())
-            self._see(_Granted([], short=False, ended=ended))
-            self._let_in()
+            self._apply_decision(_Granted([], short=False, ended=ended))
+            self._grant_free_instances()
         except Exception:
             self._fault(ended)
 
     def _leave(self, staged: Staged, now: float) -> None:
-        """Nothing of a bundle is left at the gate, and nothing of it will run. The lock is held."""
+        """Finish a bundle without entries at the gate or to run. The lock is held."""
         staged.executed_at = staged.finished_at = now  # it has waited until now
         self._waiting.pop(staged, None)
 
     def _take_out(self, staged: Staged) -> None:
-        """Take what is left of a bundle from the gate. The lock is held."""
+        """Remove the rest of a bundle from the gate. The lock is held."""
         for here in staged.waiting.values():
             self._tied.pop(here, None)
             self._gate.remove(here)
@@ -307,20 +302,19 @@ class Runner:
         self._waiting.pop(staged, None)
 
     def _take_out_taken(self, ended: list[Staged], now: float) -> None:
-        """Take from the gate what another replica runs. The lock is held.
+        """Remove entries from the gate that another replica runs. The lock is held.
 
         Args:
-            ended: Receives bundles of which nothing is left here.
-            now: Seconds.
+            ended: Receives bundles with no entries left here.
         """
         for here, (ties, place) in list(self._tied.items()):
             if ties.taken(place):
                 del self._tied[here]
                 self._gate.remove(here, elsewhere=True)
-                self._return(here, ended, now)
+                self._return_entry(here, ended, now)
 
-    def _return(self, here: Entry, ended: list[Staged], now: float) -> None:
-        """An entry has left the gate, and goes back to its router."""
+    def _return_entry(self, here: Entry, ended: list[Staged], now: float) -> None:
+        """Return an entry from the gate to its router."""
         staged, index = here.payload
         del staged.waiting[index]
         staged.results[index] = RETURNED
@@ -329,7 +323,7 @@ class Runner:
             self._leave(staged, now)
 
     def _send_back(self, ended: list[Staged], now: float) -> None:
-        """All that waits goes back to its router: it will not run here. The lock is held."""
+        """Return everything waiting to its router. The lock is held."""
         for staged in list(self._waiting):
             if staged.job is None:
                 for index in staged.waiting:
@@ -339,9 +333,9 @@ class Runner:
             ended.append(staged)
 
     def close(self) -> None:
-        """End the thread after its run, which is waited for `CLOSE_S` at most. Idempotent.
+        """Stop the threads, waiting at most `CLOSE_S` for a run. Idempotent.
 
-        What waits goes back to its router at once.
+        Waiting entries return to their router at once.
         """
         left: list[Staged] = []
         with self._lock:
@@ -350,7 +344,7 @@ class Runner:
                 staged.stop(_CLOSED)
             self._send_back(left, time.monotonic())
         if left:
-            self._tell([], [], _Granted([], short=False, ended=left))
+            self._post_answer([], [], _Granted([], short=False, ended=left))
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended, and its timers with it
                 self._loop.call_soon_threadsafe(self._forget_reopening)  # timers are the loop's own
@@ -373,14 +367,14 @@ class Runner:
     # --- in the event loop ----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Let the next batch begin if an instance is free."""
+        """Start the next batch if an instance is free."""
         try:
-            self._let_in()
+            self._grant_free_instances()
         except Exception:
             self._fault()
 
     def _have_turn(self) -> None:
-        """It is this one's turn: it runs what waits here, or leaves it to others."""
+        """Use the turn for waiting entries, or leave it to others."""
         self._open()
         if not self.busy:
             self._leave_turn()
@@ -389,19 +383,19 @@ class Runner:
         if self._turn is not None:
             self._turn.leave(self)
 
-    def _let_in(self) -> None:
+    def _grant_free_instances(self) -> None:
         while self._idle:
             with self._lock:
                 turn = self._next(time.monotonic())
             if turn.ended or turn.recheck_at < inf:
-                self._see(turn)
+                self._apply_decision(turn)
             if not turn.granted:
                 return
             if not self._in_loop or not turn.short:
                 if len(turn.granted) > 1:
                     self._join_soon(turn.granted)
                 else:
-                    self._hand(turn.granted)
+                    self._hand_to_session(turn.granted)
                 if self._instances == 1:
                     return
                 continue
@@ -410,7 +404,7 @@ class Runner:
                 self._ended(turn.granted, ran)
             self._answer(turn.granted, ran, _NOTHING)
 
-    def _hand(self, bundles: Sequence[Staged]) -> None:
+    def _hand_to_session(self, bundles: Sequence[Staged]) -> None:
         with self._lock:  # nothing is handed over once `close` ends the thread
             if not self._closed:
                 for staged in bundles:
@@ -418,7 +412,7 @@ class Runner:
                 if len(self._tasks) <= self._instances:
                     threads = [("answers", self._publish_results), *[("session", self._serve)] * self._instances]
                     for name, work in threads[len(self._tasks) :]:
-                        self._tasks.append(in_thread(name, partial(_do, work)))
+                        self._tasks.append(in_thread(name, partial(_run_work_item, work)))
                 self._handed.put(bundles)
                 return
             for staged in bundles:
@@ -427,9 +421,9 @@ class Runner:
             if staged.job is None:
                 for index in staged.chosen:
                     staged.results[index] = RETURNED
-        self._see(_Granted([], short=False, ended=list(bundles)))
+        self._apply_decision(_Granted([], short=False, ended=list(bundles)))
 
-    def _see(self, turn: _Granted) -> None:
+    def _apply_decision(self, turn: _Granted) -> None:
         for staged in turn.ended:
             staged.wake()
             if staged.job is not None:
@@ -450,7 +444,7 @@ class Runner:
         self._open()
 
     def _answer(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
-        """Make results of what ran, and see to what the gate let through meanwhile."""
+        """Make results of completed runs, and handle what the gate granted meanwhile."""
         try:
             self._executor.finish(ran)
         except Exception:  # as in `_run`
@@ -461,16 +455,16 @@ class Runner:
         if turn is _NOTHING:
             return
         try:
-            self._see(turn)
+            self._apply_decision(turn)
             if self._instances > 1:  # what one of them has left at the gate is for the others
-                self._let_in()
+                self._grant_free_instances()
         except Exception:
             self._fault(turn.ended)
 
     # --- in the thread of whoever has the session -----------------------------------------------------------------
 
     def _serve(self) -> None:
-        """A thread of the session: run what is handed over, and then, without a pause, what waits at the gate."""
+        """A thread of the session: runs granted batches, then without pause those waiting at the gate."""
         while (bundles := self._handed.get()) is not None:
             while bundles:
                 try:
@@ -487,17 +481,17 @@ class Runner:
                     self._answers.put((bundles, ran, turn))
                     bundles = turn.granted
                 else:
-                    self._tell(bundles, ran, turn)
+                    self._post_answer(bundles, ran, turn)
                     break
 
     def _publish_results(self) -> None:
-        """A thread between the session's and the event loop, for what must not delay the next run.
+        """A thread between the session's and the event loop, for work that must not delay the next run.
 
         Waking the event loop gives it Python's lock, and the session would have to wait until the answers are made.
         This thread gets it only when the next run is under way.
         """
         while (answer := self._answers.get()) is not None:
-            self._tell(*answer)
+            self._post_answer(*answer)
 
     def _run(self, bundles: Sequence[Staged]) -> list[Ran]:
         try:
@@ -514,12 +508,13 @@ class Runner:
             staged.model_works = False
 
     def _fault(self, bundles: Sequence[Staged] = ()) -> None:
-        """Lending the session has just raised: a bug. Fail whom it may concern, and let others have the session.
+        """Handle an exception while lending the session, i.e. a bug: fail affected bundles, and release the session.
 
-        To fail them all in future, too, would look like a quick replica and attract more. The health check tells.
+        Failing all later bundles as well would look like a fast replica and attract more. The health check reports the
+        bug.
 
         Args:
-            bundles: Of whom nobody else knows any more. The lock is not held.
+            bundles: Those not tracked elsewhere. The lock is not held.
         """
         logger.exception("The session of %s failed: this replica must be replaced", self._name)  # noqa: LOG004 - handlers call this
         with self._lock:
@@ -537,9 +532,9 @@ class Runner:
         self._leave_turn()
         if concerned:
             self._fail(concerned)
-            self._tell([], [], _Granted([], short=False, ended=concerned))
+            self._post_answer([], [], _Granted([], short=False, ended=concerned))
 
-    def _tell(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
+    def _post_answer(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._answer, bundles, ran, turn)
@@ -549,7 +544,7 @@ class Runner:
     # --- with the lock held ---------------------------------------------------------------------------------------
 
     def _next(self, now: float) -> _Granted:
-        """Take the next batch from the gate, where an instance is free."""
+        """Take the next batch from the gate, if an instance is free."""
         if not self._idle or self._closed:
             return _NOTHING
         self._ended_now = []
@@ -598,7 +593,7 @@ class Runner:
                     del staged.waiting[index]
                     staged.results[index] = RETURNED
                 else:
-                    self._return(here, ended, now)
+                    self._return_entry(here, ended, now)
             # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
             staying: list[Staged] = []
             for staged in granted:
@@ -627,7 +622,7 @@ class Runner:
         return _Granted([], short=False, ended=ended)
 
     def _ended(self, bundles: Sequence[Staged], ran: Sequence[Ran]) -> None:
-        """Note that these bundles of a batch have run. With the last of them its instance is free."""
+        """Record that bundles of a batch have run. The last frees its instance."""
         run = self._held.get(bundles[0])
         instance = 0 if run is None else run.instance
         for _, variant, batch in ran:
@@ -651,27 +646,27 @@ class Runner:
         task.add_done_callback(self._joining.discard)
 
     async def _join_all(self, bundles: Sequence[Staged]) -> None:
-        """Let ``batch`` make one batch of the bundles: all ask for it in the same turn of the event loop."""
+        """Have ``batch`` join the bundles: all ask in the same turn of the event loop."""
         outcomes = await asyncio.gather(*map(self._join, bundles), return_exceptions=True)
         if faults := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
             logger.error("%s could not join bundles: they run all the same", self._name, exc_info=faults[0])
             await self._take_joined(bundles)
 
     async def _take_joined(self, bundles: Sequence[Staged]) -> Sequence[Staged]:
-        """What ``batch`` calls with the bundles that asked together: the session's thread gets what it has not."""
+        """The batch function, with bundles that asked together: hands new ones to the session's thread."""
         due: dict[_Run | None, list[Staged]] = {}  # those of two instances may ask together
         for staged in bundles:
             if staged.stage < Stage.SUBMITTED:
                 due.setdefault(self._held.get(staged), []).append(staged)
         try:
             for batch in due.values():
-                self._hand(batch)
+                self._hand_to_session(batch)
         except Exception:  # no thread could be started
             self._fault()
         return bundles
 
 
-def _do(work: Callable[[], None]) -> None:
-    """Do the work of one of the threads. What it has needed at most is not kept for the next, which needs its own."""
+def _run_work_item(work: Callable[[], None]) -> None:
+    """Run a thread's work item. Its references are dropped before the next, which needs the memory."""
     work()
     give_end_of_heap_back()

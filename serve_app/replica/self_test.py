@@ -1,8 +1,8 @@
-"""Does the model still work? Asked after an entry has failed, to tell a bad input from a bad model or replica.
+"""Tests whether the model still works after an entry has failed, to distinguish bad inputs from bad models or replicas.
 
-The model is run on an input that it could run when the replica started. If it still can, what failed is to blame on its
-input; if it cannot, on the model or this replica. Routers count only the latter towards circuit breakers and ejections
-(`serve_app.scheduling.health.breaker`), so nobody can lock others out by sending what no model could run.
+The model runs an input that it could run at the start. On success the failed input is to blame, otherwise the model or
+the replica. Routers count only the latter towards circuit breakers and ejections
+(`serve_app.scheduling.health.breaker`), so that clients cannot lock out others with inputs that no model could run.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ _GIVEN_UP_AFTER = 3
 
 
 class SelfTest:
-    """The self-test of one replica. Used by whoever has the session, from several threads where they share it.
+    """The self-test of one replica. For threads that hold the session.
 
     Args:
-        name: The model's name, for messages.
-        backends: By variant. Loaded already.
-        examples: By variant an input that should run.
-        joining: Tells which of them have rows; ``None``: all have.
-        refuse_non_finite: Whether an output with NaN or infinity is a failure.
-        on_lost: Is called when a session has ended, before anything that it was to answer is.
-        clock: Seconds, monotonic.
+        backends: By variant. Loaded.
+        examples: By variant, an input that should run.
+        joining: Which of them have rows; ``None``: all.
+        refuse_non_finite: Whether NaN or infinity in an output is a failure.
+        on_lost: Called when a session has ended, before its entries are answered.
     """
 
     def __init__(
@@ -63,11 +61,7 @@ class SelfTest:
         self._lock = Lock()
 
     def start(self) -> None:
-        """Drop the examples that do not run now: with them nothing could be told later.
-
-        Raises:
-            SessionLost: A session has ended.
-        """
+        """Drop examples that do not run now: they could prove nothing later."""
         for variant in [variant for variant in self._examples if not self._runs(variant)]:
             logger.info(
                 "%s: no self-test input for variant %r; model failures cannot be distinguished from bad requests",
@@ -78,21 +72,21 @@ class SelfTest:
 
     @property
     def failing(self) -> bool:
-        """Whether a session has ended, or failed so many tests in a row that this replica must be replaced."""
+        """Whether a session has ended, or has failed enough consecutive tests to replace this replica."""
         return self._given_up or any(failures >= _GIVEN_UP_AFTER for failures in tuple(self._failures.values()))
 
     def give_up(self) -> None:
-        """A session has ended: no test is needed to know that this replica must be replaced."""
+        """Record that a session has ended: this replica must be replaced without a test."""
         self._given_up = True
         if self._on_lost is not None:
             self._on_lost()
 
     def close(self) -> None:
-        """The sessions are being closed: one that ends now is no loss."""
+        """Ignore sessions that end from now on: they are being closed."""
         self._on_lost = None
 
     def works(self, variant: str) -> bool | None:
-        """Whether a build of the model works: as tested now, or within the last second. ``None``: nobody can tell."""
+        """Whether a build works, as tested now or within the last second. ``None``: unknown."""
         if variant not in self._examples:
             return None
         with self._lock:  # a second caller gets the first one's verdict
@@ -113,7 +107,7 @@ class SelfTest:
             return works
 
     def answered(self, variant: str) -> None:
-        """A build has answered somebody: what failed before was not for good."""
+        """Record a successful answer: earlier failures were not permanent."""
         if variant in self._failures:
             with self._lock:
                 self._failures.pop(variant, None)

@@ -1,4 +1,4 @@
-"""A bundle inside the replica, from its arrival to its answer."""
+"""A bundle inside the replica, from arrival to answer."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ SMALL_BYTES = 64 * 1024
 
 
 class Job(Protocol):
-    """Work for the session when nothing else needs it."""
+    """Background work for the session."""
 
     def run(self) -> None:
-        """Do it, in the session's turn. Does not raise."""
+        """Do the work in the session's turn. Does not raise."""
 
     def drop(self) -> None:
-        """It will not be done."""
+        """Cancel the work."""
 
 
 class Assembled(Struct, frozen=True):
     """All entries of a bundle as one batch.
 
     Attributes:
-        entries: What each runs on.
-        rows: The rows of all, one behind the other.
+        entries: The tensors of each.
+        rows: The rows of all, in order.
     """
 
     entries: list[Tensors]
@@ -58,7 +58,7 @@ class Assembled(Struct, frozen=True):
 
 
 class Stage(IntEnum):
-    """Where a bundle is."""
+    """The state of a bundle."""
 
     PREPARED = 0
     """Its entries were decoded."""
@@ -73,7 +73,7 @@ class Stage(IntEnum):
 
 
 class Event(IntEnum):
-    """What happens to a bundle."""
+    """An event of a bundle."""
 
     ADMITTED = 0
     GRANTED = 1
@@ -103,38 +103,37 @@ class Staged:
     """A bundle inside the replica.
 
     Attributes:
-        entries: The bundle's entries.
-        deadlines: When each entry's answer becomes worthless, on this process's monotonic clock.
-        tensors: Per entry its tensors, or why there are none.
+        deadlines: Per entry, on this process's monotonic clock.
+        tensors: Per entry its tensors, or its failure.
         results: Per entry its outcome, filled in on the way.
-        sender: Names the router that sent it.
-        recalled: Positions of entries that its router does not wait for any more; see `serve_app.payloads.Bundle`.
-        ties: Who runs those of its entries that other replicas have, too; see `serve_app.payloads.Bundle`.
-        waiting: Its entries at the gate, by position.
-        chosen: Positions of the entries that the gate has let through, and that run.
-        runs_on: The variant that they run on.
+        sender: Name of the sending router.
+        recalled: Positions of entries that its router no longer awaits; see `serve_app.payloads.Bundle`.
+        ties: Decides which replica runs duplicated entries; see `serve_app.payloads.Bundle`.
+        waiting: Entries at the gate, by position.
+        chosen: Positions of granted entries, which run.
+        runs_on: The variant for them.
         first: Whether it is the first bundle of its batch.
-        stage: Where it is; changes by `AFTER` alone.
-        rows: Rows it puts into a batch.
-        counts: Per entry its rows; 0 where it has no tensors.
-        whole: Per entry whether it is run by itself, and uncut.
-        nbytes: About how much they take; 0 where nobody has looked.
-        valid: Whether every entry has tensors, and all can be joined and are for one variant.
-        bucket: Largest cost bucket in it.
-        buckets: Per entry its cost bucket.
-        batch: All of its rows, ready to run; ``None`` where its entries do not fit together, or nobody has tried.
-        assembling: What makes ``batch`` meanwhile.
-        assembled: Whether that has been tried.
+        stage: Changes only by `AFTER`.
+        rows: Rows that it adds to a batch.
+        counts: Per entry; 0 without tensors.
+        whole: Per entry, whether it runs alone and uncut.
+        nbytes: Approximate size; 0 if unknown.
+        valid: Whether every entry has tensors, and all can be joined on one variant.
+        bucket: Its largest cost bucket.
+        buckets: Cost buckets per entry.
+        batch: All rows, ready to run; ``None``: the entries do not fit together, or assembly was not tried.
+        assembling: The pending ``batch``.
+        assembled: Whether assembly was tried.
         executions: The runs that carried it.
-        executed_at: When they began.
-        finished_at: When they had ended.
-        model_works: What the self-test said after an entry had failed; ``None``: it was not asked, or cannot tell.
-        waiter: Whom to wake when the session is done with it.
-        job: What to do in the session instead of running entries, of which there are none.
-        on_behalf_of: The variant that a job runs.
-        outlets: Per entry where the parts of its answer leave; empty where answers have none.
-        pieces: By position, what entries with rows of several lengths were cut into.
-        arrived_at: When it came, where it is one of several pieces that came at once; 0.0: when it is at the gate.
+        executed_at: Start of the runs.
+        finished_at: End of the runs.
+        model_works: The self-test's result after a failed entry; ``None``: not tested, or unknown.
+        waiter: Woken when the session is done with it.
+        job: Runs instead of entries, of which there are none.
+        on_behalf_of: The variant of a job.
+        outlets: Per entry, the exit of streamed parts; empty without streaming.
+        pieces: By position, pieces of entries with rows of several lengths.
+        arrived_at: Arrival of one of several pieces that came together; 0.0: the time at the gate.
     """
 
     entries: list[WireEntry]
@@ -172,17 +171,17 @@ class Staged:
 
     @property
     def variant(self) -> str:
-        """What its first entry runs on, or its job."""
+        """The variant of its first entry or its job."""
         return self.entries[0].variant if self.entries else self.on_behalf_of
 
     @property
     def complete(self) -> bool:
-        """Whether all of its entries run, and on what they ask for."""
+        """Whether all of its entries run, on the variants that they name."""
         asked = self.entries[0].variant if self.entries else self.on_behalf_of
         return len(self.chosen) == len(self.entries) and self.runs_on == asked
 
     def count_rows(self, joining: Joining) -> None:
-        """Set ``rows``, ``counts``, ``whole`` and ``valid``. Entries whose tensors do not agree in their rows fail."""
+        """Set ``rows``, ``counts``, ``whole`` and ``valid``. Entries with inconsistent rows fail."""
         variant = self.entries[0].variant if self.entries else ""
         valid = True
         for index in self.recalled:
@@ -207,7 +206,7 @@ class Staged:
         self.valid = valid
 
     def take_pieces(self, index: int, parts: Sequence[Staged]) -> None:
-        """Fill in the result of an entry, of what the bundles of its pieces came to, and note their runs."""
+        """Fill in an entry's result from its pieces' bundles, and record their runs."""
         if not self.executed_at:
             self.executed_at = min([part.executed_at for part in parts if part.executed_at], default=0.0)
         self.finished_at = max(self.finished_at, *(part.finished_at for part in parts))
@@ -235,12 +234,12 @@ class Staged:
         self.results[index] = why
 
     def stop(self, why: Failure) -> None:
-        """Nobody needs the rest of its answers in parts."""
+        """Stop its streamed answers."""
         for outlet in self.outlets:
             outlet.stop(why)
 
     def wake(self) -> None:
-        """The session is done with it."""
+        """Wake the waiter after the session."""
         self.stage = AFTER[self.stage, Event.ENDED]
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""The session of a host: members of a pool run one batch at a time, the most urgent class that waits first."""
+"""Shares a host's session: pool members run one batch at a time, the most urgent waiting class first."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from serve_app.scheduling.entry import Priority
 
 
 class Asker(Protocol):
-    """Who runs batches of one member."""
+    """Runs batches of one member."""
 
     @property
     def urgency(self) -> Priority:
-        """The most urgent class that waits there. Asked from any thread."""
+        """The most urgent waiting class. Called from any thread."""
 
     def turn_has_come(self) -> None:
-        """It has the turn now, and is to leave it where it has no use for it. From any thread; it must not block."""
+        """Receive the turn, and leave it if unused. Called from any thread; must not block."""
 
 
 class Turn:
-    """Who of several may run a batch now. To be used from any thread."""
+    """Decides which member may run a batch. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -28,7 +28,7 @@ class Turn:
         self._waiting: dict[Asker, None] = {}
 
     def take(self, asker: Asker) -> bool:
-        """Whether it may run a batch now. Otherwise it is told when its turn has come."""
+        """Whether it may run a batch now. Otherwise its turn is announced later."""
         with self._lock:
             if self._holder is None:
                 self._holder = asker
@@ -39,7 +39,7 @@ class Turn:
             return False
 
     def leave(self, asker: Asker) -> None:
-        """It has run its batch, or has none after all: the next one's turn has come. Ignored if it was not its turn."""
+        """Pass the turn on, after a batch or without one. Ignored without the turn."""
         with self._lock:
             if self._holder is not asker:
                 return
@@ -51,7 +51,7 @@ class Turn:
             following.turn_has_come()
 
     def forget(self, asker: Asker) -> None:
-        """It is gone for good."""
+        """Remove it for good."""
         with self._lock:
             self._waiting.pop(asker, None)
         self.leave(asker)

@@ -1,11 +1,11 @@
-"""Answered requests are run again, alone, to see whether sharing a run has changed their answers.
+"""Runs answered requests again, alone, to detect whether sharing a run changed their answers.
 
-The proof at load (`serve_app.replica.proof`) tries a few inputs, and the graph's analysis may have a fault. So
-a small part of the computing time goes to requests that shared a run: one of them at a time is run once more by itself,
-in class `low`, when the session has nothing better to do, and the answers are compared. One that differs by more than
-the tolerance ends the sharing of runs for its build; the log, the routers and the record of the proof are told.
+The proof at load (`serve_app.replica.proof`) tries a few inputs, and the graph's analysis may be wrong. So a small part
+of the computing time goes to requests that shared a run: one at a time runs again alone, in class `low`, when the
+session is otherwise idle, and the answers are compared. A difference above the tolerance ends shared runs for its
+build, and is reported to the log, the routers and the proof's record.
 
-A build that could not be tried at load, since no input for it was known, is tried with rows of its first requests.
+A build without any known input at load is tried with its first requests.
 """
 
 from __future__ import annotations
@@ -41,26 +41,24 @@ _SAVED = 4.0
 
 
 class BackgroundSubmit(Protocol):
-    """Lets a job wait for the session, in class `low`. From any thread."""
+    """Queues a job for the session, in class `low`. Thread-safe."""
 
     def __call__(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
-        """Return at once. Either method of the job is called in the end, unless the session is closed before."""
+        """Return at once. One of the job's methods is called eventually, unless the session closes first."""
 
 
 class Verification:
-    """Decides what is run again, and what follows from it. Used by whoever has the session, from any thread.
+    """Decides what runs again, and handles the result. For threads that hold the session.
 
     Args:
-        proofs: How the proofs of this replica are made.
         backends: By variant. Loaded.
-        processor: The model's; ``None`` for a model that takes tensors only.
-        joining: What may share runs; changed when an answer differs.
-        share: Part of the computing time of shared runs that is spent here; 0: none.
-        submit_background: Lets a job wait for the session.
+        processor: ``None`` for models of tensors.
+        joining: Which requests may share runs; changed when an answer differs.
+        share: Part of shared runs' computing time to spend; 0: none.
 
     Attributes:
-        checked: Requests that have been run again.
-        deviated: Those whose answers differed by more than the tolerance.
+        checked: Requests run again.
+        deviated: Those with a difference above the tolerance.
     """
 
     def __init__(
@@ -87,12 +85,11 @@ class Verification:
         self.deviated = 0
 
     def choose(self, variant: str, seconds: float, entries: int) -> int | None:
-        """Which entry of a run to run again: its position, or ``None`` for none of them.
+        """Choose the entry of a run to run again: its position, or ``None``.
 
         Args:
-            variant: What ran.
-            seconds: How long it ran. One of its entries takes no longer alone.
-            entries: How many shared it, or 1 that was cut.
+            seconds: Duration of the run, which bounds that of one entry alone.
+            entries: Number of entries that shared it, or 1 that was cut.
         """
         if not self._share:
             return None
@@ -114,16 +111,15 @@ class Verification:
         made: bool,
         padded_to: int | None = None,
     ) -> None:
-        """Have a request run again when there is time, and its answer compared.
+        """Queue a request's repetition and comparison.
 
         Args:
-            variant: What ran.
-            inputs: Its own, not padded to the size of others. They are copied: their memory is the router's.
-            outputs: What it got from the shared run.
+            inputs: Not padded to others' size. Copied, since the memory is the router's.
+            outputs: From the shared run.
             bucket: Its own cost bucket.
-            sender: The router that it came from.
+            sender: Its router.
             made: Whether the processor made its inputs.
-            padded_to: The size that they were padded to in the shared run; by default that of its own bucket.
+            padded_to: Their padded size in the shared run; default its own bucket's.
         """
         self._pending = True
         mine = {name: array.copy() for name, array in inputs.items()}
@@ -143,7 +139,7 @@ class Verification:
         )
 
     def offer(self, variant: str, inputs: Tensors, sender: str) -> None:
-        """Take a request that has just been answered, where a build is still to be tried."""
+        """Offer an answered request to a build that is still to be tried."""
         if not self._joining.may_try(variant, inputs):
             return
         with self._lock:
@@ -161,7 +157,7 @@ class Verification:
         self._submit_background(_Trial(self, variant, requests), rows, 0, variant, sender)
 
     def compared(self, variant: str, found: Difference, spent_s: float, *, padding: bool = False) -> None:
-        """Take the result of a check, and whether padding alone makes the difference."""
+        """Handle the result of a check, and whether padding alone explains the difference."""
         with self._lock:
             self._pending = False
             self._credit_s -= spent_s
@@ -175,27 +171,27 @@ class Verification:
                 " alone; set batching.tolerance if that is meant"
             )
             if padding:
-                self._take(variant, before._replace(padding="changes", reason=reason))
+                self._store_verdict(variant, before._replace(padding="changes", reason=reason))
                 return
             deviation = finite(found.relative)
-            self._take(variant, before._replace(verdict="dependent", reason=reason, deviation=deviation))
+            self._store_verdict(variant, before._replace(verdict="dependent", reason=reason, deviation=deviation))
         elif before.joins and found.relative > before.deviation:
             verdict = "close" if before.verdict == "exact" else before.verdict
-            self._take(variant, before._replace(verdict=verdict, deviation=found.relative))
+            self._store_verdict(variant, before._replace(verdict=verdict, deviation=found.relative))
 
     def tried(self, variant: str, verdict: Joinable) -> None:
-        """Take the result of a trial."""
+        """Handle the result of a trial."""
         self._pending = False
         self._first.pop(variant, None)
         self._joining.change(variant, verdict)
 
     def refused(self, variant: str, why: str) -> None:
-        """Requests that were answered failed in a trial: others are not tried, or there would be no end to it."""
+        """Handle the failure of answered requests in a trial: no others are tried, to bound the attempts."""
         reason = f"requests that had been answered failed when they were tried together: {why}"
         self.tried(variant, self._joining.of(variant)._replace(verdict="unproven", reason=reason))
 
     def dropped(self) -> None:
-        """A job will not be done: there was no time for it."""
+        """Handle a dropped job."""
         self._pending = False
 
     def again(self, variant: str, inputs: Tensors) -> Tensors:
@@ -203,7 +199,7 @@ class Verification:
         return self._backends[variant].run_whole(inputs)
 
     def is_rounding(self, variant: str, inputs: Tensors, alone: Tensors, found: Difference) -> bool:
-        """Whether a difference is no more than what the last bits of the request's own numbers do to its answer."""
+        """Whether a difference is within the effect of the last bits of the request's own numbers."""
         if not np.isfinite(found.relative):
             return False
         return found.relative <= _ROUNDING * sensitivity(self._backends[variant], inputs, alone)
@@ -213,15 +209,15 @@ class Verification:
         return try_requests(self._proofs, variant, self._backends[variant], requests, self._joining.of(variant))
 
     def rounding(self, variant: str) -> float:
-        """See `serve_app.payloads.Joinable`."""
+        """The build's rounding; see `serve_app.payloads.Joinable`."""
         return self._joining.of(variant).rounding
 
     @property
     def tolerance(self) -> float | None:
-        """See `serve_app.backends.joining.experiment.difference`."""
+        """The tolerance; see `serve_app.backends.joining.experiment.difference`."""
         return self._proofs.tolerance
 
-    def _take(self, variant: str, verdict: Joinable) -> None:
+    def _store_verdict(self, variant: str, verdict: Joinable) -> None:
         self._joining.change(variant, verdict)
         self._proofs.keep(variant, verdict)
 

@@ -1,4 +1,4 @@
-"""The warm-up of a replica: every build of its model, with the first inputs that it runs."""
+"""A replica's warm-up: every build of its model, with the first inputs that it runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MIDDLE_ROWS = 4
 
 
 class ReplicaWarmUp(NamedTuple):
-    """What the warm-up of a replica came to.
+    """The result of a replica's warm-up.
 
     Attributes:
-        executions: What was measured, of all builds.
-        examples: By variant the smallest input that has run. A variant that ran none is left out.
-        reason: Why the model, or a variant, is not warmed up, or not wholly; ``None`` where all is.
-        middle: An input of middle size of the exact model; ``None`` where it ran none.
+        executions: Measurements of all builds.
+        examples: By variant, the smallest input that ran. Variants that ran none are omitted.
+        reason: Why the warm-up is incomplete; ``None`` if it is complete.
+        middle: An input of middle size of the exact model, if it ran one.
     """
 
     executions: list[Execution]
@@ -48,19 +48,15 @@ def warm_up_replica(
     budget_s: float | None,
     fits: Callable[[int, int], bool] | None = None,
 ) -> ReplicaWarmUp:
-    """Warm every build up. A model that fails is served all the same: the log and the result say so.
+    """Warm up every build. A failing model is served nevertheless: the log and the result say so.
 
     Args:
-        model: The model's name, for messages.
         backends: By variant. Loaded.
-        processor: The model's; it makes the inputs where there is one.
+        processor: Makes the inputs, if there is one.
         samples: Inputs of a model without a processor.
         max_rows: Most rows of a batch.
-        budget_s: Time for all builds, seconds. ``None``: it is known what they cost, so that each runs once.
-        fits: Says whether there is memory for a shape, as for `serve_app.backends.warm_up.warm_up`.
-
-    Raises:
-        SessionLost: A session has ended.
+        budget_s: Seconds for all builds. ``None``: costs are known, and each runs once.
+        fits: Whether memory suffices for a shape, as for `serve_app.backends.warm_up.warm_up`.
     """
     buckets = (0,) if processor is None else processor.buckets
     executions: list[Execution] = []

@@ -1,12 +1,12 @@
-"""The worker: what runs inside a model replica.
+"""The worker of a model's replica.
 
     bundle -> preprocess and assemble (while the previous batch runs)
            -> gate (its entries wait for the session)
            -> a batch of entries of one or more bundles, composed when the session is free -> backend (in its thread)
            -> postprocess (thread pool, or here where it is quick) -> one result per entry
 
-Nothing here knows Ray. The model deployment passes in ``batch``, a function that turns "run these bundles" into "run
-this bundle, together with the others that ask in the same turn of the event loop".
+Independent of Ray. The model deployment passes ``batch``, which makes from "run these bundles" a function "run this
+bundle, together with others that ask in the same turn of the event loop".
 """
 
 from __future__ import annotations
@@ -64,26 +64,26 @@ class Worker:
 
     Args:
         scheduling: How batches are composed; its name is the model's.
-        backends: The exact model under ``""`` and its variants by name. Loaded already.
-        processor: Makes tensors of media; ``None`` for a model that takes tensors only.
+        backends: The exact model under ``""`` and its variants by name. Loaded.
+        processor: ``None`` for models of tensors.
         preprocess_threads: Size of the pool for decoding and postprocessing.
-        batch: Turns the batch function into one that takes a single bundle; see the module's docstring.
-        warm_up: The executions of its backends' warm-up: what it predicts from at first.
-        examples: By variant an input that is known to run, to tell a bad input from a bad model by.
-        joining: Which requests share runs; ``None``: all do.
-        proofs: How it was found which do; ``None``: nothing is run again to see whether that holds.
-        verify: Part of the computing time of shared runs that is spent on running requests again, alone.
-        refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
+        batch: Makes a single-bundle function from the batch function; see the module's docstring.
+        warm_up: The warm-up's executions, for initial predictions.
+        examples: By variant, an input known to run, to distinguish bad inputs from a bad model.
+        joining: Which requests share runs; ``None``: all.
+        proofs: Settings of the proofs; ``None``: nothing is verified.
+        verify: Part of shared runs' computing time for verification.
+        refuse_non_finite: Whether NaN or infinity in an output fails the entry.
         min_share: Guaranteed share of the session's time per class, 0 to 1.
         planned: Whether routers compose batches already; see `Gate`.
-        on_lost: Is called when a session has ended, before anything that it was to answer is.
-        turn: Shared with the other members of a pool that its host has loaded; ``None``: it has the process alone.
+        on_lost: Called when a session has ended, before its entries are answered.
+        turn: Shared with other pool members on its host, if any.
         close_s: How long `close` waits for a run, seconds.
-        lengths: What rows are padded to, ascending; by default all buckets of the processor.
-        instances: How many batches may run at once: the backends let as many threads call them. With a ``turn`` one.
+        lengths: Padded lengths, ascending; default all buckets of the processor.
+        instances: Concurrent batches, in as many threads as the backends allow. 1 with a ``turn``.
 
     Raises:
-        SessionLost: A session has ended. The backends are the caller's still.
+        SessionLost: A session has ended. The caller still owns the backends.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Worker:
         return f"<Worker {self._name}: {self._runner!r}>"
 
     async def run(self, bundle: Bundle) -> BundleResult:
-        """Run one bundle. One result or error per entry, in order; it never raises for an entry's fault."""
+        """Run one bundle. One result or error per entry, in order; never raises for an entry's fault."""
         started = time.monotonic()
         deadlines: list[float] = []
         tensors: list[Tensors | Failure] = []
@@ -227,9 +227,9 @@ class Worker:
         )
 
     def recall(self, bundle: Bundle) -> None:
-        """More entries of a bundle are ``recalled``: those that wait at the gate will not run.
+        """Recall more entries of a bundle: those at the gate will not run.
 
-        Those that have not come there yet never will; what runs already, and what has ended, is left alone.
+        Also applies to those still on their way to the gate; running and finished ones are not affected.
         """
         self._runner.recall(bundle.entries, bundle.recalled)
         if (cut := self._in_pieces.get(id(bundle.entries))) is not None:
@@ -237,38 +237,38 @@ class Worker:
                 self._recall_parts(cut.get(index, ()))
 
     def stalled_s(self) -> float:
-        """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""
+        """Seconds without progress of the session's work; 0.0 when idle."""
         return self._runner.stalled_s()
 
     def calls_stalled_s(self) -> float:
-        """For how long every thread of the processor has been inside one call, seconds; 0.0 while one is free."""
+        """Seconds that every processor thread has been in one call; 0.0 while one is free."""
         return self._pool.stalled_s()
 
     def stuck_calls(self, limit_s: float) -> int:
-        """How many threads of the processor have been inside one call for longer than this. The log tells once."""
+        """The number of processor threads in one call for longer than this. Logged once."""
         return self._pool.stuck(limit_s)
 
     @property
     def verified(self) -> tuple[int, int]:
-        """Requests that were run again alone, and those of them whose answers differed by more than the tolerance."""
+        """Requests run again alone, and those with a difference above the tolerance."""
         checks = self._verification
         return (0, 0) if checks is None else (checks.checked, checks.deviated)
 
     @property
     def failing(self) -> bool:
-        """Whether the model keeps failing on an input that it could run at first, so that this worker must go."""
+        """Whether the model keeps failing on an input that it could run at first: replace this worker."""
         return self._self_test.failing
 
     @property
     def broken(self) -> bool:
-        """Whether a bug has shown in lending the session, so that this worker must be replaced."""
+        """Whether a bug in lending the session requires replacing this worker."""
         return self._runner.broken
 
     def close(self) -> None:
         """Free threads and sessions. Idempotent.
 
-        A run that goes on is waited for ``close_s``; calls of the processor are not. What hangs is left alone: it ends
-        with this process, or with that of its class, which is ended here.
+        Waits ``close_s`` for a run, and not for calls of the processor. Hanging ones end with this process, or with
+        that of the class, which is ended here.
         """
         self._self_test.close()
         self._pool.close()
@@ -277,7 +277,7 @@ class Worker:
             backend.close()
 
     def _cut(self, staged: Staged, media: Sequence[int]) -> None:
-        """Cut the entries of a bundle that have rows of several lengths. The rest of it waits as it is."""
+        """Cut entries with rows of several lengths. The rest of the bundle waits unchanged."""
         processor, scheduling = self._processor, self._scheduling
         if processor is None:
             return
@@ -303,7 +303,7 @@ class Worker:
                 staged.pieces[index] = pieces
 
     async def _run_pieces(self, staged: Staged) -> None:
-        """Run the pieces of a bundle's entries, and what is left of it, and put their outputs together."""
+        """Run pieces and uncut entries of a bundle, and join the outputs."""
         parts = {index: self._parts(staged, index, pieces) for index, pieces in staged.pieces.items()}
         self._in_pieces[id(staged.entries)] = parts
         runs = [self._run_part(part, siblings) for siblings in parts.values() for part in siblings]
@@ -321,7 +321,7 @@ class Worker:
             staged.take_pieces(index, siblings)
 
     def _parts(self, staged: Staged, index: int, pieces: Sequence[Piece]) -> list[Staged]:
-        """Make a bundle of each piece of an entry. Each must have ended so early that those after it are in time."""
+        """Make a bundle of each piece of an entry, with a deadline that leaves time for those after it."""
         entry = self._on_one_variant(staged.entries[index], pieces, staged.deadlines[index])
         ours = staged.ties is None or not entry.place or staged.ties.take(entry.place)
         parts, arrived_at = [], time.monotonic()
@@ -339,9 +339,9 @@ class Worker:
         return parts
 
     def _on_one_variant(self, entry: WireEntry, pieces: Sequence[Piece], deadline: float) -> WireEntry:
-        """Choose the build for all pieces of an entry: the first of its fallbacks where the exact model would be late.
+        """Choose one build for all pieces of an entry: its first fallback if the exact model would be late.
 
-        Each piece alone might run on another one, and the answer would be of both.
+        Separately chosen builds would mix two in one answer.
         """
         fallbacks, now = self._scheduling.fallbacks, time.monotonic()
         if entry.variant or entry.exact or not fallbacks:
@@ -355,7 +355,7 @@ class Worker:
         return msgspec.structs.replace(entry, exact=True)
 
     async def _run_part(self, part: Staged, siblings: Sequence[Staged]) -> None:
-        """Run a piece of an entry. Once one of them has no outputs, those that still wait are not run."""
+        """Run a piece of an entry. After one without outputs, waiting ones are not run."""
         if part.results[0] is None:
             self._assemble(part)
             await self._runner.run(part)
@@ -363,7 +363,7 @@ class Worker:
             self._recall_parts(siblings)
 
     def _recall_parts(self, parts: Sequence[Staged]) -> None:
-        """Those pieces of an entry that wait at the gate, or have yet to come there, will not run."""
+        """Recall pieces of an entry at the gate or on their way to it."""
         for part in parts:
             if part.results[0] is None:
                 if part.stage is Stage.PREPARED:
@@ -372,7 +372,7 @@ class Worker:
                     self._runner.recall(part.entries, (0,))
 
     def _assemble(self, staged: Staged) -> None:
-        """Put the bundle's rows together before its turn comes, where the time for it is to be had."""
+        """Assemble the bundle's rows before its turn, if there is time."""
         staged.bucket = max(staged.buckets, default=0)
         if not staged.valid:
             return
@@ -387,13 +387,13 @@ class Worker:
 
 
 def _waited_s(staged: Staged, since: float) -> float:
-    """How long a bundle in pieces was at the gate and none of it ran, seconds."""
+    """Seconds that a bundle in pieces was at the gate while none of it ran."""
     span_s = staged.finished_at - since if staged.finished_at else 0.0
     return max(0.0, span_s - sum(execution.seconds for execution in staged.executions))
 
 
 def _outlets(bundle: Bundle, deadlines: Sequence[float]) -> Sequence[Outlet]:
-    """Where the parts of each entry's answer leave."""
+    """The exits of each entry's streamed parts."""
     sink, loop = bundle.parts, asyncio.get_running_loop()
     outlets = []
     for position, entry in enumerate(bundle.entries):

@@ -1,4 +1,4 @@
-"""What Prometheus is told of connections to the routers' own port for HTTP, and of what was never begun."""
+"""Metrics of connections to the routers' own HTTP port, and of requests that never started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told of jobs."""
+"""Metrics of jobs."""
 
 from __future__ import annotations
 

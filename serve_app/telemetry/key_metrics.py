@@ -1,4 +1,4 @@
-"""What Prometheus is told of API keys."""
+"""Metrics of API keys."""
 
 from __future__ import annotations
 

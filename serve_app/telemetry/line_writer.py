@@ -1,4 +1,4 @@
-"""Appends lines to a file without ever making their writer wait, whatever the disk does."""
+"""Appends lines to a file without blocking, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _AT_ONCE: Final = 256
 
 
 class LineWriter:
-    """Takes lines, and writes them in a thread of its own. What finds no room, here or on the disk, is dropped.
+    """Writes lines in a thread. Lines without room, in the queue or on the disk, are dropped.
 
-    How many lines were lost stands in the first line after that. A file that has grown to ``max_bytes`` becomes
-    ``.1``, what was that ``.2``, and so on.
+    The next line after a loss tells the number. A file of ``max_bytes`` becomes ``.1``, the previous ``.1`` becomes
+    ``.2``, and so on.
 
     Args:
-        path: The file. Its folder is made.
-        max_bytes: How large it may grow.
-        kept: How many earlier ones are kept.
-        room: Lines that may wait.
+        path: Its folder is created.
+        max_bytes: Largest size.
+        kept: Number of earlier files.
+        room: Most waiting lines.
     """
 
     def __init__(self, path: Path, max_bytes: int, kept: int, room: int = 4096) -> None:
@@ -41,14 +41,14 @@ class LineWriter:
         self._thread.start()
 
     def __call__(self, line: bytes) -> None:
-        """Take a line, with its end. Never blocks."""
+        """Queue a complete line. Never blocks."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
             self._lost += 1
 
     def close(self, limit_s: float = 2.0) -> None:
-        """Write what waits, and end; what takes longer than ``limit_s`` seconds is lost."""
+        """Write waiting lines and end, within ``limit_s`` seconds."""
         try:
             self._lines.put(None, timeout=limit_s)
         except queue.Full:
@@ -101,7 +101,7 @@ class LineWriter:
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
     def _forget(self) -> None:
-        """Close the file; it is opened again for the next line, by whatever name it has then."""
+        """Close the file, which is reopened by name for the next line."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

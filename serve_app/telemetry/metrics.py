@@ -1,4 +1,4 @@
-"""What the router counts, in Prometheus' terms."""
+"""The router's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Metric = TypeVar("_Metric", Counter, Histogram, Family[Any])
 
 @dataclass(slots=True)
 class _Answered:
-    """What an answered request of one model and class adds to."""
+    """Series of answered requests of one model and class."""
 
     number: Count
     statistics: ModelStatistics
@@ -61,7 +61,7 @@ class _Answered:
 
 @dataclass(slots=True)
 class _Bundles:
-    """What a bundle of one model, and the runs that carried it, add to."""
+    """Series of bundles of one model and their runs."""
 
     batch_rows: Distribution = field(
         metadata=histogram("serve_app_batch_rows", "Rows per run of the model.", ("model",), _ROWS_BUCKETS)
@@ -82,12 +82,8 @@ class RouterMetrics:
     Also keeps plain cumulative numbers per model for the V2 statistics extension.
 
     Args:
-        scheduler: What is read when Prometheus asks.
-        named_members: How many members of pools have series of their own.
-
-    Attributes:
-        registry: What is shown.
-        names: Which models have series of their own.
+        scheduler: Read at each scrape.
+        named_members: Most pool members with series of their own.
     """
 
     def __init__(self, scheduler: Scheduler, named_members: int = NAMED_MEMBERS) -> None:
@@ -173,13 +169,13 @@ class RouterMetrics:
         self._statistics: dict[str, ModelStatistics] = {}
 
     def _shown(self, metric: _Metric) -> _Metric:
-        """Show a metric, and forget its series with the model that is their first label."""
+        """Register a metric, whose series are dropped with the model of their first label."""
         self.registry.register(metric)
         self._of_models.append(metric)
         return metric
 
     def forget(self, model: str) -> None:
-        """Drop all series and numbers of a model that was removed and of which nothing is under way."""
+        """Drop all series and numbers of a removed model without work in progress."""
         for metric in self._of_models:
             metric.forget(model)
         self._answered = {key: series for key, series in self._answered.items() if key[0] != model}
@@ -199,10 +195,10 @@ class RouterMetrics:
         self.statistics(model).failed += 1
 
     def refused(self, model: str, code: str) -> None:
-        """Count a request that never became an entry: nobody knows its class.
+        """Count a request that never became an entry, of unknown class.
 
         Args:
-            model: Name of a model; empty for a request that named none that is served.
+            model: Empty if no served model was named.
             code: Of the error.
         """
         self.requests.of(model or "unknown", "unknown", code).value += 1
@@ -232,15 +228,13 @@ class RouterMetrics:
     def answered_from_cache(
         self, model: str, priority: Priority, arrival: float, queue_s: float, total_s: float, *, hit: bool
     ) -> None:
-        """Count an answer that was executed for another request.
+        """Count an answer from another request's execution.
 
         Args:
-            model: Name of the model.
-            priority: The class.
-            arrival: When the request came, on the dispatcher's clock.
-            queue_s: How long it waited for the other request, seconds.
-            total_s: How long it took in all, seconds.
-            hit: Whether it was found in the cache; otherwise the other request was still in flight.
+            arrival: On the dispatcher's clock.
+            queue_s: Wait for the other request, seconds.
+            total_s: Total time, seconds.
+            hit: Whether it was in the cache; otherwise the other request was in flight.
         """
         answered = self._answered_by(model, priority)
         answered.number.value += 1
@@ -256,7 +250,7 @@ class RouterMetrics:
         statistics.last_arrival = arrival
 
     def cache_missed(self, model: str, seconds: float) -> None:
-        """Count an answer that was looked up, executed and kept: what the first and the last took."""
+        """Count an executed and stored answer, with the time of lookup and storage."""
         statistics = self.statistics(model)
         statistics.misses += 1
         statistics.misses_s += seconds
@@ -266,7 +260,7 @@ class RouterMetrics:
         self._parts.of(model).value += 1
 
     def stream_ended(self, model: str, outcome: str, seconds: float) -> None:
-        """Count the end of an answer in parts."""
+        """Count the end of a streamed answer."""
         self._streams.of(model, outcome).value += 1
         if outcome == "ok":
             self._stream_times.of(model).observe(seconds)
@@ -305,7 +299,7 @@ class RouterMetrics:
             batch.postprocess_s += result.postprocess_s / len(result.executions)
 
     def served(self, entries: Sequence[Entry], result: BundleResult) -> None:
-        """Count entries of a bundle that are answered by who asked for them."""
+        """Count answered entries of a bundle."""
         self._tenants.served(entries, result.executions)
 
     def replica_lost(self, model: str) -> None:
@@ -317,11 +311,11 @@ class RouterMetrics:
         self._silent.of(model).value += 1
 
     def recovered(self, model: str, seconds: float) -> None:
-        """Note how long a model was short of replicas."""
+        """Record how long a model had too few replicas."""
         self._recovery.of(model).observe(seconds)
 
     def member_loaded(self, pool: str, seconds: float) -> None:
-        """Note how long a member of a pool took to load."""
+        """Record the load time of a pool's member."""
         if self._loads is not None:
             self._loads.of(pool).observe(seconds)
 
@@ -358,10 +352,9 @@ class BatchStatistics:
 class ModelStatistics:
     """Cumulative numbers of one model in one router. Times are sums over requests, seconds.
 
-    ``succeeded`` are those that were executed; ``hits`` and ``shared`` were answered by what was executed for others,
-    and ``misses`` are those of the executed that had been looked up.
-    ``rows`` are those of executed requests, ``executions`` the runs (of those shared with other routers, a part), also
-    by their rows in ``batches``, and ``last_arrival`` is on the dispatcher's clock.
+    ``succeeded`` were executed; ``hits`` and ``shared`` were answered from others' executions, and ``misses`` are
+    executed ones after a lookup. ``rows`` are those of executed requests, ``executions`` the runs (a part of those
+    shared with other routers), also by rows in ``batches``, and ``last_arrival`` is on the dispatcher's clock.
     """
 
     __slots__ = (
@@ -407,10 +400,10 @@ class ModelStatistics:
 
 
 def merge_pages(pages: Iterable[tuple[str, str]]) -> str:
-    """Merge the pages of several routers into one, each sample labelled with the router it came from.
+    """Merge several routers' pages, with the router as a label of each sample.
 
     Args:
-        pages: Pairs of router name and page in Prometheus' text format.
+        pages: Router name and page in Prometheus' text format.
     """
     families: dict[str, list[str]] = {}
     for router, page in pages:

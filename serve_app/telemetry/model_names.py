@@ -1,4 +1,4 @@
-"""Which models have series of their own in the metrics: a page has a bounded size, however many models pools have."""
+"""Bounds the models with series of their own, however many models pools have."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 
 
 class ModelNames:
-    """What the label ``model`` says. Models outside pools have their names there, and so have the first members.
+    """Values of the label ``model``. Models outside pools have their names, and so do the first members.
 
-    Who has a name keeps it, and who has been counted without one never gets one, so that no counter goes back.
+    A named model keeps its name, and one counted without a name never gets one, so that no counter decreases.
 
     Args:
-        most: How many members have series of their own, at most.
+        most: Most members with series of their own.
     """
 
     def __init__(self, most: int) -> None:
@@ -28,23 +28,23 @@ class ModelNames:
         self._free = most
 
     def add_member(self, model: str) -> None:
-        """Take note of a member of a pool."""
+        """Record a member of a pool."""
         self._members.add(model)
 
     def settle(self, models: Iterable[str]) -> None:
-        """Decide for models that have been counted, in this order: names go to the first."""
+        """Assign names to counted models, in this order."""
         for model in models:
             self.settled(model)
 
     def joined(
         self, samples: Samples, together: Callable[[float, float], float] = float.__add__, *, total: bool = False
     ) -> Samples:
-        """Samples with the label ``model`` in front, those of models without series of their own made one.
+        """Samples with a leading label ``model``, merged for models without series of their own.
 
         Args:
             samples: Of all models.
-            together: Makes one number of two.
-            total: They only rise: one above 0 has been counted.
+            together: Merges two values.
+            total: Whether they are counters: one above 0 has been counted.
         """
         if not self._members:
             return samples
@@ -56,13 +56,13 @@ class ModelNames:
         return found.items()
 
     def label(self, model: str) -> str:
-        """What stands for a model now."""
+        """The present label of a model."""
         if model not in self._members:
             return model
         return self._labels.get(model) or (model if len(self._members) <= self._most else OTHER)
 
     def settled(self, model: str) -> str:
-        """What stands for a model that has been counted, from now on."""
+        """The permanent label of a counted model."""
         if model not in self._members:
             return model
         label = self._labels.get(model)

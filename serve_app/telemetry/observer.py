@@ -1,4 +1,4 @@
-"""Who is told of everything that the dispatcher does, as the metrics are."""
+"""The interface for observing the dispatcher, e.g. by metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serve_app.scheduling.entry import Entry, Priority
 
 
 class Observer(Protocol):
-    """Told of everything that happens to entries and bundles. Must not raise and must be quick."""
+    """Observes all events of entries and bundles. Must not raise and must be fast."""
 
     def rejected(self, model: str, priority: Priority, code: str) -> None:
         """An entry was refused at once."""
@@ -22,28 +22,28 @@ class Observer(Protocol):
         """
 
     def part(self, model: str) -> None:
-        """A part of an answer has come. With the first of them its entry has ended with ``ok``."""
+        """A part of an answer arrived. The first also ends its entry with ``ok``."""
 
     def stream_ended(self, model: str, outcome: str, seconds: float) -> None:
-        """An answer of which parts have come has ended, so long after its request came.
+        """A streamed answer ended, with the time since its request arrived.
 
         ``outcome`` is ``ok``, ``cancelled``, or an error code.
         """
 
     def fell_back(self, entry: Entry) -> None:
-        """An entry for the exact model was answered by a fallback, its ``variant``. Told besides its end."""
+        """A fallback, ``variant``, answered an entry for the exact model. Reported besides its end."""
 
     def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """A bundle came back."""
 
     def served(self, entries: Sequence[Entry], result: BundleResult) -> None:
-        """These entries of a bundle that came back are answered."""
+        """Entries of a returned bundle were answered."""
 
     def replica_lost(self, model: str) -> None:
-        """A bundle failed because its replica did."""
+        """A bundle failed with its replica."""
 
     def replica_unresponsive(self, model: str) -> None:
         """A replica was unresponsive for too long."""
 
     def recovered(self, model: str, seconds: float) -> None:
-        """A model has as many usable replicas again as before it lost one."""
+        """A model has as many usable replicas again as before a loss."""

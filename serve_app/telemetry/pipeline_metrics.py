@@ -1,4 +1,4 @@
-"""What Prometheus is told of pipelines: of their requests, and of their steps."""
+"""Metrics of pipelines: requests and steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serve_app.telemetry.series import Counter, Distribution, Family, histogram
 
 @dataclass(slots=True)
 class _Answered:
-    """What an answered request of one pipeline and class adds to."""
+    """Series of answered requests of one pipeline and class."""
 
     latency: Distribution = field(
         metadata=histogram(
@@ -28,7 +28,7 @@ class _Answered:
 
 @dataclass(slots=True)
 class _Step:
-    """What a step of one pipeline adds to."""
+    """Series of a step of one pipeline."""
 
     seconds: Distribution = field(
         metadata=histogram(
@@ -41,7 +41,7 @@ class _Step:
 
 
 class PipelineMetrics:
-    """Counts what pipelines do.
+    """Counts pipelines' events.
 
     Args:
         registry: Of the router's metrics.
@@ -69,7 +69,7 @@ class PipelineMetrics:
         return self._statistics.setdefault(pipeline, ModelStatistics())
 
     def refused(self, pipeline: str, code: str) -> None:
-        """Count a request that never began: nobody knows its class."""
+        """Count a request that never began, of unknown class."""
         self._requests.of(pipeline, "unknown", code).value += 1
         self.statistics(pipeline).failed += 1
 
@@ -77,9 +77,8 @@ class PipelineMetrics:
         """Count an answer.
 
         Args:
-            pipeline: Its name.
-            answer: The answer; its times are sums over the steps.
-            arrival: When the request came, on the dispatcher's clock.
+            answer: Its times are sums over the steps.
+            arrival: On the dispatcher's clock.
         """
         label = answer.priority.label
         self._requests.of(pipeline, label, "ok").value += 1
@@ -95,7 +94,7 @@ class PipelineMetrics:
         statistics.last_arrival = arrival
 
     def failed(self, pipeline: str, priority: Priority, outcome: str, total_s: float) -> None:
-        """Count a request that got no answer."""
+        """Count a failed request."""
         self._requests.of(pipeline, priority.label, outcome).value += 1
         statistics = self.statistics(pipeline)
         statistics.failed += 1

@@ -1,4 +1,4 @@
-"""What pools have loaded, in Prometheus' terms."""
+"""Metrics of pools' loaded members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics that are read when Prometheus asks, where the numbers are kept anyway: requests pay nothing for them."""
+"""Metrics read at each scrape from existing numbers, at no cost for requests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,8 @@ class Gauge(Generic[Source]):
     """A number that rises and falls.
 
     Args:
-        name: Of the metric.
-        documentation: For people.
-        labels: Names of the labels.
-        read: Makes the samples of what the table reads.
-        together: Makes one number of those of two models that have no series of their own.
-
-    Attributes:
-        together: The same.
+        read: Makes samples from the table's source.
+        together: Merges values of models without series of their own.
     """
 
     _SUFFIX: ClassVar = ""
@@ -48,7 +42,7 @@ class Gauge(Generic[Source]):
         self.together = together
 
     def families(self, source: Source, names: ModelNames | None = None) -> Iterator[Metric]:
-        """What there is to say now; ``names``: see `Readings`."""
+        """The present metrics; ``names``: see `Readings`."""
         family = self._family(self._name, self._documentation)
         samples = self._read(source)
         if names is not None and self._labels[:1] == ("model",):
@@ -62,7 +56,7 @@ class Gauge(Generic[Source]):
 
 
 class Total(Gauge[Source]):
-    """A number that only rises: a counter, whose name has no suffix ``_total`` here. Otherwise as `Gauge`."""
+    """A counter; its name has no suffix ``_total`` here. Otherwise like `Gauge`."""
 
     _SUFFIX = "_total"
     _RISES = True
@@ -75,9 +69,8 @@ class Readings(Collector, Generic[Source]):
     """A table of metrics.
 
     Args:
-        table: The metrics.
-        source: Makes what they read, once for all of them.
-        names: Which models have series of their own; ``None``: all that it tells of.
+        source: Makes the common source, once per scrape.
+        names: Models with series of their own; ``None``: all.
     """
 
     def __init__(
@@ -88,7 +81,7 @@ class Readings(Collector, Generic[Source]):
         self._names = names
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
+        """Implement `Collector`."""
         source = self._source()
         for metric in self._table:
             yield from metric.families(source, self._names)

@@ -1,7 +1,7 @@
-"""One line of JSON per request that was refused, failed or was slow, and of a sample of the others.
+"""The request log: one line of JSON per refused, failed or slow request, and a sample of others.
 
-Lines never hold a body, a header's value, a key or anything of a client but its request id and trace. There are only
-so many per second: a flood of refusals must not fill a disk. What was left out is counted and told.
+Lines hold nothing of a client but request id and trace: no body, header value or key. Their rate is limited, so that a
+flood of refusals cannot fill a disk. Omitted lines are counted and reported.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _TELL_EVERY_S: Final = 1.0
 
 
 class RequestLog:
-    """Decides which requests get a line, and makes it.
+    """Selects and formats requests' lines.
 
     Args:
-        settings: Which ones.
-        write: Takes a line, with its end. Must not block.
-        later: Calls something after so many seconds, as an event loop does.
+        settings: Selection.
+        write: Takes a complete line. Must not block.
+        later: Schedules a call after seconds, like an event loop.
         clock: Seconds, monotonic.
         chance: Uniform in [0, 1).
     """
@@ -68,18 +68,18 @@ class RequestLog:
         self._left_out: Counter[str] = Counter()
 
     def wants(self, total_s: float) -> bool:
-        """Whether a request that was answered after so long gets a line."""
+        """Whether to log a request answered after this time."""
         settings = self._settings
         return total_s > settings.slow_s or (settings.sample > 0.0 and self._chance() < settings.sample)
 
     def refused(self, model: str, outcome: str, headers: Mapping[bytes, bytes], key: str = "") -> None:
-        """Note a request that never became an entry.
+        """Log a request that never became an entry.
 
         Args:
-            model: Name of a model; empty for a request that named none that is served.
-            outcome: The code of its error.
-            headers: What came with it, by lower-case name.
-            key: Name of its API key; empty where it has none that is known.
+            model: Empty if no served model was named.
+            outcome: The error's code.
+            headers: Of the request, by lower-case name.
+            key: Name of its API key; empty if unknown.
         """
         if self._has_room(outcome):
             listener = headers.get(LISTENER, b"").decode()
@@ -87,19 +87,18 @@ class RequestLog:
             options = RequestOptions(
                 request_id=request_id_of(headers), trace_parent=parent and child_of(parent), key=key, listener=listener
             )
-            self._say(outcome, model, options, {})
+            self._log_request(outcome, model, options, {})
 
     def ended(self, outcome: str, model: str, options: RequestOptions, facts: Mapping[str, Any]) -> None:
-        """Note a request that was an entry.
+        """Log a request that was an entry.
 
         Args:
-            outcome: As in the metrics.
-            model: Name of the model.
-            options: Whose request it was; its ``trace_parent`` names the router's span.
-            facts: What else is known, by key.
+            outcome: As in metrics.
+            options: Of the request; ``trace_parent`` names the router's span.
+            facts: Further fields.
         """
         if self._has_room(outcome):
-            self._say(outcome, model, options, facts)
+            self._log_request(outcome, model, options, facts)
 
     def _has_room(self, outcome: str) -> bool:
         now, most = self._clock(), self._settings.lines_per_s
@@ -107,17 +106,17 @@ class RequestLog:
         self._room_at = now
         if self._room < 1.0:
             if not self._left_out:
-                self._later(_TELL_EVERY_S, self._tell)
+                self._later(_TELL_EVERY_S, self._log_suppressed)
             self._left_out[outcome] += 1
             return False
         self._room -= 1.0
         return True
 
-    def _tell(self) -> None:
+    def _log_suppressed(self) -> None:
         left_out, self._left_out = self._left_out, Counter()
         self._put({"time": _now(), "level": "warning", "suppressed": dict(left_out)})
 
-    def _say(self, outcome: str, model: str, options: RequestOptions, facts: Mapping[str, Any]) -> None:
+    def _log_request(self, outcome: str, model: str, options: RequestOptions, facts: Mapping[str, Any]) -> None:
         status = _STATUSES.get(outcome, STATUSES["internal"])
         trace_id, span_id = trace_and_span(options.trace_parent)
         self._put(

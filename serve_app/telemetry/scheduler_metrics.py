@@ -1,4 +1,4 @@
-"""What the scheduler has, in Prometheus' terms."""
+"""Metrics of the scheduler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _of_queue(key: str) -> Callable[[_Models], Samples]:
 
 
 def _tasks(_: _Models) -> Samples:
-    """Of the event loop that asks, nothing outside one: what is never awaited to its end shows as growth."""
+    """Tasks of the running event loop, if any: growth reveals tasks that never end."""
     try:
         return [((), len(asyncio.all_tasks()))]
     except RuntimeError:

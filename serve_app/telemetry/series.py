@@ -1,7 +1,7 @@
 """Counters and histograms of one event loop, for Prometheus.
 
-What `prometheus_client` makes for any number of threads takes a lock for every number. These take none, which is most
-of what counting a request costs, and look the same to whoever scrapes.
+`prometheus_client`'s own, for any number of threads, lock for each number, which is most of the cost of counting a
+request. These do not lock, and look the same when scraped.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ class Count:
 
 
 class Counter(Collector):
-    """Counts, by labels.
+    """Counts by labels.
 
     Args:
         name: Without the suffix ``_total``.
-        documentation: For people.
-        labels: Names of the labels.
-        names: Which models have series of their own, where the first label is the model; ``None``: all.
+        names: Models with series of their own, if the first label is the model; ``None``: all.
     """
 
     def __init__(
@@ -56,15 +54,15 @@ class Counter(Collector):
         self._series: dict[tuple[str, ...], Count] = {}
 
     def of(self, *labels: str) -> Count:
-        """The series with these labels; to be kept by whoever adds to it often."""
+        """The series with these labels, for keeping."""
         return self._series.setdefault(labels, Count())
 
     def forget(self, first: str) -> None:
-        """Drop the series whose first label is this; whoever has kept one adds to nothing that is shown."""
+        """Drop the series with this first label; kept ones are no longer shown."""
         self._series = {labels: series for labels, series in self._series.items() if labels[0] != first}
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
+        """Implement `Collector`."""
         family = CounterMetricFamily(*self._described, labels=self._labels)
         samples: Samples = ((labels, count.value) for labels, count in self._series.items())
         for labels, value in samples if self._names is None else self._names.joined(samples, total=True):
@@ -83,12 +81,12 @@ class Distribution:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value, which must be a number: not NaN."""
+        """Count a value other than NaN."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
     def plus(self, other: Distribution) -> Distribution:
-        """What both have counted, which have the same bounds."""
+        """The sum of both, which have the same bounds."""
         both = Distribution(self._bounds)
         both.counts = list(map(add, self.counts, other.counts))
         both.total = self.total + other.total
@@ -99,11 +97,8 @@ class Histogram(Collector):
     """Counts values in buckets, by labels.
 
     Args:
-        name: Of the metric.
-        documentation: For people.
-        labels: Names of the labels.
-        buckets: Upper bounds, ascending and at least 0; a last one for all the rest is added.
-        names: As of `Counter`.
+        buckets: Upper bounds, ascending and at least 0; infinity is added.
+        names: As in `Counter`.
     """
 
     def __init__(
@@ -123,18 +118,18 @@ class Histogram(Collector):
         self._series: dict[tuple[str, ...], Distribution] = {}
 
     def of(self, *labels: str) -> Distribution:
-        """The series with these labels; to be kept by whoever adds to it often."""
+        """The series with these labels, for keeping."""
         series = self._series.get(labels)
         if series is None:
             series = self._series[labels] = Distribution(self._bounds)
         return series
 
     def forget(self, first: str) -> None:
-        """Drop the series whose first label is this; whoever has kept one adds to nothing that is shown."""
+        """Drop the series with this first label; kept ones are no longer shown."""
         self._series = {labels: series for labels, series in self._series.items() if labels[0] != first}
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
+        """Implement `Collector`."""
         family = HistogramMetricFamily(*self._described, labels=self._labels)
         for labels, series in self._shown().items():
             buckets = list(zip(self._names, map(float, accumulate(series.counts)), strict=True))
@@ -152,16 +147,16 @@ class Histogram(Collector):
 
 
 def histogram(name: str, documentation: str, labels: Sequence[str], buckets: Sequence[float]) -> dict[str, Any]:
-    """Metadata of a dataclass's field: a `Histogram`, of which a `Family` sets the field to one `Distribution`."""
+    """Metadata of a dataclass's field: a `Histogram`, whose `Distribution` a `Family` assigns to the field."""
     return {"histogram": partial(Histogram, name, documentation, labels, buckets)}
 
 
 class Family(Collector, Generic[_Declared]):
-    """Histograms that have the same labels and are observed together.
+    """Histograms with the same labels that are observed together.
 
     Args:
         declared: A dataclass whose fields declare them: ``field(metadata=histogram(...))``.
-        names: As of `Counter`.
+        names: As in `Counter`.
     """
 
     def __init__(self, declared: type[_Declared], *, names: ModelNames | None = None) -> None:
@@ -173,20 +168,19 @@ class Family(Collector, Generic[_Declared]):
         }
 
     def of(self, *labels: str, **others: Any) -> _Declared:
-        """The series with these labels; to be kept by whoever adds to them often.
+        """The series with these labels, for keeping.
 
         Args:
-            labels: Values of the labels.
-            others: Fields of the dataclass that declare nothing.
+            others: Other fields of the dataclass.
         """
         return self._declared(**{name: metric.of(*labels) for name, metric in self._metrics.items()}, **others)
 
     def forget(self, first: str) -> None:
-        """Drop the series whose first label is this; whoever has kept one adds to nothing that is shown."""
+        """Drop the series with this first label; kept ones are no longer shown."""
         for metric in self._metrics.values():
             metric.forget(first)
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
+        """Implement `Collector`."""
         for metric in self._metrics.values():
             yield from metric.collect()

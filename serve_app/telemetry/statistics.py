@@ -1,4 +1,4 @@
-"""The numbers of a model in the terms of the V2 statistics extension: of one router, and of several together."""
+"""Model statistics for the V2 extension: of one router, and of several together."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ def describe(info: ModelInfo, numbers: ModelStatistics, now: float) -> dict[str,
     """The statistics of a model.
 
     Args:
-        info: The model.
-        numbers: What was counted.
         now: On the dispatcher's clock, seconds.
     """
     done = numbers.succeeded
@@ -56,10 +54,10 @@ def describe(info: ModelInfo, numbers: ModelStatistics, now: float) -> dict[str,
 
 
 def total(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of a model over several routers, as if it were one.
+    """Merge the statistics of a model over several routers.
 
     Args:
-        parts: As `describe` made them, one or more.
+        parts: From `describe`, at least one.
     """
     if len(parts) == 1:
         return parts[0]
@@ -90,5 +88,5 @@ def _duration(count: float, seconds: float) -> dict[str, int]:
 
 
 def _epoch_ms(moment: float | None, now: float) -> int:
-    """Milliseconds since 1970 of a moment on the dispatcher's clock; 0 where there was none."""
+    """Milliseconds since 1970 of a time on the dispatcher's clock; 0 for none."""
     return 0 if moment is None else round((datetime.now(UTC).timestamp() - (now - moment)) * 1e3)

@@ -1,4 +1,4 @@
-"""What Prometheus is told of tenants."""
+"""Metrics of tenants."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MOST_NAMED: Final = 256
 
 
 class TenantCollector(Collector):
-    """Counts what was executed for whom, of what was answered: each request's part of its batch by rows.
+    """Counts executions of answered requests by tenant: each request's share of its batch by rows.
 
-    At most `MOST_NAMED` tenants have a name of their own, and the rest are `OTHER`.
+    At most `MOST_NAMED` tenants have their own names; the rest are `OTHER`.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class TenantCollector(Collector):
         self._seconds: dict[tuple[Priority, str], float] = {}
 
     def served(self, entries: Iterable[Entry], executions: Sequence[Execution]) -> None:
-        """Count entries that were answered, and the runs that they were part of."""
+        """Count answered entries, and their runs."""
         rows, executed_s = 0, 0.0
         for execution in executions:
             rows += execution.rows
@@ -42,7 +42,7 @@ class TenantCollector(Collector):
             seconds[key] = seconds.get(key, 0.0) + per_row_s * entry.rows
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what tenants were given."""
+        """Yield the metrics."""
         served = CounterMetricFamily(
             "serve_app_tenant_served_seconds",
             "Execution time of answered requests by tenant, each with its part of its batch.",
@@ -53,7 +53,7 @@ class TenantCollector(Collector):
         yield served
 
     def _name(self, tenant: str) -> str:
-        """What a tenant that has no name of its own yet is called."""
+        """The name of a tenant without one so far."""
         if len(self._named) >= MOST_NAMED:
             return OTHER
         self._named.add(tenant)

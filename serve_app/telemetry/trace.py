@@ -1,8 +1,8 @@
-"""What is told of a request while and after it runs: its line in the log, and its spans in a trace.
+"""Reports a request's log line and trace spans.
 
-Spans are recorded where the process has an OpenTelemetry SDK that somebody has set up (Ray Serve's ``tracing_config``
-does); there is none of ours, and without one nothing here is called. Queueing is told after the fact, as a span with
-its true times: the request path keeps no span objects beside the request's own.
+Spans are recorded if an OpenTelemetry SDK is configured in the process (e.g. by Ray Serve's ``tracing_config``);
+without one nothing here is called. Queueing is reported afterwards, as a span with its true times: the request path
+keeps only the request's own span.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 def configured_tracer() -> Tracer | None:
-    """A tracer where spans go somewhere; ``None`` where this process has no OpenTelemetry SDK set up."""
+    """A tracer, if this process has a configured OpenTelemetry SDK."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
         return None
@@ -38,19 +38,19 @@ def configured_tracer() -> Tracer | None:
 
 
 def origin_of(options: RequestOptions) -> Origin | None:
-    """What a replica should know of where a request comes from; ``None`` where nothing is known."""
+    """The origin of a request for its replica, if known."""
     if options.request_id or options.trace_parent:
         return Origin(options.request_id, options.trace_parent)
     return None
 
 
 class StepTimes(NamedTuple):
-    """What became of a step of a pipeline that is a model.
+    """The result of a model step of a pipeline.
 
     Attributes:
-        start_s: When it began, seconds after the request.
-        total_s: What it took, its queueing included, seconds.
-        variants: Those that answered it; without the exact model.
+        start_s: Start, seconds after the request.
+        total_s: Duration including queueing, seconds.
+        variants: Variants that answered it, except the exact model.
     """
 
     start_s: float
@@ -62,8 +62,8 @@ class RequestTraces:
     """Follows requests.
 
     Args:
-        log: Gets their lines; ``None`` for none.
-        tracer: Makes their spans; ``None`` for none.
+        log: For their lines, if any.
+        tracer: For their spans, if any.
     """
 
     def __init__(self, log: RequestLog | None, tracer: Tracer | None = None) -> None:
@@ -71,23 +71,19 @@ class RequestTraces:
         self.tracer = tracer
 
     def answered_from_cache(self, info: ModelInfo, options: RequestOptions, answer: Answer) -> None:
-        """Tell of a request that never became an entry: it got what another one was answered, now or before."""
+        """Report a request that never became an entry, answered from another one's execution."""
         RequestTrace(self, info, answer.priority, 0, options, ago_s=answer.total_s).answered(answer)
 
 
 class RequestTrace:
-    """One request that is followed, from the moment at which this is made.
+    """One followed request, from the construction of this object.
 
     Args:
-        traces: Where it is told.
-        info: The model that it asks for.
-        priority: Its class.
-        rows: Its rows.
-        options: As it asks for them.
-        ago_s: How long ago it came, seconds.
+        options: As requested.
+        ago_s: Seconds since it arrived.
 
     Attributes:
-        origin: What its replica should know.
+        origin: For its replica.
     """
 
     __slots__ = ("_began", "_info", "_options", "_priority", "_rows", "_span", "_traces", "origin")
@@ -120,11 +116,10 @@ class RequestTrace:
         self.origin = origin_of(options)
 
     def answered(self, answer: Answer, steps: Mapping[str, StepTimes] | None = None) -> None:
-        """It was answered.
+        """Report an answer.
 
         Args:
-            answer: The answer.
-            steps: Of a pipeline, what became of each step.
+            steps: For a pipeline, the results of its steps.
         """
         if self._span is not None:
             self._end_span(self._span, OK, answer)
@@ -148,7 +143,7 @@ class RequestTrace:
             )
 
     def streamed(self, first: Answer | None, parts: int) -> None:
-        """It was answered in so many parts, of which this is the first."""
+        """Report a streamed answer with its number of parts; the argument is the first."""
         if self._span is not None:
             self._span.set_attribute("serve_app.parts", parts)
             self._end_span(self._span, OK, None)
@@ -158,12 +153,12 @@ class RequestTrace:
             log.ended(OK, self._info.name, self._options, {**self._facts(parts), **times})
 
     def failed(self, error: ServeAppError, parts: int | None = None) -> None:
-        """It was refused or failed, after so many parts. Whoever sees the error after this need not log it."""
+        """Report a refusal or failure after this many parts. The error need not be logged again."""
         error.logged = True
         self._end(error.outcome or code_of(error), parts)
 
     def cancelled(self, parts: int | None = None) -> None:
-        """Its client has left, after so many parts."""
+        """Report that the client disconnected after this many parts."""
         self._end(CANCELLED, parts)
 
     def _end(self, outcome: str, parts: int | None) -> None:
@@ -175,7 +170,7 @@ class RequestTrace:
             self._traces.log.ended(outcome, self._info.name, self._options, self._facts(parts))
 
     def _facts(self, parts: int | None) -> dict[str, Any]:
-        """What the log tells of a request that has ended now."""
+        """Log fields of a request that has just ended."""
         return {
             "version": self._info.version,
             "class": self._priority.label,
@@ -210,7 +205,7 @@ class RequestTrace:
 
 
 def traced(run: Callable[[Bundle], Awaitable[BundleResult]], model: str, tracer: Tracer) -> Callable[[Bundle], Any]:
-    """Have a replica's `run` leave spans: one per entry that came with a trace, with its parts as children."""
+    """Wrap a replica's `run` to record spans: one per entry with a trace, with its phases as children."""
 
     async def traced_run(bundle: Bundle) -> BundleResult:
         began_ns = time.time_ns()
@@ -244,7 +239,7 @@ def _record(tracer: Tracer, span: Span, result: BundleResult, began_ns: int) -> 
 
 
 def _context(options: RequestOptions) -> Any:
-    """The context of a request's span: without a parent it begins a trace, whatever task it is made in."""
+    """The context of a request's span: without a parent it starts a trace, in any task."""
     carrier = {"traceparent": options.trace_parent, "tracestate": options.trace_state}
     return _W3C.extract({name: value for name, value in carrier.items() if value}, Context())
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told of models that are served in several versions."""
+"""Metrics of models with several versions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from serve_app.telemetry.readings import Gauge
 
 
 class TrafficReading(NamedTuple):
-    """How the requests of one model are spread.
+    """The split of one model's requests.
 
     Attributes:
         revision: Of its table.
-        shares: Parts of the requests that name no version, by what metrics call the version; all versions.
+        shares: Parts of requests without a version, by the versions' names in metrics; all versions.
     """
 
     revision: int

@@ -1,1 +1,1 @@
-"""Tests for what users add to the server, to be run by whatever test runner they have."""
+"""Tests for users' extensions of the server, for any test runner."""

@@ -1,4 +1,4 @@
-"""What every backend promises, as checks of a model that it runs.
+"""The contract of backends, as checks of a model that one runs.
 
 With pytest:
 
@@ -48,18 +48,15 @@ _SLACK_BYTES: Final = 16 * 2**20
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to check a kind of backend with. Best are several: with text, without rows, of a fixed number of rows.
+    """A model for checking a kind of backend. Use several: with text, without rows, with a fixed number of rows.
 
     Attributes:
-        kind: What runs it.
-        model_file: The model's file.
-        options: What a configuration would say under ``backend_options``.
-        inputs: Makes inputs that the model runs, of (rows, seed); by default values of our own. A model without rows
-            gets one row.
-        failing: One request on which the model fails; of one that answers in parts, with any of them. By default one
-            of another shape than it declares, where it declares any.
-        max_rows: Most rows of a batch.
-        device: Where to run it; ``cuda`` on a machine with a GPU.
+        options: ``backend_options`` of a configuration.
+        inputs: Makes inputs that the model runs, of (rows, seed); made up by default. A model without rows gets one
+            row.
+        failing: A request on which the model fails; for a streaming model, at any part. Default: one of an undeclared
+            shape, if any is declared.
+        device: ``cuda`` on a machine with a GPU.
     """
 
     kind: AnyKind
@@ -71,17 +68,17 @@ class Subject:
     device: Literal["cpu", "cuda"] = "cpu"
 
     def describe(self, *, join: bool = True) -> Description:
-        """What its file says."""
+        """Describe its file."""
         settings = JoinSettings(join=join)
         return describe_build(self.kind, self.model_file, model=_MODEL, options=self._read(), settings=settings)
 
     def inspect(self, model_file: Path) -> ModelFile:
-        """What a file says by itself."""
+        """The declarations of its file."""
         found: ModelFile = self.kind.inspect(model_file, _MODEL, self._read())
         return found
 
     def create(self, **changes: Any) -> Backend:
-        """Its backend, not loaded; as the file says where nothing is changed."""
+        """Make its backend, unloaded, by default with the file's settings."""
         build = BuildSettings(
             _MODEL,
             self.model_file,
@@ -433,13 +430,13 @@ def _loaded(subject: Subject, **changes: Any) -> Iterator[Backend]:
 
 @contextmanager
 def _ready(subject: Subject) -> Iterator[tuple[Backend, Callable[[int, int], Tensors]]]:
-    """A loaded backend, and what makes its inputs of (rows, seed)."""
+    """A loaded backend, and a maker of its inputs by (rows, seed)."""
     with _loaded(subject) as backend:
         yield backend, subject.inputs or _drawn(backend, _samples_of(subject))
 
 
 def _samples_of(subject: Subject) -> Samples:
-    """Values of our own for a model of which nothing is known."""
+    """Made-up inputs for a model without configured ones."""
     described = subject.describe()
     return make_samples(described.signature, None, model=_MODEL, rows=described.joinable.rows)
 
@@ -461,7 +458,7 @@ def _counts(subject: Subject) -> tuple[int, ...]:
 
 
 def _without_ranks(signature: ModelSignature) -> ModelSignature:
-    """Whether a file says how many dimensions there are is known before it is loaded, and not needed later."""
+    """Drop ranks: whether a file declares them is known before loading, and not needed later."""
 
     def shown(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         return tuple(spec if spec.ranked else spec._replace(shape=(), ranked=True) for spec in specs)
@@ -498,7 +495,7 @@ def _answered(backend: Backend, request: Tensors, outcome: Tensors | ServeAppErr
 
 
 def _misshapen(signature: ModelSignature, request: Tensors) -> Tensors | None:
-    """A request of another shape than the model declares; ``None`` where it takes any."""
+    """A request of an undeclared shape, if the model does not take any shape."""
     for spec in signature.inputs:
         for axis, size in list(enumerate(spec.shape))[1:]:
             if size > 0:

@@ -1,4 +1,4 @@
-"""How checks are listed and run, whatever they are about."""
+"""Lists and runs checks of any kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SubjectT = TypeVar("SubjectT")
 
 
 class NotConforming(AssertionError):
-    """What was checked does not do what all of its kind promise."""
+    """The checked object breaks its contract."""
 
 
 def told(error: BaseException) -> str:
@@ -24,8 +24,8 @@ def listed_in(
     """A decorator of checks.
 
     Args:
-        found: Receives them, in their order.
-        tell: Says what else a check raises than `NotConforming`: that breaks a promise, too.
+        found: Receives them in order.
+        tell: Describes other errors of a check than `NotConforming`: those break the contract, too.
     """
 
     def decorate(do: Callable[[SubjectT], None]) -> Callable[[SubjectT], None]:

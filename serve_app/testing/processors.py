@@ -1,4 +1,4 @@
-"""What every processor promises, as checks of one with a model that it is for.
+"""The contract of processors, as checks of one with a model for it.
 
 With pytest:
 
@@ -54,14 +54,14 @@ class Subject:
     """A processor to check.
 
     Attributes:
-        processor: Its class, or the task that it is found by.
-        signature: The tensors of a model that it is for.
-        samples: Valid requests, at least one; best are several of different sizes.
-        options: What a configuration would say under ``processor``.
-        folder: The model's folder, with the files that the processor reads; by default an empty one.
+        processor: Its class, or its task.
+        signature: Of a model for it.
+        samples: Valid requests, at least one; preferably several of different sizes.
+        options: ``processor`` of a configuration.
+        folder: The model's folder, with the processor's files; empty by default.
         refused: Further requests that must be refused.
-        outputs: The model, or what stands for it: outputs of tensors. By default values of our own.
-        raw: Whether any bytes are a sample, as where samples have no header.
+        outputs: The model or a substitute: outputs of tensors. Made up by default.
+        raw: Whether any bytes are a sample, e.g. audio samples without header.
     """
 
     processor: type[Any] | str
@@ -74,7 +74,7 @@ class Subject:
     raw: bool = False
 
     def create(self, **more: Any) -> Processor:
-        """The processor, as the server makes it, with these options besides."""
+        """Make the processor like the server, with further options."""
         options = {**self.options, **more}
         if self.folder is not None:
             return self._create(self.folder, options)
@@ -94,7 +94,7 @@ _found: list[Check] = []
 
 
 def _told(error: BaseException) -> str:
-    """An error with what it hides from clients."""
+    """An error, including details hidden from clients."""
     shown = error.__cause__ if isinstance(error, InferenceFailed) and error.__cause__ is not None else error
     return f"{type(shown).__name__}: {shown}"
 
@@ -345,7 +345,7 @@ CHECKS: Final = tuple(_found)
 
 
 def _bad_payloads(subject: Subject) -> Iterator[tuple[str, Payload, bool]]:
-    """What it is, and whether it must be refused. Otherwise it may also be taken for what it could be."""
+    """Its description, and whether it must be refused. Otherwise it may also be accepted."""
     random = np.random.default_rng(0)
     for number, refused in enumerate(subject.refused):
         yield f"refused request {number}", refused, True
@@ -400,7 +400,7 @@ def _answer(subject: Subject, processor: Processor, number: int) -> Any:
 
 
 def _outputs_of(subject: Subject, processor: Processor, number: int, tensors: Tensors, bucket: int) -> Tensors:
-    """What a model gives for a sample whose tensors were padded to a bucket."""
+    """A model's outputs for a sample padded to a bucket."""
     if subject.outputs is not None:
         return subject.outputs(processor.pad(tensors, bucket))
     return {
@@ -410,7 +410,7 @@ def _outputs_of(subject: Subject, processor: Processor, number: int, tensors: Te
 
 
 def _draw(spec: TensorSpec, processor: Processor, number: int, rows: int, bucket: int, own: int) -> Any:
-    """Values of our own: what a request has in a larger bucket begins with what it has in its own."""
+    """Made-up outputs: those in a larger bucket begin with those in the sample's own."""
 
     def sizes(varying: int) -> list[int]:
         return [rows, *(varying if size < 0 else size for size in spec.shape[1:])]
@@ -428,7 +428,7 @@ def _draw(spec: TensorSpec, processor: Processor, number: int, rows: int, bucket
 
 
 def _next_buckets(processor: Processor, tensors: Tensors) -> list[int]:
-    """The bucket of tensors and the one above it."""
+    """The bucket of tensors and the next one."""
     at = list(processor.buckets).index(processor.bucket(tensors))
     return list(processor.buckets[at : at + 2])
 
@@ -446,7 +446,7 @@ def _rows(tensors: Tensors) -> int:
 
 
 def _frozen(tensors: Tensors) -> Tensors:
-    """Read-only, and every second element of a larger array."""
+    """Read-only copies, as every second element of larger arrays."""
     found = {}
     for name, array in tensors.items():
         view = np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim > 1 else array.copy()
@@ -464,7 +464,7 @@ def _same(expected: Tensors, found: Tensors, fault: str) -> None:
 
 
 def _is_inside(array: Any, padded: Any) -> bool:
-    """Whether an array is a corner of one that is larger behind, or before it."""
+    """Whether an array is a leading corner of a larger one."""
     if array.ndim != padded.ndim or any(size > most for size, most in zip(array.shape, padded.shape, strict=True)):
         return False
     before = tuple(slice(size) for size in array.shape)
@@ -473,7 +473,7 @@ def _is_inside(array: Any, padded: Any) -> bool:
 
 
 def _alike(expected: Any, found: Any) -> bool:
-    """Whether two answers are the same but for rounding."""
+    """Whether two answers are equal except for rounding."""
     if isinstance(expected, Embeddings) and isinstance(found, Embeddings):
         return expected.tokens == found.tokens and _alike(expected.vectors, found.vectors)
     if isinstance(expected, Mapping) and isinstance(found, Mapping):

@@ -1,1 +1,1 @@
-"""What carries bundles between a router and the replicas on its node."""
+"""Carries bundles between a router and the replicas on its node."""

@@ -1,7 +1,7 @@
-"""Memory that a router shares with the replicas on its node: large tensors are written once and read where they lie.
+"""Memory shared by a router and the replicas on its node: large tensors are written once and read in place.
 
-The router owns the memory and hands out blocks of it. A block is free again when nothing refers to it any more: the
-request that came in it has ended, and so has every bundle that carried it.
+The router owns the memory and allocates blocks. A block is free once nothing refers to it: its request and all bundles
+with it have ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _GRAIN = 64
 
 
 class Arena:
-    """The owner's side: a file in memory that blocks are cut from.
+    """The owner's side: a memory file divided into blocks.
 
-    Not thread-safe, except that blocks may be dropped in any thread.
+    Not thread-safe, except that any thread may drop blocks.
 
     Args:
-        nbytes: Its size. The system provides pages only where something has been written, and they are kept for reuse.
+        nbytes: Its size. The system allocates pages on the first write, and they are kept for reuse.
 
     Raises:
-        OSError: The system does not provide such memory; see `supported`.
+        OSError: The system has no such memory; see `supported`.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -50,27 +50,27 @@ class Arena:
 
     @staticmethod
     def supported() -> bool:
-        """Whether this system has memory that can be shared so. Linux has."""
+        """Whether this system has memory that can be shared like this. Linux has."""
         return sys.platform == "linux"
 
     @property
     def fd(self) -> int:
-        """The file, for the processes that shall read it."""
+        """The file, for the reading processes."""
         return self._fd
 
     @property
     def held(self) -> int:
-        """Bytes in blocks that are still referred to."""
+        """Bytes of blocks in use."""
         self._take_back()
         return self.nbytes - sum(self._free_sizes)
 
     def allocate(self, nbytes: int) -> Block | None:
-        """Cut a block: uint8, (nbytes,), starting at a multiple of 64, its content arbitrary.
+        """Allocate a block: uint8, (nbytes,), aligned to 64, with arbitrary content.
 
-        It is free again when the block and every array and memoryview made of it are gone.
+        It is free once the block and all arrays and memoryviews of it are gone.
 
         Returns:
-            The block, or ``None`` if there is no room for it.
+            ``None`` if there is no room.
         """
         self._take_back()
         size = -(-max(nbytes, 1) // _GRAIN) * _GRAIN
@@ -91,12 +91,12 @@ class Arena:
         return block
 
     def offset_of(self, array: npt.NDArray[Any]) -> int | None:
-        """Where in this memory an array starts, bytes; ``None`` if it lies elsewhere."""
+        """An array's offset in this memory, bytes; ``None`` if it is elsewhere."""
         offset: int = array.__array_interface__["data"][0] - self._start
         return offset if 0 <= offset < self.nbytes else None
 
     def close(self) -> None:
-        """Close the file. The memory itself goes with the last block, here and in the processes that read it."""
+        """Close the file. The memory is freed with the last block, here and in readers."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -120,25 +120,25 @@ class Arena:
 
 
 class ArenaReader:
-    """The other side: reads blocks of an arena of another process, and cannot write them.
+    """The other side: reads blocks of another process's arena.
 
     Args:
-        fd: The arena's file; it may be closed afterwards.
+        fd: The arena's file; may be closed afterwards.
         nbytes: The arena's size.
 
     Raises:
-        OSError: It is no file that can be mapped.
-        ValueError: It is smaller than that.
+        OSError: The file cannot be mapped.
+        ValueError: The file is smaller.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self._memory = memoryview(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ))
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> npt.NDArray[Any]:
-        """The array that starts there; a view, not writable.
+        """The array at an offset; a read-only view.
 
         Raises:
-            ValueError: It would reach beyond the arena.
+            ValueError: It exceeds the arena.
         """
         count = 1
         for size in shape:

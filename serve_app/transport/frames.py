@@ -1,11 +1,11 @@
-"""Bundles and their results as bytes, for the link between a router and a replica.
+"""Encodes bundles and results for the link between a router and a replica.
 
 A frame is a prefix (``<IIQ``: bytes of the header, number of buffers, bytes of the whole frame), the sizes of the
 buffers (``<Q`` each), the header, and the buffers, each at a multiple of 64 bytes from the frame's start.
 
-The header is a pickle; both sides are processes of one user on one node, which the link makes sure of. Pickling is
-slow for many small arrays, so those of all entries travel as one array per tensor where they have the same dtype and
-trailing shape, which is the rule. Arrays that lie in the router's arena do not travel at all: the header says where.
+The header is a pickle: the link ensures that both sides are processes of one user on one node. Pickling many small
+arrays is slow, so arrays of equal dtype and trailing shape, the usual case, are sent as one per tensor. Arrays in the
+router's arena are not sent at all: the header holds their places.
 """
 
 from __future__ import annotations
@@ -60,16 +60,15 @@ or ``None`` and each entry's (shape, offset in the arena or -1 for a buffer of i
 def encode_bundle(
     call: int, bundle: Bundle, arena: Arena | None, clock: Callable[[], float] = monotonic
 ) -> tuple[list[Part], list[Any]]:
-    """Make the frame of a bundle.
+    """Encode a bundle.
 
     Args:
-        call: Id of the call; the answer carries it.
-        bundle: What to send.
-        arena: Where the replica can read too; ``None`` if there is none.
-        clock: Of this node, the same for all of its processes, seconds.
+        call: Id of the call, for the answer.
+        arena: Readable by the replica, if any.
+        clock: Common to all processes of this node, seconds.
 
     Returns:
-        The parts of the frame, and what must be kept until the answer is there: the arrays that did not travel.
+        The frame's parts, and arrays in the arena to keep until the answer.
     """
     sent_at = clock()
     payloads, facts, origins = [], [], []
@@ -92,19 +91,16 @@ def encode_bundle(
 def decode_bundle(
     frame: Frame, arena: ArenaReader | None, ties: Ties | None = None, clock: Callable[[], float] = monotonic
 ) -> Bundle:
-    """Read the frame of a bundle. Its tensors are views of the frame and of the arena.
+    """Decode a bundle. Its tensors are views of the frame and of the arena.
 
-    Budgets are what is left of them now: a frame waits while either side's event loop is at something else. What has
-    expired has 0.
+    Budgets are reduced by the time in transit, since frames wait for both event loops. Expired entries have 0.
 
     Args:
-        frame: As it has arrived.
-        arena: The router's, as the replica sees it; ``None`` if it shares none.
-        ties: The router's table of ties, which the bundle carries from here on.
-        clock: As in `encode_bundle`.
+        arena: The replica's view of the router's, if shared.
+        ties: The router's table of ties, if shared, to attach to the bundle.
 
     Raises:
-        ValueError: It makes no sense; the two sides are not of one version.
+        ValueError: The frame is invalid: the sides have different versions.
     """
     _, kind, sent_at, (sender, revision, model), facts, payloads, told = frame.header
     passed_s = max(0.0, clock() - sent_at)
@@ -119,7 +115,7 @@ def decode_bundle(
 
 
 def encode_result(call: int, result: BundleResult) -> list[Part]:
-    """Make the frame of a bundle's result."""
+    """Encode a bundle's result."""
     values, failures = [], []
     for index, answer in enumerate(result.results):
         if isinstance(answer, Success):
@@ -135,11 +131,7 @@ def encode_result(call: int, result: BundleResult) -> list[Part]:
 
 
 def decode_result(frame: Frame) -> BundleResult:
-    """Read the frame of a result. Its tensors are views of the frame.
-
-    Raises:
-        ValueError: As in `decode_bundle`.
-    """
+    """Decode a result. Its tensors are views of the frame. Raises what `decode_bundle` raises."""
     _, kind, count, values, failures, executions, *more = frame.header
     if kind != _PICKLED:
         values = _unpack(values, frame.buffers, count - len(failures), None)
@@ -150,18 +142,18 @@ def decode_result(frame: Frame) -> BundleResult:
 
 
 def encode_recall(call: int, positions: Sequence[int]) -> list[Part]:
-    """Make the frame that asks for entries of a call's bundle back, as far as they wait."""
+    """Encode a recall of a bundle's waiting entries."""
     return _frame(pickle.dumps((call, RECALL, tuple(positions)), 5), [])
 
 
 def recalled(frame: Frame) -> Sequence[int]:
-    """The positions that a frame of the kind `RECALL` names."""
+    """The positions in a `RECALL` frame."""
     positions: Sequence[int] = frame.header[2]
     return positions
 
 
 def encode_part(call: int, position: int, number: int, waited_s: float, outputs: Tensors) -> list[Part]:
-    """Make the frame of a part of an answer; see `serve_app.payloads.PartSink`."""
+    """Encode a part of an answer; see `serve_app.payloads.PartSink`."""
     packed = _pack([outputs], None)
     if packed is None:
         return _pickled((call, PART, position, number, waited_s, None, outputs))
@@ -170,11 +162,7 @@ def encode_part(call: int, position: int, number: int, waited_s: float, outputs:
 
 
 def decode_part(frame: Frame) -> tuple[int, int, float, Tensors]:
-    """Read a frame of the kind `PART`, for `serve_app.payloads.PartSink`. Its tensors are views of the frame.
-
-    Raises:
-        ValueError: As in `decode_bundle`.
-    """
+    """Decode a `PART` frame, for `serve_app.payloads.PartSink`. Tensors are views of the frame. Raises ValueError."""
     _, _, position, number, waited_s, columns, *pickled = frame.header
     if columns is None:
         outputs: Tensors = pickled[0]
@@ -183,32 +171,32 @@ def decode_part(frame: Frame) -> tuple[int, int, float, Tensors]:
 
 
 def encode_taken(call: int, position: int, count: int) -> list[Part]:
-    """Make the frame that says that so many more parts of the answer to the entry at a position have been read."""
+    """Encode a number of parts read of an entry's answer."""
     return _frame(pickle.dumps((call, TAKEN, position, count), 5), [])
 
 
 def taken(frame: Frame) -> tuple[int, int]:
-    """The position and the number of parts that a frame of the kind `TAKEN` tells."""
+    """The position and number of parts in a `TAKEN` frame."""
     position, count = frame.header[2:]
     return position, count
 
 
 def encode_failure(call: int, failure: Failure) -> list[Part]:
-    """Make the frame that says a bundle failed as a whole."""
+    """Encode the failure of a whole bundle."""
     return _frame(pickle.dumps((call, failure), 5), [])
 
 
 class Frame:
-    """A frame that has arrived.
+    """A received frame.
 
     Args:
-        data: The whole frame. Its buffers are views of it.
+        data: Complete; the buffers are views of it.
 
     Attributes:
-        header: The header's values; the first two are the call's id and what the frame is.
-        call: The call's id; 0 for a probe, and for the answer to one.
-        kind: What the frame is; for a failure the `Failure`, and of a probe ``None``.
-        buffers: The buffers, as views of the frame.
+        header: Starts with the call's id and the kind.
+        call: The call's id; 0 for a probe and its answer.
+        kind: For a failure the `Failure`, for a probe ``None``.
+        buffers: Views of the frame.
     """
 
     __slots__ = ("buffers", "call", "header", "kind")
@@ -232,7 +220,7 @@ class Frame:
 
 
 def encode_ping() -> list[Part]:
-    """Make the frame that probes, and that answers a probe: a call of number 0, which nobody waits for."""
+    """Encode a probe or its answer: call 0, which has no caller."""
     return _frame(pickle.dumps((0,), 5), [])
 
 
@@ -243,7 +231,7 @@ def _pickled(values: tuple[Any, ...]) -> list[Part]:
 
 
 def _frame(header: bytes, buffers: Sequence[Buffer]) -> list[Part]:
-    """Lay out a pickled header and the buffers."""
+    """Assemble a pickled header and buffers."""
     at = PREFIX.size + 8 * len(buffers) + len(header)
     sizes: list[int] = []
     parts: list[Part] = []
@@ -260,7 +248,7 @@ def _frame(header: bytes, buffers: Sequence[Buffer]) -> list[Part]:
 
 
 def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], list[Buffer], list[Any]] | None:
-    """Lay tensors out by column. ``None`` for what only pickle can carry: media, strings, answers, different names."""
+    """Arrange tensors by column. ``None`` if only pickle can encode them: media, strings, answers, different names."""
     first_payload = payloads[0] if payloads else None
     if type(first_payload) is not dict:
         return None
@@ -301,7 +289,7 @@ def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], l
 
 
 def _alike(arrays: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any], trailing: tuple[int, ...]) -> bool:
-    """Whether the rows of arrays can lie one behind the other."""
+    """Whether the rows of arrays can be concatenated."""
     for array in arrays:  # noqa: SIM110 - a quarter of the time of all()
         if array.dtype != dtype or not array.ndim or array.shape[1:] != trailing:
             return False
@@ -309,7 +297,7 @@ def _alike(arrays: Sequence[npt.NDArray[Any]], dtype: np.dtype[Any], trailing: t
 
 
 def _place(array: npt.NDArray[Any], arena: Arena | None) -> tuple[npt.NDArray[Any], int]:
-    """Find or make an array's place in the arena: the array as it lies there, and its offset; -1 without one."""
+    """Find or make an array's place in the arena: the array there and its offset; -1 without one."""
     contiguous = np.ascontiguousarray(array) if array.ndim else array
     if arena is None or contiguous.nbytes == 0:
         return contiguous, -1
@@ -326,7 +314,7 @@ def _place(array: npt.NDArray[Any], arena: Arena | None) -> tuple[npt.NDArray[An
 
 
 def _rows(arrays: Sequence[npt.NDArray[Any]]) -> Buffer:
-    """The rows of all, one behind the other: where they lie, unless they are small."""
+    """The consecutive rows of all, in place unless small."""
     nbytes = arrays[0].nbytes
     whole = joined(arrays) if nbytes > _COPYING_IS_DEAR else None
     if whole is not None:

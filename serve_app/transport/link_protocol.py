@@ -1,15 +1,14 @@
-"""The link: how bundles travel between a router and a replica on the same node.
+"""The link protocol: bundles between a router and a replica on the same node.
 
-Ray Serve's handles work between any two processes of a cluster, at about a millisecond of CPU per call on either side.
-On one node a Unix socket does the same for an eighth of it, and large tensors need not travel at all: the router
-keeps them in an `Arena` whose file the replica maps when the link is made. Serve remains in charge of everything else:
-which replicas there are, where they run, whether they are healthy, when they come and go.
+Ray Serve's handles connect any two processes of a cluster, at about a millisecond of CPU per call and side. On one node
+a Unix socket takes an eighth of it, and large tensors are not sent: the router keeps them in an `Arena`, whose file the
+replica maps on connection. Serve still controls everything else: replicas, their placement, health and lifetime.
 
-The socket's name is in Linux's abstract namespace: it leaves no file behind and cannot be reached from other machines
-or network namespaces. Either side hangs up on a peer that belongs to another user.
+The socket's name is in Linux's abstract namespace: it leaves no file, and is not reachable from other machines or
+network namespaces. Each side disconnects peers of other users.
 
-Here is what both ends share: how they meet and how what arrives is cut into frames. `replica_link` is the router's
-end, `link_server` the replica's.
+This module has the shared part: connection and framing. `replica_link` is the router's end, `link_server` the
+replica's.
 """
 
 from __future__ import annotations
@@ -50,23 +49,23 @@ class LinkError(Exception):
 
 
 def new_socket() -> socket.socket:
-    """A socket for one end of a link, or to listen for them."""
+    """A socket to connect or to listen."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
 
 
 def abstract(address: str) -> str:
-    """The name in the abstract namespace that a server of this address listens on."""
+    """The abstract name for an address."""
     return "\0" + address
 
 
 def check_peer(connection: socket.socket) -> int:
-    """Hang up on a process of another user.
+    """Disconnect a process of another user.
 
     Returns:
-        Id of the process at the other end; 0 if it cannot be seen from here.
+        The peer's process id; 0 if not visible.
 
     Raises:
-        LinkError: The other end belongs to one.
+        LinkError: The peer belongs to another user.
     """
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process: int
@@ -77,12 +76,12 @@ def check_peer(connection: socket.socket) -> int:
 
 
 class FramedProtocol(asyncio.BufferedProtocol, ABC):
-    """Cuts what arrives into frames.
+    """Splits received bytes into frames.
 
-    Small frames are read many at a time and copied out; what is left of a large one is read to where it will stay.
+    Small frames are read many at a time and copied; the rest of a large one is read in place.
 
     Attributes:
-        data_received: Set when anything arrives.
+        data_received: Set when bytes arrive.
     """
 
     def __init__(self) -> None:
@@ -93,15 +92,15 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin. Called by asyncio, as are the next two."""
+        """Start the connection. Called by asyncio, like the next two."""
         self.transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Where the next bytes go."""
+        """The buffer for the next bytes."""
         return (self._scratch if self._large is None else self._large)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes that have arrived, and the frames that they complete."""
+        """Process received bytes and complete frames."""
         self.data_received = True
         self._filled += nbytes
         try:
@@ -136,7 +135,7 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
 
     @abstractmethod
     def on_frame(self, frame: Frame) -> None:
-        """Take one frame. What it raises is a bug, and cuts the link."""
+        """Process one frame. An exception is a bug, and cuts the link."""
 
     def write(self, parts: list[Part]) -> None:
         """Send one frame."""
@@ -144,6 +143,6 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
             self.transport.writelines(parts)
 
     def cut(self) -> None:
-        """End the connection without waiting for anything."""
+        """End the connection at once."""
         if self.transport is not None:
             self.transport.abort()

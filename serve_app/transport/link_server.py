@@ -1,4 +1,4 @@
-"""The replica's end of its links: takes them, runs the bundles that come through, and sends each result back."""
+"""The replica's end of its links: accepts them, runs their bundles, and returns results."""
 
 from __future__ import annotations
 
@@ -49,18 +49,15 @@ Recall = Callable[[Bundle], None]
 
 
 class LinkServer:
-    """The replica's end: takes links and runs the bundles that come through them.
+    """Accepts links and runs their bundles.
 
     Args:
-        name: The model's name, for messages.
         run: Runs one bundle; raises only for bugs.
-        recall: Is told of one that runs when more of its entries are ``recalled``.
+        recall: Called when more entries of a running bundle are ``recalled``.
 
     Attributes:
-        loop: Runs all of it.
-        context: An empty one, to be copied for each bundle.
-        run: As given.
-        running: The bundles that are being answered.
+        context: Empty, copied for each bundle.
+        running: Bundles in progress.
     """
 
     def __init__(self, name: str, run: Run, recall: Recall | None = None) -> None:
@@ -84,14 +81,14 @@ class LinkServer:
 
     @staticmethod
     def supported() -> bool:
-        """Whether this system has all that a link needs."""
+        """Whether this system supports links."""
         return Arena.supported()
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more links, wait for the bundles that run, and end the links.
+        """Accept no more links, wait for running bundles, and end the links.
 
         Args:
-            timeout_s: Longest wait, seconds; what runs then is cut.
+            timeout_s: Longest wait, seconds; the rest is cut.
         """
         self._stop_listening()
         loop = self.loop
@@ -103,7 +100,7 @@ class LinkServer:
         self.close()
 
     def close(self) -> None:
-        """End everything now. Idempotent."""
+        """End everything at once. Idempotent."""
         self._stop_listening()
         for link in tuple(self._open):
             if link.transport is not None:
@@ -131,7 +128,7 @@ class LinkServer:
     async def _join(self, connection: socket.socket) -> None:
         try:
             check_peer(connection)
-            ties, arena = await self._meet(connection)
+            ties, arena = await self._introduce(connection)
             await self.loop.sock_sendall(connection, WELCOME)
             await self.loop.connect_accepted_socket(lambda: _ServerLink(self, ties, arena), connection)
         except (OSError, ValueError, LinkError) as error:
@@ -148,8 +145,8 @@ class LinkServer:
             connection.close()
             raise
 
-    async def _meet(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
-        """Hear who it is, and map the memory that it shares."""
+    async def _introduce(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
+        """Read the peer's introduction, and map its shared memory."""
         readable = asyncio.Event()
         self.loop.add_reader(connection.fileno(), readable.set)
         try:
@@ -171,15 +168,15 @@ class LinkServer:
                 os.close(file)
 
     def failed(self, call: int) -> list[Part]:
-        """The frame of an answer that could not be made, because of the error that is being handled: a bug.
+        """The frame for the exception being handled: a bug.
 
-        Whoever waits at the other end must be told.
+        The caller at the other end must get an answer.
         """
         logger.exception("A bundle failed as a whole")  # noqa: LOG004 - handlers call this
         return encode_failure(call, Failure(InferenceFailed.code, f"model {self._name} failed on this request"))
 
     def recall(self, call: int, bundle: Bundle | None, positions: Sequence[int]) -> None:
-        """A router does not wait for some entries of a bundle any more. What has ended, or never was, is ignored."""
+        """Recall entries of a bundle. Ended and unknown ones are ignored."""
         if bundle is None:
             logger.debug("%s: call %d, some of which is recalled, has ended", self._name, call)
             return
@@ -195,16 +192,16 @@ class LinkServer:
             self.loop.call_soon(self._recall, bundle)
 
     def joined(self, link: _ServerLink) -> None:
-        """A link is up."""
+        """Record a new link."""
         self._open.add(link)
 
     def left(self, link: _ServerLink) -> None:
-        """A link has ended."""
+        """Record the end of a link."""
         self._open.discard(link)
 
 
 class _PartsOut:
-    """Sends the parts of a call's answers through its link: a `PartSink`."""
+    """Sends the parts of a call's answers through its link; a `PartSink`."""
 
     def __init__(self, link: _ServerLink, call: int) -> None:
         self._link = link
@@ -218,7 +215,7 @@ class _PartsOut:
         self._readers[position] = taken
 
     def taken(self, position: int, count: int) -> None:
-        """The router's clients have read so many more parts."""
+        """Count parts read by the router's clients."""
         if (reader := self._readers.get(position)) is not None:
             reader(count)
 

@@ -1,4 +1,4 @@
-"""The links of one router: kept up to every replica on its node for as long as Serve says that it is there."""
+"""The links of one router: one to each replica on its node while Serve lists it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Links:
     """Links by replica.
 
     Args:
-        ties: Who runs what several replicas have: the router shares it with them.
-        arena: What else it shares with them.
-        on_change: Called with a model, a replica's id and whether there is a link, when one has been made or has ended.
-        watch: Who is told of replicas that do not answer; ``None``: nobody looks.
+        ties: Decides duplicated entries; shared with the replicas.
+        arena: Shared with the replicas, if any.
+        on_change: Called with model, replica id and state when a link is made or has ended.
+        watch: Reports replicas without data, if watched.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Links:
         return f"<Links {len(self._links)} up, {len(self._keepers)} wanted>"
 
     def find(self, replica: str | None) -> ReplicaLink | None:
-        """The link to a replica, if there is one now."""
+        """The present link to a replica."""
         return None if replica is None else self._links.get(replica)
 
     def update(self, model: str, addresses: Mapping[str, str]) -> None:
-        """Set which replicas of a model are to be linked, and where each listens.
+        """Set a model's replicas to link, with their addresses.
 
-        The links of those that are gone end when what is in flight on them is answered.
+        Links of removed replicas end after their bundles in flight.
         """
         before = self._wanted.pop(model, {})
         if addresses:
@@ -65,7 +65,7 @@ class Links:
                 link.retire()
         for replica in addresses.keys() - before.keys():
             self._keepers[replica] = asyncio.get_running_loop().create_task(
-                self._keep(model, replica, addresses[replica]),
+                self._maintain_link(model, replica, addresses[replica]),
                 context=contextvars.Context(),  # in which all that comes by the link is taken
             )
 
@@ -79,8 +79,8 @@ class Links:
         self._links.clear()
         self._wanted.clear()
 
-    async def _keep(self, model: str, replica: str, address: str) -> None:
-        """Make the link, and make it again when it has ended, with pauses that grow unless it has lasted."""
+    async def _maintain_link(self, model: str, replica: str, address: str) -> None:
+        """Make the link, and remake it after its end, with growing pauses unless it lasted."""
         assert self._ties is not None  # where it is not supported no replica listens
         loop = asyncio.get_running_loop()
         pause_s, told = _FIRST_PAUSE_S, False

@@ -1,4 +1,4 @@
-"""The router's end of a link: sends bundles to one replica, and hands each result to who asked for it."""
+"""The router's end of a link: sends bundles to one replica, and delivers results."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _WELCOME_TIMEOUT_S: Final = 10.0
 
 
 class ReplicaLink(FramedProtocol):
-    """The router's end. Make one with `connect`.
+    """The router's end. Made by `connect`.
 
     Args:
         name: The replica's id, for messages.
-        arena: Shared with the replica.
-        on_lost: Called once, when the connection has ended.
-        process: Id of the replica's process; 0 if it cannot be seen from here.
+        arena: Shared with the replica, if any.
+        on_lost: Called once, after the connection's end.
+        process: The replica's process id; 0 if not visible.
     """
 
     def __init__(self, name: str, arena: Arena | None, on_lost: Callable[[], None], process: int = 0) -> None:
@@ -72,7 +72,7 @@ class ReplicaLink(FramedProtocol):
         return f"<ReplicaLink {self._name} {'lost' if self.lost else 'up'}, {len(self._calls)} calls>"
 
     def watch(self, model: str, watch: Watch) -> None:
-        """Report when the replica sends no data although it has requests in flight."""
+        """Report when the replica sends no data despite requests in flight."""
         self._liveness = Liveness(
             watch.silence_s,
             watch.kill_s,
@@ -86,7 +86,7 @@ class ReplicaLink(FramedProtocol):
         )
 
     def _kill(self) -> None:
-        """End the replica's process. It does not run, so that it cannot end itself; Ray Serve replaces what is dead."""
+        """Kill the replica's process, which does not run and so cannot end itself; Ray Serve replaces it."""
         if self.lost or self._process <= 0:
             return
         logger.error("Replica %s did not respond for too long; killing its process %d", self._name, self._process)
@@ -103,9 +103,8 @@ class ReplicaLink(FramedProtocol):
         """Send a bundle.
 
         Args:
-            bundle: It.
-            done: Takes its result, `ReplicaLost` where the connection has ended, or `InferenceFailed` where the replica
-                failed on the bundle as a whole; its log says why. Is not called before this returns.
+            done: Receives the result, `ReplicaLost` after the connection's end, or `InferenceFailed` if the whole
+                bundle failed; the replica's log says why. Not called before this returns.
         """
         if self.lost or self.transport is None or self.transport.is_closing():  # it would be dropped, not written
             lost = ReplicaLost(f"the link to replica {self._name} has ended", reached=False)
@@ -124,19 +123,19 @@ class ReplicaLink(FramedProtocol):
             liveness.begin()
 
     def _taken(self, call: int, position: int, count: int) -> None:
-        """Say that so many more parts of an answer have been read."""
+        """Report parts read of an answer."""
         if call in self._calls:
             self.write(encode_taken(call, position, count))
 
     def recall(self, bundle: Bundle, positions: Sequence[int]) -> None:
-        """Ask for entries of a bundle back: what of them still waits is not run. One that was answered is ignored."""
+        """Recall entries of a bundle: waiting ones do not run. An answered bundle is ignored."""
         for call, (_, sent, _) in self._calls.items():
             if sent is bundle:
                 self.write(encode_recall(call, positions))
                 return
 
     def on_frame(self, frame: Frame) -> None:
-        """Take an answer, or a part of one."""
+        """Process an answer or a part."""
         if frame.kind == PART:
             _, bundle, _ = self._calls.get(frame.call, (None, None, None))
             if bundle is not None and bundle.parts is not None:
@@ -158,7 +157,7 @@ class ReplicaLink(FramedProtocol):
         done(result)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what waits. Called by asyncio."""
+        """Fail pending calls. Called by asyncio."""
         self.lost = True
         if self._liveness is not None:
             self._liveness.end()
@@ -169,7 +168,7 @@ class ReplicaLink(FramedProtocol):
         self._on_lost()
 
     def retire(self) -> None:
-        """End the connection as soon as nothing is in flight any more."""
+        """End the connection once nothing is in flight."""
         self._retired = True
         if not self._calls:
             self.close()
@@ -188,18 +187,18 @@ async def connect(
     on_lost: Callable[[], None],
     timeout_s: float = _WELCOME_TIMEOUT_S,
 ) -> ReplicaLink:
-    """Make a link to a replica. It is up: the replica has agreed to it.
+    """Make a link to a replica, established with its consent.
 
     Args:
-        address: What its `LinkServer` is called.
+        address: Of its `LinkServer`.
         name: The replica's id, for messages.
-        ties: Who runs what several replicas have; it is shared with it.
-        arena: What else to share with it.
-        on_lost: Called once, when the connection has ended.
+        ties: Decides duplicated entries; shared with it.
+        arena: Also shared with it, if any.
+        on_lost: Called once, after the connection's end.
         timeout_s: Longest wait for the replica's welcome, seconds.
 
     Raises:
-        LinkError: Nobody listens there, or not who should, or it refuses.
+        LinkError: The replica does not listen, is another user's, or refuses.
     """
     loop = asyncio.get_running_loop()
     connection = new_socket()
@@ -224,7 +223,7 @@ async def connect(
 
 
 async def _welcomed(connection: socket.socket) -> None:
-    """Wait until the replica has agreed. Until then it may hang up, and a bundle must not be lost in that."""
+    """Wait for the replica's consent. Until then it may disconnect, which must not lose a bundle."""
     loop = asyncio.get_running_loop()
     answer = b""
     while len(answer) < len(WELCOME):

@@ -1,7 +1,7 @@
-"""How bundles travel: what the dispatcher asks of whoever carries them, and the error where a replica is lost.
+"""The interface between the dispatcher and transports, with the error for a lost replica.
 
-A result is handed over by a call. A task that waits for it would wake up one round of the event loop later, and in an
-overload a round takes milliseconds.
+A callback delivers the result. A waiting task would wake up one round of the event loop later, which takes milliseconds
+in an overload.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from serve_app.payloads import Bundle, BundleResult
 
 
 class ReplicaLost(Exception):
-    """The replica died or could not be reached.
+    """The replica died or is unreachable.
 
     Attributes:
-        reached: Whether the bundle may have run there; ``False`` when it was never sent.
+        reached: Whether the bundle may have run; ``False`` if it was never sent.
     """
 
     def __init__(self, message: str, *, reached: bool = True) -> None:
@@ -45,7 +45,7 @@ run. Where nobody can ask it does nothing."""
 
 
 def awaiting(call: Call) -> Send:
-    """A way of which each result is awaited by a task."""
+    """Make a transport of a function whose results are awaited in tasks."""
     tasks: set[asyncio.Task[BundleResult]] = set()
     # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and cancel
     # everybody's bundle when that one client leaves.
@@ -58,14 +58,14 @@ def awaiting(call: Call) -> Send:
         work, context = carry(model, bundle, replica, nbytes), empty.copy()
         tasks.add(task := asyncio.get_running_loop().create_task(work, context=context))
         task.add_done_callback(tasks.discard)
-        task.add_done_callback(partial(_tell, done), context=context)
+        task.add_done_callback(partial(_deliver_end, done), context=context)
         return task.cancel
 
     return send
 
 
-def _tell(done: Done, task: asyncio.Task[BundleResult]) -> None:
-    """Hand over how a task has ended; also one that was cancelled before it began."""
+def _deliver_end(done: Done, task: asyncio.Task[BundleResult]) -> None:
+    """Deliver the end of a task, also of one cancelled before it began."""
     if task.cancelled():
         done(asyncio.CancelledError())
     else:

@@ -1,8 +1,8 @@
-"""A table that a router shares with the replicas on its node: who runs a request that several of them have.
+"""A table that a router shares with its node's replicas: which one runs a duplicated request.
 
-A request that waits at several replicas is run by the one that is free first (tied requests; Dean and Barroso, "The
-Tail at Scale", CACM 56(2), 2013). It has a place in the table, a byte: 0 while it waits, 1 once a replica has taken it.
-Taking is a test-and-set under a POSIX record lock on that byte, so that no message is needed and nothing runs twice.
+The first free replica runs a request that waits at several (tied requests; Dean and Barroso, "The Tail at Scale", CACM
+56(2), 2013). It has a place in the table, a byte: 0 while it waits, 1 once taken. Taking is a test-and-set under a
+POSIX record lock on that byte: no message is needed, and nothing runs twice.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _WAITS, _TAKEN = 0, 1
 class Ties:
     """One process's view of a table.
 
-    The locks exclude processes, not the threads of one: in a process one thread at a time may `take`.
+    The locks exclude processes, not threads: only one thread of a process at a time may `take`.
 
     Args:
-        fd: File of `PLACES` bytes; it is duplicated.
+        fd: File of `PLACES` bytes; duplicated.
 
     Raises:
         ValueError: The file is smaller.
@@ -35,11 +35,11 @@ class Ties:
         self._bytes = mmap.mmap(self._fd, PLACES)
 
     def taken(self, place: int) -> bool:
-        """Whether a replica has taken what is at a place."""
+        """Whether the request at a place has been taken."""
         return self._bytes[place] == _TAKEN
 
     def take(self, place: int) -> bool:
-        """Take what is at a place. Returns whether this call has: nobody else had, nor was about to."""
+        """Try to take the request at a place. Returns whether this call has taken it."""
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
         except BlockingIOError:
@@ -54,10 +54,10 @@ class Ties:
 
 
 class TieTable:
-    """The router's side: makes the table and gives out its places.
+    """The router's side: creates the table and allocates places.
 
     Raises:
-        OSError: The system does not provide such memory; see `Arena.supported`.
+        OSError: The system has no such memory; see `Arena.supported`.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class TieTable:
 
     @property
     def held(self) -> int:
-        """Places that are given out."""
+        """Places in use."""
         return PLACES - 1 - len(self._free)
 
     def place(self) -> int:
-        """A place for a request that waits; 0 when there is none."""
+        """Allocate a place for a waiting request; 0 if none is free."""
         if not self._free:
             return 0
         place = self._free.pop()
@@ -84,6 +84,6 @@ class TieTable:
         return place
 
     def free(self, place: int) -> None:
-        """Nobody has what was at a place any more."""
+        """Release a place that no replica uses any more."""
         if place:
             self._free.append(place)

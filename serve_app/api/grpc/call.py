@@ -1,4 +1,4 @@
-"""One gRPC call, whoever carries it: what its metadata ask for, and how it ends when it fails."""
+"""One gRPC call over any transport: its metadata, and how it fails."""
 
 from __future__ import annotations
 
@@ -55,49 +55,48 @@ _LONGEST_DETAILS: Final = 2000
 
 
 class Context(Protocol):
-    """The part of `grpc.aio.ServicerContext` that Ray Serve's own context has, too."""
+    """The common part of `grpc.aio.ServicerContext` and Ray Serve's context."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
-        """What came with the call."""
+        """The call's metadata."""
 
     def peer(self) -> str:
-        """Where it comes from, e.g. ``ipv4:127.0.0.1:4711``."""
+        """The client's address, e.g. ``ipv4:127.0.0.1:4711``."""
 
     def set_code(self, code: grpc.StatusCode) -> None:
-        """Say how the call ends."""
+        """Set the call's status code."""
 
     def set_details(self, details: str) -> None:
-        """Say why it ends like this."""
+        """Set the call's status message."""
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-        """What goes with the end of the call: pairs of names and values."""
+        """Set the trailing metadata: pairs of names and values."""
 
 
 class OwnContext(Context, Protocol):
-    """What the context of a port of the router's own has beyond that."""
+    """The context on a port of the router's own."""
 
     def time_remaining(self) -> float | None:
-        """Seconds to the call's deadline; ``None`` where it has none."""
+        """Seconds to the call's deadline, if any."""
 
 
 class MessageOperation(Protocol):
-    """The part of an operation over gRPC that its message is read by."""
+    """The reading part of an operation over gRPC."""
 
     def parsed_bytes(self, body: bytes) -> int:
-        """Bytes that a message takes beside itself once it is parsed. Raises `InvalidRequest` where it has too many."""
+        """Bytes that a message takes in addition once parsed. Raises `InvalidRequest` if too many."""
 
 
 class GrpcCall:
-    """One call, or one request of a stream; implements `serve_app.api.gateway.GrpcCall`.
+    """One call, or one request of a stream; implements `serve_app.api.gateway.Call`.
 
     Args:
-        context: Of whoever carries it.
         message: The serialized request; empty for streams, which have several.
 
     Attributes:
-        headers: The metadata that are understood here, by lower-case name.
-        asked_model: The model that it asks for; ``None`` for calls that take no work.
-        asked_id: The id that the client gave it in the message.
+        headers: The known metadata, by lower-case name.
+        asked_model: The requested model; ``None`` for calls that run none.
+        asked_id: The client's id in the message.
     """
 
     arrived: ClassVar[bool] = True
@@ -127,7 +126,7 @@ class GrpcCall:
         self.headers[LISTENER] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
 
     def again(self, message: bytes) -> GrpcCall:
-        """The next request of the same stream."""
+        """Make the call of the stream's next request."""
         call = GrpcCall.__new__(GrpcCall)
         call._context, call.headers = self._context, self.headers
         call._message, call._held = message, 0
@@ -153,13 +152,10 @@ class GrpcCall:
         bodies.release(self._held)
 
     def qos(self, levels: PriorityLevels) -> QosHints:
-        """The class and the deadline that the metadata name, and the client's own deadline where that is tighter.
-
-        Args:
-            levels: What the numbers of priorities mean.
+        """The class and deadline from the metadata; the call's own deadline counts if tighter.
 
         Raises:
-            InvalidRequest: The metadata name none that there is.
+            InvalidRequest: The metadata name an invalid class or deadline.
         """
         priority, timeout_s = parse_qos_headers(self.headers, levels)
         # Ray Serve's context has none: through it, a client's deadline arrives as a cancellation.
@@ -170,16 +166,16 @@ class GrpcCall:
         return priority, timeout_s
 
     def tell(self, *metadata: tuple[str, str]) -> None:
-        """Say something with the end of the call."""
+        """Add trailing metadata."""
         self._context.set_trailing_metadata(list(metadata))  # Serve adds its own to a list
 
     @property
     def request_id(self) -> str:
-        """For the client to quote; empty where it was given none."""
+        """The id for the client to quote, possibly empty."""
         return self.headers.get(b"x-request-id", b"").decode("latin-1")
 
     def fail(self, error: ServeAppError) -> None:
-        """End the call with an error: its status, its message, and its code among the metadata."""
+        """End the call with an error: status, message, and the code in the metadata."""
         metadata = [("code", code_of(error)), ("x-request-id", self.request_id)]
         seconds = retry_after(error)
         if seconds is not None:
@@ -190,7 +186,7 @@ class GrpcCall:
 
 
 def shown(error: ServeAppError) -> str:
-    """The message of an error as it may be sent."""
+    """The message of an error, fit for sending."""
     message = error.message.encode("utf-8", "replace").decode()
     return message if len(message) <= _LONGEST_DETAILS else f"{message[:_LONGEST_DETAILS]}..."
 
@@ -200,7 +196,7 @@ def parse(kind: type[_M], body: bytes, most_bytes: int = CONTROL_MESSAGE_BYTES) 
 
     Raises:
         PayloadTooLarge: It has more than ``most_bytes``.
-        InvalidRequest: It is no message of that kind.
+        InvalidRequest: The message is malformed.
     """
     if len(body) > most_bytes:
         raise PayloadTooLarge(f"the message has {len(body)} bytes; {kind.DESCRIPTOR.name} may have {most_bytes}")
@@ -211,7 +207,7 @@ def parse(kind: type[_M], body: bytes, most_bytes: int = CONTROL_MESSAGE_BYTES) 
 
 
 def address_of(peer: str) -> str:
-    """The address of a peer without its port, as gRPC names peers; empty where it has none, e.g. a Unix socket."""
+    """A peer's address without its port, in gRPC's notation; empty if it has none, e.g. a Unix socket."""
     kind, _, rest = peer.partition(":")
     if kind not in {"ipv4", "ipv6"}:
         return ""

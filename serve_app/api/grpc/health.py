@@ -1,4 +1,4 @@
-"""gRPC's standard health service: the server as a whole (the empty name), the V2 service, and every model by name."""
+"""gRPC's standard health service: the whole server (empty name), the V2 service, and each model by name."""
 
 from __future__ import annotations
 
@@ -50,11 +50,7 @@ class Health:
         self.unary = {"Check": self.check, "List": self.list}
 
     async def check(self, body: bytes, _: GrpcCall) -> bytes:
-        """Whether a service or a model can take work.
-
-        Raises:
-            ModelNotFound: There is none of that name.
-        """
+        """Whether a service or a model is ready."""
         name = parse(pb.HealthCheckRequest, body).service
         status = self.status(name)
         if status == UNKNOWN_SERVICE:
@@ -62,7 +58,7 @@ class Health:
         return _answer(status).SerializeToString()
 
     async def list(self, body: bytes, _: GrpcCall) -> bytes:
-        """The state of everything that `check` knows."""
+        """The state of each service and model."""
         parse(_LIST.HealthListRequest, body)
         names = (*sorted(self._whole), *self._inference.models)
         statuses = {name: _answer(self.status(name)) for name in names}
@@ -70,7 +66,7 @@ class Health:
         return listed
 
     async def watch(self, body: bytes, _: GrpcCall) -> AsyncIterator[bytes]:
-        """The state of a service or a model, again whenever it has changed, until the server closes or time is up."""
+        """Yield the state of a service or model at each change, until the server closes or time is up."""
         name = parse(pb.HealthCheckRequest, body).service
         loop = asyncio.get_running_loop()
         until = loop.time() + self._watch_s()
@@ -100,12 +96,12 @@ class Health:
         return UNKNOWN_SERVICE
 
     def changed(self) -> None:
-        """Have watchers look now."""
+        """Notify watchers of a possible change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """From now on nothing is ready, and nobody watches any more."""
+        """Report everything as not ready, and end all watches."""
         self._closing = True
         self.changed()
 

@@ -1,13 +1,13 @@
-"""Calls whose message has not arrived yet, and how long that may take.
+"""Bounds calls whose message has not arrived completely.
 
-gRPC collects a message out of sight: what has come of it takes memory, up to that of the largest message, and the call
-takes a place. So calls that take too long to arrive are ended: all after ``limit_s``, and already after ``grace_s``
-while more than ``most`` arrive, the oldest first. New ones always find room.
+gRPC collects a message out of sight: a partial one takes memory, up to the largest message, and the call takes a place.
+So calls that take too long to arrive are ended: all after ``limit_s``, and after ``grace_s`` while more than ``most``
+arrive, the oldest first. New ones always find room.
 
-The same goes for streams, where a message may be arriving whenever one is waited for. Nobody can tell those from
-streams that pause: so what ends is the reading of those that wait the longest, and they may wait longer than calls.
+The same applies to streams, where a message may be arriving whenever one is awaited. Those cannot be distinguished from
+paused streams: so reading ends on the streams that have waited longest, and they may wait longer than calls.
 
-Who ends a port learns here when no more calls begin, and can hold answers back for that long.
+A closing port learns here when no more calls begin, and can hold answers back until then.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _WAY_BACK_S: Final = 0.05
 
 
 class InboundMessages:
-    """Knows the calls that are arriving, and ends those that overstay. For one event loop.
+    """Tracks arriving calls and ends overdue ones. For one event loop.
 
     Args:
-        most: So many calls may take their time.
-        limit_s: How long a message may take to arrive, seconds.
-        grace_s: How long it may take when more than ``most`` arrive, seconds.
-        pause_s: How long a stream may wait for its next message when more than ``most`` streams wait, seconds.
+        most: Arriving calls that may take up to ``limit_s``.
+        limit_s: Longest arrival of a message, seconds.
+        grace_s: Longest arrival while more than ``most`` arrive, seconds.
+        pause_s: Longest wait for a stream's next message while more than ``most`` streams wait, seconds.
 
     Attributes:
-        held: Whether answers wait for `released`.
+        held: Whether answers are held until `released`.
     """
 
     def __init__(self, most: int, limit_s: float, grace_s: float = 2.0, pause_s: float = 10.0) -> None:
@@ -53,12 +53,12 @@ class InboundMessages:
         self._released = asyncio.Event()
 
     def __len__(self) -> int:
-        """How many calls are arriving."""
+        """The number of arriving calls."""
         return len(self._since)
 
     @contextlib.contextmanager
     def holding_answers(self) -> Iterator[None]:
-        """Calls that have their answer wait with it while this is entered."""
+        """Hold back the calls' answers in this context."""
         self.held, self._released = True, asyncio.Event()
         try:
             yield
@@ -67,17 +67,13 @@ class InboundMessages:
             self._released.set()
 
     async def released(self, time_remaining: float | None) -> None:
-        """Wait until answers are not held, unless the call is so close to its deadline that its client would miss it.
-
-        Args:
-            time_remaining: Seconds to the call's deadline; ``None`` where it has none.
-        """
+        """Wait until answers are not held, but not so long that the client would miss the call's deadline."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if time_remaining is None else time_remaining - _WAY_BACK_S):
                 await self._released.wait()
 
     async def quiet(self) -> None:
-        """Wait until no call has begun for a moment, or for a quarter of a second."""
+        """Wait until no call has begun for a moment, at most a quarter of a second."""
         loop = asyncio.get_running_loop()
         until, quiet = loop.time() + _SETTLE_S, 0
         while quiet < _QUIET_LOOKS and loop.time() < until:
@@ -86,16 +82,16 @@ class InboundMessages:
             quiet = quiet + 1 if self._begun == before else 0
 
     async def message(self, requests: AsyncIterator[bytes]) -> bytes:
-        """The message of a call that has one.
+        """Receive a call's only message.
 
-        gRPC's handlers for streams of requests are used for all calls: theirs can be awaited, and given up.
+        All calls use gRPC's handlers for streams of requests: only these can be awaited, and given up.
 
         Args:
-            requests: What comes with the call of the current task.
+            requests: Of the current task's call.
 
         Raises:
-            DeadlineExceeded: It took too long.
-            InvalidRequest: There is none.
+            DeadlineExceeded: It did not arrive in time.
+            InvalidRequest: The call has no message.
         """
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
@@ -103,7 +99,7 @@ class InboundMessages:
         self._begun += 1
         self._since[task] = loop.time()
         if self._timer is None:
-            self._timer = loop.call_later(_POLL_INTERVAL_S, self._look)
+            self._timer = loop.call_later(_POLL_INTERVAL_S, self._end_overdue)
         try:
             return await anext(requests)
         except StopAsyncIteration:
@@ -118,11 +114,10 @@ class InboundMessages:
             del task  # its error would know this frame
 
     async def messages(self, requests: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
-        """The messages of a stream, until none has come for so long, or it waits the longest of too many.
+        """Yield a stream's messages until none arrives in time, or it has waited longest of too many.
 
         Args:
-            requests: What comes with the call.
-            idle_s: How long a message may take to come, seconds.
+            idle_s: Longest wait for a message, seconds.
         """
         loop = asyncio.get_running_loop()
         requests = aiter(requests)
@@ -148,7 +143,7 @@ class InboundMessages:
         if ends is not None and ends > since + self._pause_s and not limit.expired():
             limit.reschedule(since + self._pause_s)
 
-    def _look(self) -> None:
+    def _end_overdue(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         while self._since:
@@ -157,4 +152,4 @@ class InboundMessages:
                 break
             del self._since[task]
             task.cancel()
-        self._timer = loop.call_later(_POLL_INTERVAL_S, self._look) if self._since else None
+        self._timer = loop.call_later(_POLL_INTERVAL_S, self._end_overdue) if self._since else None

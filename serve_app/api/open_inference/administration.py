@@ -1,8 +1,7 @@
-"""The V2 routes that change or show the server itself: logging, tracing, the repository and shared memory.
+"""V2 routes that show or change the server: logging, tracing, the repository and shared memory.
 
-The amount of logging can be changed, and models can be loaded anew from their files and unloaded. What the protocol's
-other routes would do is done by the configuration, or not at all; they say so, and answer what is true without it:
-nothing is traced, and no memory is shared.
+Clients can change the log level, and reload and unload models. The configuration controls everything else; the other
+routes refuse, and report the actual state: no tracing, no shared memory.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _WHY: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def log_settings() -> dict[str, Any]:
-    """The settings of the log of this process, as Triton names them."""
+    """The log settings of this process, in Triton's names."""
     return {
         "log_file": "",
         "log_info": _LOGGER.isEnabledFor(logging.INFO),
@@ -63,19 +62,19 @@ def log_settings() -> dict[str, Any]:
 
 
 def update_log_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change the amount of logging of this process.
+    """Change the log level of this process.
 
     Args:
         changes: ``log_info`` (whether informational messages are logged) and ``log_verbose_level`` (0, or more for
-            messages for debugging, too, and informational ones). Others may be there with the values that they have.
-            ``None`` changes nothing.
+            debug messages, including informational ones). Others may repeat their current values. ``None`` changes
+            nothing.
 
     Returns:
-        As `log_settings`, afterwards.
+        The settings afterwards.
 
     Raises:
-        InvalidRequest: There is no such setting, or its value is of the wrong type.
-        Unsupported: It cannot be changed while the server runs.
+        InvalidRequest: The setting is unknown, or its value has the wrong type.
+        Unsupported: The setting cannot change while the server runs.
     """
     settings = log_settings()
     for name, value in changes.items():
@@ -104,19 +103,18 @@ def update_log_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trace_settings() -> dict[str, Any]:
-    """The settings of tracing, as Triton names them: nothing is traced."""
+    """The trace settings, in Triton's names: tracing is off."""
     return dict(_TRACE)
 
 
 def update_trace_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Accept that nothing is traced.
+    """Accept only that tracing stays off.
 
     Args:
-        changes: Settings with the values that they have, or ``None`` for the default.
+        changes: Current values, or ``None`` for the default.
 
     Raises:
-        InvalidRequest: There is no such setting.
-        Unsupported: It would trace something.
+        Unsupported: The change would enable tracing.
     """
     for name, value in changes.items():
         if name not in _TRACE:
@@ -129,14 +127,10 @@ def update_trace_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_load_parameters(names: Iterable[str]) -> None:
-    """Refuse what a load or an unload cannot do: files and settings are the server's own.
-
-    Args:
-        names: Of the parameters that came with it.
+    """Refuse parameters of a load or unload: files and settings are the server's own.
 
     Raises:
-        Unsupported: It is a parameter of Triton's that is not served here.
-        InvalidRequest: There is no such parameter.
+        Unsupported: Triton's parameter is not supported here.
     """
     for name in names:
         if name == "config" or name.startswith("file:"):

@@ -1,4 +1,4 @@
-"""In which order the answers to the requests of one stream are sent, and how many of them may wait for that."""
+"""Orders the answers to the requests of one stream, and bounds waiting ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ read from it either, for which answers count as well that may not be sent yet.""
 
 
 class Place:
-    """One request's place in an `AnswerLine`. It has to be ended once, by `last`."""
+    """One request's place in an `AnswerLine`. Call `last` exactly once."""
 
     __slots__ = ("_line", "_waits", "ended", "message")
 
@@ -24,25 +24,25 @@ class Place:
         self.message = b""
 
     def overtake(self) -> None:
-        """The answer comes in parts: it waits for no other, and no other waits for it."""
+        """Exempt a streamed answer from the order: it waits for no other, and no other waits for it."""
         self._waits = False
         self._line.leave(self)
 
     async def part(self, message: bytes) -> None:
-        """Send one of several messages, and wait until it is the turn of the next."""
+        """Send one of several messages, and wait until the next may follow."""
         await self._line.send(message)
 
     def last(self, message: bytes = b"") -> None:
-        """Send the only message, or the last of several, or none, and end this place."""
+        """Send the only or last message, or none, and end this place."""
         self.message, self.ended = message, True
         self._line.end(self, in_order=self._waits)
 
 
 class AnswerLine:
-    """The answers to the requests of a stream, on their way to the client.
+    """The answers to a stream's requests, on their way to the client.
 
-    Answers that are one message come in the order of their requests. Those that come in parts go out as they come: each
-    has one part waiting at most, so that nothing is made for a client that does not read.
+    Single-message answers keep the order of their requests. Streamed answers are sent as they come, each with at most
+    one waiting part, so that nothing is computed for a client that does not read.
 
     Attributes:
         mostly_read: Set unless more than `UNREAD_BYTES` wait to be read, or for their turn.
@@ -61,19 +61,19 @@ class AnswerLine:
         self._ready: asyncio.Queue[tuple[bytes, asyncio.Future[None] | None] | None] = asyncio.Queue()
 
     def join(self) -> Place:
-        """The next request's place."""
+        """Add the next request's place."""
         place = Place(self)
         self._in_order.append(place)
         self._open += 1
         return place
 
     def leave(self, place: Place) -> None:
-        """Let others wait for this place no longer."""
+        """Stop others from waiting for this place."""
         self._in_order.remove(place)
         self._flush()
 
     async def send(self, message: bytes) -> None:
-        """Send a part, and wait until the one before the next may be made."""
+        """Send a part, and wait until the part after the next may be made."""
         sent = asyncio.get_running_loop().create_future()
         self._count(message)
         self._make_ready(message, sent)
@@ -81,7 +81,7 @@ class AnswerLine:
         await self._ready_read.wait()
 
     def end(self, place: Place, *, in_order: bool) -> None:
-        """Send what a place ends with, when it is its turn."""
+        """Send a place's last message in its turn."""
         self._count(place.message)
         if in_order:
             self._flush()
@@ -89,13 +89,13 @@ class AnswerLine:
             self._finish(place)
 
     def close(self) -> None:
-        """No more requests come: `messages` ends when all are answered."""
+        """End the requests: `messages` ends when all are answered."""
         self._closing = True
         if not self._open:
             self._ready.put_nowait(None)
 
     async def messages(self) -> AsyncGenerator[tuple[bytes, bool], None]:
-        """What is to be sent, in order, and whether it ends a request. Asked for the next, the one before was sent."""
+        """Yield messages in order, and whether each ends a request. The next call reports the previous as sent."""
         while (ready := await self._ready.get()) is not None:
             message, sent = ready
             del ready

@@ -1,4 +1,4 @@
-"""The classification extension: the highest values of an output as text, with their places and labels.
+"""The classification extension: an output's highest values as text, with indices and labels.
 
 Triton's format: per row the ``k`` highest values, highest first, each as ``<value>:<index>[:<label>]``.
 """
@@ -18,12 +18,11 @@ _NO_ORDER = frozenset({"BOOL", "BYTES"})
 
 
 def check_classification(spec: TensorSpec, count: int, where: str) -> None:
-    """Check that an output can be asked for as classes.
+    """Check that an output can be requested as classes.
 
     Args:
-        spec: The output.
-        count: How many are asked for; 0 asks for none, and is fine.
-        where: Of the parameter in the request, for the message.
+        count: Requested classes; 0 is always valid.
+        where: The parameter's place in the request, for the message.
 
     Raises:
         InvalidRequest: The count is negative, or the output's datatype has no order.
@@ -41,9 +40,9 @@ def classify(
 
     Args:
         tensors: The model's outputs.
-        counts: By the name of an output: how many classes to tell.
-        labels: By the name of each of those: names for its values, or none.
-        rows: Whether dimension 0 is rows; otherwise an output as a whole is one row, and its classes have no rows.
+        counts: Number of classes by output.
+        labels: Labels by output and index; may be empty.
+        rows: Whether dimension 0 is rows; otherwise an output is one row, and its classes have no rows.
     """
     classes = {
         name: top_classes(tensors[name], count, labels[name])
@@ -55,16 +54,15 @@ def classify(
 
 
 def top_classes(array: npt.NDArray[Any], count: int, labels: Sequence[str] = ()) -> npt.NDArray[np.object_]:
-    """The highest values of every row.
+    """The highest values of each row.
 
     Args:
-        array: Numbers, (rows, ...). The index of a value counts through all but the first dimension.
-        count: How many, at least 1; there are no more than a row has values.
-        labels: Names by index; a value behind the last, or whose name is empty, has none.
+        array: Numbers, (rows, ...). Indices count through all dimensions but the first.
+        count: At least 1; bounded by the values of a row.
+        labels: By index; a missing or empty one is omitted.
 
     Returns:
-        UTF-8 texts, (rows, min(count, values of a row)), the highest value first. Of equal ones the first in the row
-        comes first; NaN comes last.
+        UTF-8 texts, (rows, min(count, values of a row)), descending. Equal values keep their order; NaN comes last.
     """
     rows = array.reshape(len(array), -1)
     if rows.dtype.kind not in "iu":

@@ -1,7 +1,7 @@
 """The V2 codec: infer requests to tensors and tensors to infer responses, in JSON and with binary tensors.
 
-One `ModelCodec` per model checks everything against the model's signature, so that nothing malformed gets further
-than here. Messages name the field and what was expected.
+One `ModelCodec` per model checks everything against the signature, so that no malformed data passes. Messages name the
+field and the expectation.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ _RAW_PARAMETERS: Final = wire.RequestParameters(binary_data_output=True)
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """A request whose JSON is understood and whose tensor data is not checked yet.
+    """A request with parsed JSON and unchecked tensor data.
 
     Attributes:
-        request: The JSON object. The ``data`` of tensors is not decoded yet, or (all of it) a flat list of elements.
-        parameters: Its parameters, or the defaults.
-        body: The whole body; binary tensors are views of it.
-        offset: Where binary tensor data starts in ``body``.
-        marked: Whether the ``data`` of tensors is from `serve_app.api.open_inference.non_finite.mark`.
+        request: The JSON object. Tensor ``data`` is undecoded or, for all tensors, a flat list of elements.
+        parameters: Possibly defaults.
+        body: Complete; binary tensors are views of it.
+        offset: Start of binary tensor data in ``body``.
+        marked: Whether ``data`` comes from `serve_app.api.open_inference.non_finite.mark`.
     """
 
     request: wire.InferRequest[Any]
@@ -85,22 +85,20 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """A response body, and the length of its JSON part where binary tensors follow it."""
+    """A response body, and the length of its JSON part if binary tensors follow."""
 
     body: bytes
     header_length: int | None
 
 
 class InputPlan(NamedTuple):
-    """What is known of an input before any request.
+    """The precomputed properties of an input.
 
     Attributes:
-        spec: Its part of the signature.
-        inner: Its shape without rows; ``None`` where that may vary.
-        json: Decodes its data; ``None`` where the datatype has no JSON form.
-        rows: Whether it has rows.
-        axis: Where a request has them.
-        in_front: Whether it has rows, in dimension 0.
+        inner: Its shape without rows; ``None`` if variable.
+        json: Decodes its data; ``None`` if its datatype has no JSON form.
+        axis: The row axis in requests.
+        in_front: Whether its rows are dimension 0.
     """
 
     spec: TensorSpec
@@ -112,21 +110,21 @@ class InputPlan(NamedTuple):
 
 
 def quoted(text: str) -> str:
-    """A client's string as it may stand in a message: escaped and not too long."""
+    """A client's string for a message: escaped and shortened."""
     return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "...")
 
 
 def parse(body: bytes | memoryview, header_length: bytes | None, one_pass: Decoder | None = None) -> Parsed:
-    """Understand the JSON of an infer request, leaving tensor data alone. Costs about a microsecond per kilobyte.
+    """Parse the JSON of an infer request without its tensor data, at about 1 us/KB.
 
     Args:
-        body: The body, decompressed.
-        header_length: Value of the header Inference-Header-Content-Length, where there was one.
-        one_pass: Decodes the data of small requests, too, where it is a flat list of the elements that are expected.
+        body: Decompressed.
+        header_length: The header Inference-Header-Content-Length, if any.
+        one_pass: Decodes the data of small requests, too, if it is a flat list of expected elements.
 
     Raises:
-        InvalidRequest: The JSON is malformed or of the wrong types.
-        Unsupported: It uses an extension that is not served here.
+        InvalidRequest: The JSON is malformed or has wrong types.
+        Unsupported: It uses an unsupported extension.
     """
     size = len(body)
     if header_length is not None:
@@ -151,10 +149,10 @@ def parse(body: bytes | memoryview, header_length: bytes | None, one_pass: Decod
 
 
 def _read_again(text: bytes, error: Exception) -> tuple[wire.InferRequest[msgspec.Raw], bool]:
-    """Decode what may only have null, or NaN and infinities as words. Returns whether it has these.
+    """Decode a body that may have null, or NaN and infinities as words. Returns whether it has such words.
 
     Raises:
-        InvalidRequest: It is invalid beside that; of ``error``, if it has none of them.
+        InvalidRequest: The body is otherwise invalid; raises ``error`` if it has no such words.
     """
     marked = non_finite.mark(text)
     if marked is None and not is_of_null(error):
@@ -166,7 +164,7 @@ def _read_again(text: bytes, error: Exception) -> tuple[wire.InferRequest[msgspe
 
 
 def json_size(body_size: int, header_length: bytes | None) -> int:
-    """Bytes of a body that are JSON, as its header says; all of it where the header is missing or makes no sense."""
+    """Bytes of JSON in a body, by its header; the whole body if the header is missing or invalid."""
     if header_length is None or not header_length.isdigit() or len(header_length) > _MAX_DIGITS:
         return body_size
     return min(body_size, int(header_length))
@@ -182,14 +180,10 @@ def _header_size(value: bytes, body_size: int) -> int:
 
 
 class ModelCodec:
-    """Decodes requests to one model and encodes its responses. Immutable; safe in any thread.
-
-    Args:
-        info: The model.
+    """Decodes one model's requests and encodes its responses. Immutable; thread-safe.
 
     Attributes:
-        info: The model.
-        walks: Whether decoding binary inputs takes time for every element. That of the others are views.
+        walks: Whether decoding binary inputs takes time per element. Others are views.
         binary_only: Whether an output has no JSON form.
     """
 
@@ -217,14 +211,14 @@ class ModelCodec:
         self._all_outputs = {binary: [(name, binary) for name in self._outputs] for binary in (False, True)}
 
     def parse(self, body: bytes | memoryview, header_length: bytes | None) -> Parsed:
-        """As the function `parse`, in one pass where possible."""
+        """`parse`, in one pass if possible."""
         return parse(body, header_length, self._one_pass)
 
     def decode(self, parsed: Parsed) -> Tensors:
         """Decode and check the inputs. Binary inputs are read-only views of the body.
 
         Raises:
-            InvalidRequest: An input is missing, unknown, twice there, or does not fit the signature or its own data.
+            InvalidRequest: An input is missing, unknown or duplicate, or does not fit the signature or its own data.
         """
         if parsed.request is _RAW_REQUEST:
             return decode_raw(self.info, parsed.body)
@@ -267,10 +261,10 @@ class ModelCodec:
         return tensors
 
     def decode_values(self, values: Mapping[str, msgspec.Raw]) -> Tensors:
-        """Decode and check inputs that come without a shape: each a JSON value, or a list of them, flat or nested.
+        """Decode and check inputs without shapes: each a JSON value, or a list, flat or nested.
 
         Args:
-            values: By name of the input. Those that the model does not know are to be left out.
+            values: By input; without unknown ones.
 
         Raises:
             InvalidRequest: An input is missing, has no JSON form, or does not fit the signature.
@@ -292,20 +286,17 @@ class ModelCodec:
     def check_input(
         self, index: int, name: str, datatype: str, shape: tuple[int, ...], before: Tensors
     ) -> tuple[InputPlan, str]:
-        """Check what a request says of one input, before its data is looked at.
+        """Check the description of one input before its data.
 
         Args:
             index: Its place in the request.
-            name: Its name.
-            datatype: Its datatype.
-            shape: Its shape.
-            before: The inputs before it.
+            before: The preceding inputs.
 
         Returns:
-            What is known of the input, and its path in the request for messages.
+            The input's plan, and its path for messages.
 
         Raises:
-            InvalidRequest: It is unknown, given twice, or does not fit the signature or the other inputs' rows.
+            InvalidRequest: It is unknown or duplicate, or does not fit the signature or the other inputs' rows.
         """
         plan = self._inputs.get(name)
         if plan is None:
@@ -326,7 +317,7 @@ class ModelCodec:
         return plan, where
 
     def complete(self, tensors: Tensors) -> Tensors:
-        """Check that no input is missing, and put the rows in front. Raises `InvalidRequest`."""
+        """Check that no input is missing, and move rows to the front. Raises `InvalidRequest`."""
         # Every name is known by now and there once: none is missing where there are as many as the model knows.
         if len(tensors) != len(self._inputs) and not all(map(tensors.__contains__, self._needed)):
             missing = [name for name in self._needed if name not in tensors]
@@ -339,7 +330,7 @@ class ModelCodec:
         return tensors
 
     def public(self, tensors: Tensors) -> Tensors:
-        """Outputs with the rows where clients expect them."""
+        """Move the outputs' rows to the clients' axes."""
         if not self._axes:
             return tensors
         return {
@@ -348,22 +339,22 @@ class ModelCodec:
         }
 
     def select(self, parsed: Parsed) -> Selection:
-        """As `choose`, for a request in JSON."""
+        """`choose` for a request in JSON."""
         outputs, binary = parsed.request.outputs, parsed.parameters.binary_data_output
         if not outputs and not self.binary_only:
             return self._all_outputs[binary]
         return self.choose(outputs, binary=binary)
 
     def choose(self, outputs: Sequence[wire.RequestedOutput] | None, *, binary: bool) -> Selection:
-        """The outputs to send, in order, and whether each is binary.
+        """Choose the outputs to send, in order, and whether each is binary.
 
         Args:
-            outputs: Those that are asked for; none: all.
-            binary: Whether those are that do not say it themselves.
+            outputs: The requested ones; empty means all.
+            binary: The default for unspecified outputs.
 
         Raises:
-            InvalidRequest: A requested output does not exist or is asked for twice.
-            Unsupported: An output asks for an extension that is not served here.
+            InvalidRequest: A requested output is unknown or duplicate.
+            Unsupported: An output uses an unsupported extension.
         """
         default = binary
         if not outputs:
@@ -400,7 +391,7 @@ class ModelCodec:
 
     @staticmethod
     def classifications(outputs: Sequence[wire.RequestedOutput] | None) -> dict[str, int]:
-        """By the name of an output: how many of its highest values are asked for in its place. See `classify`."""
+        """Number of requested classes by output; see `classify`."""
         return {
             output.name: output.parameters.classification
             for output in outputs or ()
@@ -422,15 +413,15 @@ class ModelCodec:
         more: Mapping[str, int | str] | None = None,
         words: bool = False,
     ) -> Encoded:
-        """Encode a response. In JSON, NaN and infinities become null, and a parameter says how many are infinite.
+        """Encode a response. In JSON, NaN and infinities become null; a parameter counts the infinite ones.
 
         Args:
-            request_id: The ``id`` of the request, to be echoed.
-            selection: As `select` returned it.
+            request_id: To be echoed.
+            selection: From `select`.
             tensors: The model's outputs.
-            variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
-            more: More of the response's parameters, such as the timings that the request asked for.
-            words: Whether they are written as the words that Triton has for them; that is no valid JSON.
+            variant: Of the answer; empty for the exact model, which is not mentioned.
+            more: Further parameters of the response, e.g. requested timings.
+            words: Write NaN and infinities as Triton's words, which is no valid JSON.
 
         Raises:
             InvalidRequest: An output has no JSON form.
@@ -469,7 +460,7 @@ class ModelCodec:
         return Encoded(b"".join((*parts, *blobs)), length)
 
     def _describe(self, name: str, array: npt.NDArray[Any]) -> bytes:
-        """Note how the description of an output begins, up to the comma before its data."""
+        """The beginning of an output's description, up to the comma before its data."""
         if len(self._described) >= _ANSWERS_REMEMBERED:
             self._described.clear()
         output = {"name": name, "datatype": datatype_of(array), "shape": array.shape}
@@ -495,7 +486,7 @@ class ModelCodec:
             )
 
     def _check_rows(self, where: str, shape: tuple[int, ...], plan: InputPlan, before: Tensors) -> None:
-        """Check that an input has as many rows as one before it, where they cannot differ. Raises `InvalidRequest`."""
+        """Check that an input's rows match an earlier input's, unless they may differ. Raises `InvalidRequest`."""
         first = next((name for name in before if self._inputs[name].rows), None)
         if first is None:
             return
@@ -532,7 +523,7 @@ def _plan(spec: TensorSpec, *, rows: bool) -> InputPlan:
 
 
 def _shape_for(count: int, spec: TensorSpec) -> tuple[int, ...]:
-    """The shape of so many elements, as Triton makes it: the last dimension that may vary gets what fixed ones leave.
+    """The shape for this many elements, by Triton's rule: the last variable dimension takes the rest.
 
     Raises:
         InvalidRequest: They do not fill the fixed dimensions.
@@ -550,7 +541,7 @@ def _shape_for(count: int, spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _fits(inner: tuple[int, ...], spec: TensorSpec, *, rows: bool) -> bool:
-    """Whether sizes are those of an input, without its rows where it has any."""
+    """Whether sizes fit an input without its rows."""
     if not spec.ranked:
         return len(inner) <= _MAX_RANK and all(0 <= size <= _MAX_DIMENSION for size in inner)
     expected = spec.shape[1:] if rows else spec.shape

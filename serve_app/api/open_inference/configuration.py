@@ -1,4 +1,4 @@
-"""A model's configuration as Triton's clients read it: its ``ModelConfig`` message in JSON."""
+"""A model's configuration for Triton's clients: a ``ModelConfig`` message in JSON."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from serve_app.scheduling.entry import Priority
 def model_config(info: ModelInfo) -> dict[str, Any]:
     """Make the configuration of a model.
 
-    The rows are left out of ``dims``, as Triton does where ``max_batch_size`` is not 0. It is 0 of a model whose
-    tensors have no rows, or have them elsewhere than in front. ``instance_group`` counts the replicas that there are at
-    least; ``parameters`` holds what the message has no field for.
+    ``dims`` omits the rows, as Triton does if ``max_batch_size`` is not 0. It is 0 for tensors without rows, or with
+    rows elsewhere than in front. ``instance_group`` holds the minimum number of replicas; ``parameters`` holds whatever
+    has no field in the message.
     """
     serving, batched = info.serving, info.rows and not any(spec.axis for spec in info.signature.inputs)
     signature = info.signature
@@ -90,9 +90,9 @@ def _tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
 
 
 def _batching(info: ModelInfo) -> dict[str, Any]:
-    """Levels from 1, the most urgent, to the last one that is named, which is of the lowest class, as all beyond it.
+    """Priority levels from 1, the most urgent, to the last named one, which like all beyond it is the lowest class.
 
-    A request may name a shorter or longer deadline than that of its class.
+    A request may name a shorter or longer deadline than its class.
     """
     levels = info.levels
     policies = {

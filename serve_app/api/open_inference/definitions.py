@@ -1,8 +1,8 @@
-"""The compiled definitions of the gRPC interface, ``*.proto``, in a descriptor pool of their own.
+"""The compiled gRPC definitions, ``*.proto``, in a separate descriptor pool.
 
-Modules that protoc makes register in the one pool of the process, where the clients of Triton and of KServe register
-the same names: only one of the three could be imported. ``inference_pb2`` and ``model_config_pb2`` are here what protoc
-would make, over this pool; their types are in ``*_pb2.pyi``, which protoc does make.
+Modules from protoc register in the process's one pool, where Triton's and KServe's clients register the same names:
+only one of the three could be imported. ``inference_pb2`` and ``model_config_pb2`` contain here what protoc would
+generate, over this pool; protoc generates their types, ``*_pb2.pyi``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,10 @@ _POOL: Final = _load()
 
 
 def file(name: str) -> FileDescriptor:
-    """The descriptor of one ``.proto`` file.
-
-    Raises:
-        KeyError: There is none of that name.
-    """
+    """The descriptor of one ``.proto`` file."""
     return _POOL.FindFileByName(name)
 
 
 def message_types(of: FileDescriptor) -> Mapping[str, type[Message]]:
-    """The classes of the messages of a file, by name."""
+    """The message classes of a file, by name."""
     return {name: message_factory.GetMessageClass(each) for name, each in of.message_types_by_name.items()}

@@ -1,8 +1,8 @@
 """``POST /v2/models/{model}/generate`` and ``/generate_stream``: Triton's generate extension.
 
-A request is a flat JSON object. What is named like an input is that input: a value, or a list of values, from which the
-shape follows. What is named like a parameter of infer requests is that parameter. Both may stand at the top or in
-``parameters``; everything else is ignored. An answer is a flat object, too, and so is each part of an answer.
+A request is a flat JSON object. A member with an input's name is that input: a value, or a list, which determines the
+shape. A member with the name of an infer parameter is that parameter. Both may be at the top or in ``parameters``; all
+else is ignored. An answer, or each part of one, is a flat object, too.
 """
 
 from __future__ import annotations
@@ -50,18 +50,16 @@ def routes(_: Gateway) -> list[Route]:
 
 
 def event(data: bytes) -> bytes:
-    """One server-sent event of data without line breaks."""
+    """One server-sent event, for data without line breaks."""
     return b"data: %b\n\n" % data
 
 
 class GenerateRequest(Struct):
-    """A generate request on its way.
+    """A parsed generate request.
 
     Attributes:
-        codec: Of its model.
-        values: The inputs in it, not decoded yet; none once they are.
-        parameters: Its parameters.
-        id: To be echoed; empty where it has none.
+        values: The undecoded inputs; empty after decoding.
+        id: To be echoed; possibly empty.
     """
 
     codec: GenerateCodec
@@ -71,14 +69,7 @@ class GenerateRequest(Struct):
 
 
 class GenerateCodec:
-    """Decodes generate requests to one model and encodes its answers. Immutable; safe in any thread.
-
-    Args:
-        info: The model.
-
-    Attributes:
-        info: The model.
-    """
+    """Decodes one model's generate requests and encodes its answers. Immutable; thread-safe."""
 
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
@@ -93,11 +84,11 @@ class GenerateCodec:
         self._json = msgspec.json.Decoder(_struct({**known, _NESTED: inner}))
 
     def parse(self, body: bytes | memoryview) -> GenerateRequest:
-        """Understand a body, leaving the inputs alone.
+        """Parse a body without its inputs.
 
         Raises:
-            InvalidRequest: It is not such an object, or gives something twice.
-            Unsupported: It uses an extension that is not served here.
+            InvalidRequest: The body is no such object, or has duplicates.
+            Unsupported: It uses an unsupported extension.
         """
         try:
             top = self._json.decode(body)
@@ -129,7 +120,7 @@ class GenerateCodec:
         return self._tensors.decode_values(values)
 
     def encode(self, request: GenerateRequest, answer: Answer) -> bytes:
-        """A JSON object: an output of one element is that element, another a flat list of its elements.
+        """A JSON object: a scalar for an output of one element, a flat list for others.
 
         Raises:
             InvalidRequest: An output has no JSON form.
@@ -162,7 +153,7 @@ class Generate(HttpOperation[GenerateRequest]):
         self._codecs: dict[str, GenerateCodec] = {}
 
     def check(self, info: ModelInfo, call: HttpCall) -> None:  # noqa: ARG002
-        """Refuse models that are not asked with tensors, or answer with what has no JSON form."""
+        """Refuse models without tensor inputs, or with outputs without a JSON form."""
         if info.task != TENSORS:
             raise InvalidRequest(
                 f"model {info.name!r} is a model of {info.task}, which generate does not serve;"
@@ -188,7 +179,7 @@ class Generate(HttpOperation[GenerateRequest]):
         return parsed.codec.decode(parsed)
 
     def write_cost(self, info: ModelInfo, parsed: GenerateRequest, answer: Answer) -> int:  # noqa: ARG002
-        """Numbers become texts."""
+        """Converts numbers to text."""
         return nbytes_of(answer.value)
 
     def write(self, info: ModelInfo, parsed: GenerateRequest, answer: Answer) -> Reply:
@@ -215,7 +206,7 @@ class GenerateStream(Generate):
 
 
 def _struct(fields: Mapping[str, Any]) -> type[Struct]:
-    """A type with these members, each of which may be missing. Names of inputs need not be identifiers."""
+    """A struct type with these optional members, whose names need not be identifiers."""
     named = {f"field_{index}": name for index, name in enumerate(fields)}
     types = zip(named, fields.values(), strict=True)
     return msgspec.defstruct(

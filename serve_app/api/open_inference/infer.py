@@ -1,4 +1,4 @@
-"""``POST /v2/models/{model}/infer``: how V2 infer requests are read, and their answers written."""
+"""``POST /v2/models/{model}/infer``: reads V2 infer requests, and writes their answers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ def routes(_: Gateway) -> list[Route]:
 
 
 class InferRequest(Struct):
-    """A V2 request on its way.
+    """A parsed V2 request.
 
     Attributes:
-        codec: Of its model.
-        parsed: What was found in its body.
-        selection: The outputs that it asks for; once its data is decoded.
+        selection: The requested outputs; set after decoding.
     """
 
     codec: ModelCodec
@@ -48,7 +46,7 @@ class InferRequest(Struct):
 
 
 class Infer(HttpOperation[InferRequest]):
-    """V2 infer requests over HTTP: JSON, binary tensors behind it, or one raw tensor."""
+    """V2 infer requests over HTTP: JSON, with binary tensors after it, or one raw tensor."""
 
     names_class = True
 
@@ -56,14 +54,14 @@ class Infer(HttpOperation[InferRequest]):
         self._codecs: dict[str, ModelCodec] = {}
 
     def aligned_at(self, headers: Mapping[bytes, bytes]) -> int | None:
-        """Binary tensors become views of the body; what is no number here is refused when the body is parsed."""
+        """Binary tensors become views of the body; an invalid length is refused at parsing."""
         size = headers.get(_HEADER_LENGTH)
         if size is None:
             return None
         return int(size) if size.isdigit() and len(size) < 10 else 0
 
     def parse_cost(self, call: HttpCall, nbytes: int) -> int:
-        """The JSON is walked; the rest is not."""
+        """Walks only the JSON."""
         return json_size(nbytes, call.headers.get(_HEADER_LENGTH))
 
     def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> InferRequest:
@@ -80,7 +78,7 @@ class Infer(HttpOperation[InferRequest]):
         return parsed.parsed.parameters
 
     def decode_cost(self, info: ModelInfo, parsed: InferRequest, nbytes: int) -> int:  # noqa: ARG002
-        """Of binary tensors only those are walked whose values can be invalid."""
+        """Walks only binary tensors whose values can be invalid."""
         return nbytes if parsed.codec.walks else parsed.parsed.offset
 
     def decode(self, info: ModelInfo, parsed: InferRequest) -> Tensors:  # noqa: ARG002
@@ -90,7 +88,7 @@ class Infer(HttpOperation[InferRequest]):
         return tensors
 
     def write_cost(self, info: ModelInfo, parsed: InferRequest, answer: Answer) -> int:  # noqa: ARG002
-        """Finding classes takes longer than converting numbers, and that longer than copying them."""
+        """Classification is slower than converting numbers, which is slower than copying."""
         outputs = parsed.parsed.request.outputs
         counts = parsed.codec.classifications(outputs) if outputs else {}
         return encoding_bytes(parsed.selection, answer.value, counts)
@@ -112,17 +110,15 @@ class Infer(HttpOperation[InferRequest]):
 
 
 def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo) -> Tensors:
-    """As `classify`, with the model's labels."""
+    """`classify` with the model's labels."""
     return classify(tensors, counts, {name: info.labels_of(name) for name in counts}, rows=info.rows)
 
 
 def encoding_bytes(selection: Selection, tensors: Tensors, counts: Mapping[str, int]) -> int:
-    """How much an answer takes to encode, in bytes of numbers that are written as JSON.
+    """The cost of encoding an answer, in bytes of numbers written as JSON.
 
     Args:
-        selection: The outputs, and whether each is binary.
-        tensors: By name.
-        counts: How many classes are asked for of an output.
+        counts: Requested classes by output.
     """
     nbytes = 0
     for name, binary in selection:

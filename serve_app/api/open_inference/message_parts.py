@@ -1,7 +1,7 @@
-"""How many parts a message has, before it is parsed.
+"""Counts the parts of a message before it is parsed.
 
-Two bytes of a message can be a whole tensor of it, which takes fifty times as much memory once it is parsed; and the
-parser holds the GIL, and with it every other request, until it is done. Tensors that are worth sending are few.
+Two bytes of a message can be a whole tensor, which takes fifty times as much memory once parsed; meanwhile the parser
+holds the GIL and so stops all other requests. Legitimate requests have few tensors.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _TEXTS: Final = _ELEMENTS["bytes_contents"].number << 3 | _DELIMITED
 
 
 def check_parts(body: bytes) -> int:
-    """Refuse a `ModelInferRequest` that is made of very many small parts.
+    """Refuse a `ModelInferRequest` with very many small parts.
 
     Returns:
-        How many bytes it takes at most once it is parsed, beside its own.
+        An upper bound of the bytes that it takes in addition once parsed.
 
     Raises:
-        InvalidRequest: It has more than `MAX_PARTS`, or more than `MAX_GROWING`, or is no message.
+        InvalidRequest: It exceeds `MAX_PARTS` or `MAX_GROWING`, or is malformed.
     """
     walk = _Walk(body)
     try:
@@ -52,11 +52,11 @@ def check_parts(body: bytes) -> int:
 
 
 class _Walk:
-    """Goes through a message.
+    """Walks through a message.
 
     Attributes:
-        parts: How many there may still be.
-        growing: How many bytes may still take more room once they are parsed.
+        parts: Remaining allowance of parts.
+        growing: Remaining allowance of bytes that grow by parsing.
     """
 
     __slots__ = ("_body", "growing", "parts")
@@ -67,7 +67,7 @@ class _Walk:
         self.growing = MAX_GROWING
 
     def fields(self, position: int, end: int, level: int) -> None:
-        """Go through fields, and through those of tensors and of large contents. Raises `IndexError`."""
+        """Walk through fields, including those of tensors and large contents. Raises `IndexError`."""
         body = self._body
         while position < end:
             tag, position = _varint(body, position)
@@ -99,16 +99,16 @@ class _Walk:
                 )
 
     def _contents(self, position: int, size: int) -> None:
-        """Count typed elements. Short texts are not walked through: that would take long, and most of them grow."""
+        """Count typed elements. Short texts are not walked through: that would be slow, and most of them grow."""
         if size <= self.growing and self._body[position] not in _FLOATS:
             self.growing -= size
         else:
             self.fields(self._texts(position, position + size), position + size, _IN_CONTENTS)
 
     def _texts(self, position: int, end: int) -> int:
-        """Count the elements of BYTES that contents begin with. Returns where they end. Raises `IndexError`.
+        """Count the leading BYTES elements of contents. Returns their end. Raises `IndexError`.
 
-        Nothing is called for most of them: there may be very many.
+        Inlined for speed: there may be very many.
         """
         body, most = self._body, self.growing // _OF_TEXT
         elements = 0
@@ -143,7 +143,7 @@ class _Walk:
 
 
 def _varint(body: bytes, position: int) -> tuple[int, int]:
-    """The number there, and where it ends. Raises `IndexError`."""
+    """A varint's value and end. Raises `IndexError`."""
     value = 0
     for index in range(_LONGEST_VARINT):
         byte = body[position + index]

@@ -1,7 +1,7 @@
 """The V2 codec for gRPC: infer requests to tensors and tensors to infer responses.
 
-What a model takes and gives is checked by the same `ModelCodec` as over HTTP. Answers are put together from bytes: what
-describes the outputs is the same again and again, and of the tensors only their length has to be added.
+The `ModelCodec` of HTTP checks inputs and outputs. Answers are assembled from bytes: the outputs' descriptions repeat,
+and only tensors' lengths vary.
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ _NO_PARAMETERS: Final = wire.RequestParameters()
 
 
 def delimited(field: int, nbytes: int) -> bytes:
-    """How a field of so many bytes begins on the wire.
+    """A delimited field's beginning on the wire.
 
     Args:
-        field: Its number and wire type in one: ``number << 3 | 2``, less than 128.
-        nbytes: Its length.
+        field: ``number << 3 | 2``, less than 128.
     """
     head = bytearray((field,))
     while nbytes > 0x7F:
@@ -77,11 +76,11 @@ def delimited(field: int, nbytes: int) -> bytes:
 
 
 def request_parameters(parameters: _Parameters) -> wire.RequestParameters:
-    """The parameters of a request; those that mean nothing here are ignored, as the protocol asks.
+    """The parameters of a request; unknown ones are ignored, as the protocol requires.
 
     Raises:
-        InvalidRequest: One is of another type than it should be.
-        Unsupported: One belongs to an extension that is not served here.
+        InvalidRequest: A parameter has the wrong type.
+        Unsupported: A parameter belongs to an unsupported extension.
     """
     if not parameters:
         return _NO_PARAMETERS
@@ -108,15 +107,13 @@ def _value(parameter: pb.InferParameter) -> _Value | None:
 
 
 class MessageCodec:
-    """Decodes requests to one model and encodes its responses. Safe in any thread.
+    """Decodes one model's requests and encodes its responses. Thread-safe.
 
     Args:
-        info: The model.
-        typed_answers: Whether requests with typed inputs are answered with typed outputs, where they do not choose.
+        typed_answers: Whether requests with typed inputs get typed outputs unless they choose.
 
     Attributes:
-        info: The model.
-        walks: Whether decoding raw inputs takes time for every element. That of the others are views.
+        walks: Whether decoding raw inputs takes time per element. Others are views.
     """
 
     def __init__(self, info: ModelInfo, *, typed_answers: bool = False) -> None:
@@ -131,7 +128,7 @@ class MessageCodec:
         """Decode and check the inputs. Raw inputs of numbers are read-only views.
 
         Raises:
-            InvalidRequest: An input is missing, unknown, twice there, or does not fit the signature or its own data.
+            InvalidRequest: An input is missing, unknown or duplicate, or does not fit the signature or its own data.
             Unsupported: An input is in shared memory.
         """
         inputs, contents = request.inputs, request.raw_input_contents
@@ -157,11 +154,11 @@ class MessageCodec:
         return codec.complete(tensors)
 
     def select(self, request: pb.ModelInferRequest, parameters: wire.RequestParameters) -> Selection:
-        """The outputs to send, in order, and whether they are raw: the request says, or else the server's settings.
+        """Choose the outputs, in order, and whether they are raw: by the request, or else the server's settings.
 
         Raises:
-            InvalidRequest: A requested output does not exist or is asked for twice.
-            Unsupported: An output asks for an extension that is not served here.
+            InvalidRequest: A requested output is unknown or duplicate.
+            Unsupported: An output uses an unsupported extension.
         """
         raw = bool(request.raw_input_contents) or not self._typed_answers
         if "binary_data_output" in request.parameters:
@@ -169,7 +166,7 @@ class MessageCodec:
         return self._codec.choose(_requested_outputs(request), binary=raw or self._codec.binary_only)
 
     def classifications(self, request: pb.ModelInferRequest) -> dict[str, int]:
-        """By the name of an output: how many of its highest values are asked for in its place."""
+        """Number of requested classes by output."""
         return self._codec.classifications(_requested_outputs(request)) if request.outputs else {}
 
     def encode(
@@ -183,11 +180,11 @@ class MessageCodec:
         """Encode a response: a serialized `ModelInferResponse`.
 
         Args:
-            request_id: The ``id`` of the request, to be echoed.
-            selection: As `select` returned it. Where one output is raw or has no typed form, all are raw.
+            request_id: To be echoed.
+            selection: From `select`. If one output is raw or has no typed form, all are raw.
             tensors: The model's outputs.
-            variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
-            more: More of the response's parameters, such as the timings that the request asked for.
+            variant: Of the answer; empty for the exact model, which is not mentioned.
+            more: Further parameters of the response, e.g. requested timings.
         """
         tensors = self._codec.public(tensors)
         arrays = [(name, tensors[name]) for name, _ in selection]
@@ -239,7 +236,7 @@ class MessageCodec:
 
 
 def _parameters(values: Mapping[str, int | str]) -> bytes:
-    """A serialized response that has nothing but these parameters."""
+    """A serialized response with only these parameters."""
     parameters = {
         name: pb.InferParameter(string_param=value) if isinstance(value, str) else pb.InferParameter(int64_param=value)
         for name, value in values.items()
@@ -264,7 +261,7 @@ def _requested(index: int, output: pb.ModelInferRequest.InferRequestedOutputTens
 def _typed(
     contents: pb.InferTensorContents, plan: InputPlan, shape: tuple[int, ...], count: int, where: str
 ) -> npt.NDArray[Any]:
-    """The tensor whose elements stand in their field of a message."""
+    """The tensor from its typed field of a message."""
     datatype = plan.spec.datatype
     field = _CONTENTS.get(datatype)
     if field is None:

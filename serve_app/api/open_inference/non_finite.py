@@ -1,7 +1,7 @@
-"""NaN and infinities in JSON, as Triton and its clients write them: the words NaN, Infinity and -Infinity.
+"""NaN and infinities in JSON, as Triton and its clients write them: NaN, Infinity and -Infinity.
 
-JSON has no such words, and its decoder refuses them. A body that it refuses is read again with marks in their place:
-numbers that are too large for any float, and so cannot mean anything else. Only the data of floats takes them.
+JSON has no such words, and its decoder refuses them. A refused body is read again with marks in their place: numbers
+beyond any float, so that they are unambiguous. Only float data accepts them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RUNS: Final = re.compile(
 
 
 def mark(text: bytes) -> bytes | None:
-    """Put marks in place of such words; ``None``: there is none, or too many strings, or a mark."""
+    """Replace such words by marks; ``None`` if there are none, or too many strings, or a mark already."""
     if _IN_MARKS in text or not any(word in text for word in _MARKS) or text.count(b'"') > _MOST_QUOTES:
         return None
     marked = _RUNS.sub(_marked, text)
@@ -44,18 +44,18 @@ def _marked(found: re.Match[bytes]) -> bytes:
 
 
 def values_of(text: bytes, *, marked: bool) -> tuple[Any, int]:
-    """What data holds that null or a mark is in.
+    """Decode data with nulls or marks.
 
     Args:
-        text: The data.
-        marked: Whether it is from `mark`: otherwise what looks like a mark is a number.
+        marked: Whether it is from `mark`; otherwise a mark's value is an ordinary number.
 
     Returns:
-        Its values, unchecked: numbers, ``None`` for null, or anything else. And how many of them are to be infinite.
+        The unchecked values (numbers, ``None`` for null, or anything else), and how many of them are infinite by
+        intent.
 
     Raises:
-        ValueError: It is no JSON.
-        RecursionError: It is nested too deeply.
+        ValueError: The data is no JSON.
+        RecursionError: The data is nested too deeply.
     """
     if marked:
         for word, sign in _MARKS.items():
@@ -64,7 +64,7 @@ def values_of(text: bytes, *, marked: bool) -> tuple[Any, int]:
 
 
 def in_words(data: bytes, array: npt.NDArray[Any]) -> bytes:
-    """JSON of an array in which null stands for NaN and infinities, with the words for them."""
+    """JSON of an array, with words instead of null for NaN and infinities."""
     flat = array.reshape(-1)
     between = data.split(_NULL)
     parts = [between[0]]

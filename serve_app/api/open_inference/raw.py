@@ -1,7 +1,6 @@
-"""Raw requests: the body is the only input of a model, one row of it where it has rows, and its size tells the shape.
+"""Raw requests: the body is a model's only input, of one row if it has rows; its size determines the shape.
 
-Triton's rules: a row's shape may leave one dimension open, and of BYTES the whole body is one element. The answer
-is in binary.
+Triton's rules: a row's shape may have one variable dimension, and a BYTES body is one element. The answer is binary.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def decode_raw(info: ModelInfo, body: bytes | memoryview) -> Tensors:
     """Decode the body of a raw request. Numbers are a read-only view of it.
 
     Raises:
-        InvalidRequest: The model has several inputs, the shape cannot be deduced, or the bytes do not fit it.
+        InvalidRequest: The model has several inputs, or the shape is ambiguous or does not match the bytes.
     """
     inputs = info.signature.inputs
     if len(inputs) != 1:

@@ -51,7 +51,7 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 def model_metadata(info: ModelInfo) -> dict[str, Any]:
-    """A model's metadata object. Its parameters tell whether requests share runs, and how that is known."""
+    """A model's metadata object. Its parameters tell whether requests share runs, and why."""
     return {
         "name": info.name,
         "versions": list(info.versions),
@@ -68,7 +68,7 @@ def server_metadata() -> dict[str, Any]:
 
 
 def repository_index(inference: Inference, *, ready_only: bool = False) -> list[dict[str, str]]:
-    """What there is, and whether it can take work. ``ready_only`` leaves out what cannot."""
+    """All models and their readiness; ``ready_only`` omits those not ready."""
     entries = []
     every = [inference.find(name, version) for name, info in inference.models.items() for version in info.versions]
     for info in every:

@@ -1,7 +1,7 @@
-"""The V2 service of gRPC, `inference.GRPCInferenceService`: an adapter that holds no connection and no port.
+"""The V2 service of gRPC, `inference.GRPCInferenceService`, independent of connections and ports.
 
-Calls take and give serialized messages. So it is here that messages are read, and that what cannot be read is refused;
-and the same code serves the router's own port and Ray Serve's.
+Calls take and return serialized messages, so that this code reads and refuses them, for the router's own port and Ray
+Serve's alike.
 """
 
 from __future__ import annotations
@@ -62,14 +62,12 @@ _TRACE_LEVEL: Final = "trace_level"
 
 
 class RpcRequest:
-    """A V2 request on its way.
+    """A V2 request over gRPC.
 
     Attributes:
-        message: It as it came; ``None`` once its data is decoded, since it can be larger than its tensors.
-        parameters: Of it.
-        codec: Of its model; this and what follows once its data is decoded.
-        selection: The outputs that it asks for.
-        counts: How many classes it asks for of an output.
+        message: As received; ``None`` after decoding, since it can be larger than its tensors.
+        codec: Set, like the following, after decoding.
+        counts: Requested classes by output.
     """
 
     __slots__ = ("codec", "counts", "id", "message", "parameters", "selection")
@@ -88,7 +86,7 @@ class RpcInfer(Operation[GrpcCall, RpcRequest, bytes]):
     """V2 infer requests over gRPC, one by one or in streams.
 
     Args:
-        typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
+        typed_answers: Whether requests with typed tensors get typed answers unless they choose; else raw.
     """
 
     names_class = True
@@ -98,11 +96,11 @@ class RpcInfer(Operation[GrpcCall, RpcRequest, bytes]):
         self._codecs: dict[str, MessageCodec] = {}
 
     def parsed_bytes(self, body: bytes) -> int:
-        """As `check_parts`, where that can be much."""
+        """`check_parts` for messages that may have many."""
         return check_parts(body) if len(body) > _FEW_PARTS_BYTES else 0
 
     def parse_cost(self, call: GrpcCall, nbytes: int) -> int:  # noqa: ARG002
-        """It is done in C, and the parts of a message have a bound."""
+        """Parsing is native, and a message's parts are bounded."""
         return 0
 
     def parse(self, call: GrpcCall, info: ModelInfo | None, body: bytes | memoryview) -> RpcRequest:  # noqa: ARG002
@@ -112,7 +110,7 @@ class RpcInfer(Operation[GrpcCall, RpcRequest, bytes]):
         return RpcRequest(message, request_parameters(message.parameters))
 
     def target(self, parsed: RpcRequest) -> tuple[str, str | None]:
-        """What the message names."""
+        """The message's model and version."""
         assert parsed.message is not None
         return parsed.message.model_name, parsed.message.model_version or None
 
@@ -121,7 +119,7 @@ class RpcInfer(Operation[GrpcCall, RpcRequest, bytes]):
         return parsed.parameters
 
     def decode_cost(self, info: ModelInfo, parsed: RpcRequest, nbytes: int) -> int:
-        """Of raw tensors only those are walked whose values can be invalid."""
+        """Walks only raw tensors whose values can be invalid."""
         assert parsed.message is not None
         return nbytes if self._codec(info).walks or not parsed.message.raw_input_contents else 0
 
@@ -155,12 +153,10 @@ class RpcInfer(Operation[GrpcCall, RpcRequest, bytes]):
 
 
 class InferenceRpc:
-    """Answers the calls of the service.
+    """Answers the service's calls.
 
     Args:
-        gateway: What requests pass.
-        explain: Makes errors presentable; needed where one ends a request of a stream and not the call.
-        typed_answers: As for `RpcInfer`.
+        explain: Makes errors presentable that end a request of a stream, not the call.
     """
 
     def __init__(self, gateway: Gateway, explain: Explain, *, typed_answers: bool = False) -> None:
@@ -205,11 +201,7 @@ class InferenceRpc:
         self.streams: Mapping[str, Stream] = {"ModelStreamInfer": self.stream_infer}
 
     async def infer(self, call: GrpcCall) -> bytes:
-        """Answer one infer request.
-
-        Raises:
-            ServeAppError: As `serve_app.errors` says.
-        """
+        """Answer one infer request."""
         answer, encoded = await self._gateway.run(self._infer, call)
         told = [
             _PRIORITY[answer.priority],
@@ -220,11 +212,7 @@ class InferenceRpc:
         return encoded
 
     async def statistics(self, body: bytes, _: GrpcCall) -> bytes:
-        """The statistics of a model, or of all, over all routers.
-
-        Raises:
-            ModelNotFound: There is no such model or version.
-        """
+        """The statistics of a model, or of all, over all routers."""
         request, inference = parse(pb.ModelStatisticsRequest, body), self._inference
         if request.name:
             info = inference.find(request.name, request.version or None)
@@ -235,16 +223,15 @@ class InferenceRpc:
         return _filled(pb.ModelStatisticsResponse(), {"model_stats": list(statistics)}).SerializeToString()
 
     async def stream_infer(self, requests: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
-        """Answer the requests of a stream, in the order that `AnswerLine` has; up to `AHEAD` are in work at once.
+        """Answer a stream's requests, in the order of `AnswerLine`; up to `AHEAD` run at once.
 
-        A client that reads no answers is soon asked for no more requests, and no more parts are made for it.
+        If a client reads no answers, reading its requests and computing its parts soon stops.
 
-        A request that fails does not end the stream: its answer says so. The stream ends when the client's side of it
-        has ended and everything is answered, or when the server is closing.
+        A failed request does not end the stream: its answer says so. The stream ends once the client's side has ended
+        and all is answered, or when the server closes.
 
         Raises:
-            ModelUnavailable: The server is closing, and the client had not ended its side: what was read has been
-                answered.
+            ModelUnavailable: The server is closing before the client's side ended; everything read has been answered.
         """
         if self._closing:
             raise ModelUnavailable(_CLOSING)
@@ -306,7 +293,7 @@ class InferenceRpc:
         return pb.ModelStreamInferResponse(error_message=shown(explained), infer_response=failed).SerializeToString()
 
     def close(self) -> None:
-        """Read no more requests from streams, and let them end when what was read is answered."""
+        """Stop reading requests from streams, and let them end after the answers."""
         self._closing = True
         for reader in self._reading:
             reader.cancel()
@@ -373,7 +360,7 @@ class InferenceRpc:
 
 
 def _in_stream(response: bytes, more: bytes) -> bytes:
-    """A message of a stream with a response, whose further fields are in ``more``."""
+    """A stream's message with a response, whose further fields are in ``more``."""
     return b"".join((delimited(_RESPONSE, len(response) + len(more)), response, more))
 
 
@@ -393,7 +380,7 @@ def _answering(kind: type[Any], answer: Callable[[Any], Message]) -> Unary:
 
 
 def _refusing(reason: str) -> Unary:
-    """A call that is not served, whatever it asks."""
+    """A call that is always refused."""
 
     async def called(_: bytes, __: GrpcCall) -> NoReturn:
         raise Unsupported(reason)
@@ -402,7 +389,7 @@ def _refusing(reason: str) -> Unary:
 
 
 def _filled(message: _M, content: dict[str, Any]) -> _M:
-    """A message with what the same question is answered with over HTTP. Keys that it has no field for are left out."""
+    """A message filled from HTTP's answer to the same question. Keys without a field are omitted."""
     return json_format.ParseDict(content, message, ignore_unknown_fields=True)
 
 

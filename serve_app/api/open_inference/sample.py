@@ -1,4 +1,4 @@
-"""An infer request that nobody sends: the body in a file, for warming a model up."""
+"""Decodes an infer request from a file, for warm-up."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ _MOST_ROWS = 2**31 - 1
 def decode_sample(model: str, signature: ModelSignature, body: bytes) -> Tensors:
     """Decode the JSON body of an infer request.
 
-    Args:
-        model: The model's name, for messages.
-        signature: Its tensors.
-        body: The file.
-
     Raises:
-        InvalidRequest: It is malformed or does not fit the signature; says where.
-        Unsupported: It uses an extension that is not served here.
+        InvalidRequest: It is malformed or does not fit the signature; names the place.
+        Unsupported: It uses an unsupported extension.
     """
     codec = ModelCodec(
         ModelInfo(

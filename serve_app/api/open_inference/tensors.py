@@ -1,4 +1,4 @@
-"""Tensor data of V2 requests and responses: JSON numbers and raw bytes, to and from numpy arrays."""
+"""Converts tensor data of V2, JSON numbers and raw bytes, to and from numpy arrays."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _FORMATS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def datatype_of(array: npt.NDArray[Any]) -> str:
-    """The protocol's name for an array's dtype; whatever is not a number is BYTES."""
+    """The protocol's name of an array's dtype; BYTES unless it is numeric."""
     return _DATATYPES.get(array.dtype, "BYTES")
 
 
 def element_type(datatype: str) -> type:
-    """What the elements of a datatype are in Python, once decoded from JSON."""
+    """The Python type of a datatype's elements decoded from JSON."""
     return _ELEMENTS[DTYPES[datatype].kind]
 
 
@@ -64,13 +64,13 @@ def _packer(count: int, form: str) -> Callable[..., bytes]:
 class JsonData:
     """Decodes the ``data`` of JSON tensors of one datatype.
 
-    Numbers must be representable: a float that would become infinite, or an integer that does not fit, is refused.
-    Null among floats is NaN, as it is in answers.
-    BYTES elements are JSON strings and become `bytes` in UTF-8, the same as from binary data.
+    Numbers must be representable: a float that would overflow, or an integer out of range, is refused. Null among
+    floats is NaN, as in answers. BYTES elements are JSON strings and become UTF-8 `bytes`, equal to those of binary
+    data.
 
     Args:
         datatype: A key of `serve_app.payloads.DTYPES`.
-        rank: Number of dimensions of the tensor; ``data`` may be nested that deep, or flat.
+        rank: Of the tensor; ``data`` may be nested that deep, or flat.
     """
 
     def __init__(self, datatype: str, rank: int) -> None:
@@ -91,10 +91,10 @@ class JsonData:
         """Decode one tensor.
 
         Args:
-            raw: The JSON text of ``data``.
-            shape: Its checked shape.
+            raw: The JSON of ``data``.
+            shape: Checked.
             count: Product of ``shape``.
-            where: Path of the data in the request, for messages.
+            where: Path of the data, for messages.
             marked: Whether the text is from `serve_app.api.open_inference.non_finite.mark`.
 
         Raises:
@@ -121,7 +121,7 @@ class JsonData:
         return array
 
     def take(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
-        """As `decode`, of data that was a flat list of the datatype's elements and is decoded already."""
+        """`decode` for a flat list of elements that is decoded already."""
         if len(values) != count:
             raise _miscounted(where, len(values), shape, count)
         if self._format is None:
@@ -152,7 +152,7 @@ class JsonData:
         return array
 
     def _with_gaps(self, text: bytes, depth: int, where: str, error: Exception, marked: bool) -> npt.NDArray[Any]:
-        """What a decoder refused with an error that may be for null, or for NaN and infinities as words."""
+        """Decode data whose error may be due to null, or NaN and infinities as words."""
         if not self._is_float or not (marked or b"null" in text):
             raise invalid(error, where) from None
         kind: Any = float | None
@@ -234,15 +234,15 @@ class JsonData:
 
 
 def listed(raw: msgspec.Raw) -> bytes:
-    """The text of a JSON list; of a single value the text of a list of it."""
+    """The text of a JSON list; a single value becomes a list of it."""
     text = bytes(raw)
     return text if text.startswith(b"[") else b"[%b]" % text
 
 
 def count_of(text: bytes, datatype: str) -> int:
-    """How many elements a JSON list has, nested or not, told without decoding it; of what is no such list, any number.
+    """The number of elements of a JSON list, possibly nested, without decoding; any number if it is no list.
 
-    Between two numbers there is one comma, however they are nested. Around a text there are two quotation marks.
+    One comma separates two numbers at any nesting. Two quotation marks enclose a text.
     """
     if datatype == "BYTES":
         plain = text.replace(rb"\\", b"") if b"\\" in text else text
@@ -266,7 +266,7 @@ def _is_nested(view: memoryview) -> bool:
 
 
 def _bytes_array(values: list[Any], where: str) -> npt.NDArray[Any]:
-    """An object array of the same nesting as the list, its strings in UTF-8."""
+    """An object array with the list's nesting, its strings in UTF-8."""
     shape: list[int] = []
     level: Any = values
     while isinstance(level, list):
@@ -292,10 +292,10 @@ def decode_binary(
     where: str,
     size_field: str = ".parameters.binary_data_size",
 ) -> npt.NDArray[Any]:
-    """Make an array of little-endian bytes. Numbers are a read-only view of the body, not a copy.
+    """An array of little-endian bytes. Numbers are a read-only view of the body.
 
-    NaN and infinities pass through: they are valid IEEE 754 values and what they mean is the model's business.
-    ``size_field`` names, behind ``where``, what tells the size.
+    NaN and infinities pass: they are valid IEEE 754 values for the model. ``size_field`` names the field of the size,
+    below ``where``.
 
     Raises:
         InvalidRequest: The number of bytes does not match, or the content is no valid BOOL or BYTES.
@@ -337,10 +337,10 @@ def _decode_bytes(view: memoryview, shape: tuple[int, ...], count: int, where: s
 
 
 def dump_data(array: npt.NDArray[Any], where: str) -> bytes:
-    """The JSON of an array: flat, in row-major order. NaN and infinities become null.
+    """The JSON of an array: flat, in row-major order, null for NaN and infinities.
 
     Raises:
-        InvalidRequest: A BYTES element is not UTF-8 and therefore has no JSON form, or the array is bfloat16.
+        InvalidRequest: The array is bfloat16, or a BYTES element is not UTF-8.
     """
     flat = np.ascontiguousarray(array).reshape(-1)
     datatype = _DATATYPES.get(array.dtype, "BYTES")
@@ -362,7 +362,7 @@ def dump_data(array: npt.NDArray[Any], where: str) -> bytes:
 
 
 def encode_binary(array: npt.NDArray[Any]) -> bytes | memoryview:
-    """The little-endian bytes of an array, a view of it where that is possible; BYTES elements follow their length."""
+    """The little-endian bytes of an array, a view if possible; BYTES elements follow their lengths."""
     datatype = datatype_of(array)
     if datatype != "BYTES":
         if not array.flags.c_contiguous:

@@ -1,4 +1,4 @@
-"""Typed forms of the V2 JSON objects that clients send. Unknown keys are ignored, as the protocol asks."""
+"""Types of the V2 JSON objects that clients send. Unknown keys are ignored, as the protocol requires."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InputParameters(msgspec.Struct, gc=False):
 
 
 class InputTensor(msgspec.Struct, Generic[_DataT]):
-    """``inputs[]``. ``data`` as `msgspec.Raw` stays undecoded until the datatype and shape are known to fit."""
+    """``inputs[]``. A `msgspec.Raw` ``data`` stays undecoded until datatype and shape are checked."""
 
     name: str
     shape: list[int]
@@ -62,15 +62,14 @@ class RequestParameters(msgspec.Struct, gc=False):
     Attributes:
         priority: A number of `serve_app.domain.priorities`; 0 for the default.
         timeout: Microseconds; 0 for the default.
-        binary_data_output: Whether outputs without their own setting come as binary.
-        variant: Name of the model's variant to run; empty for the exact model.
-        fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
-        timings: Whether the response's parameters tell the class, the deadline and where the time went.
-        sequence_id: Part of the protocol's sequence extension, which is refused.
+        binary_data_output: Whether outputs are binary by default.
+        variant: Name of the variant; empty for the exact model.
+        fallback: Whether a fallback may answer if the exact model would be late.
+        timings: Whether the response's parameters include the class, the deadline and the timings.
+        sequence_id: Of the unsupported sequence extension.
         stream_timeout: Microseconds for all parts of an answer; 0 for the default.
-        triton_enable_empty_final_response: Whether, in a stream of gRPC, an answer in parts is followed by an empty one
-            that says that it was all.
-        non_finite: Whether an answer in JSON has NaN, Infinity and -Infinity as these words, which is no valid JSON.
+        triton_enable_empty_final_response: Whether an empty final response follows a streamed answer in a gRPC stream.
+        non_finite: Whether JSON answers use NaN, Infinity and -Infinity, which is no valid JSON.
     """
 
     priority: int = 0
@@ -85,7 +84,7 @@ class RequestParameters(msgspec.Struct, gc=False):
     non_finite: bool = False
 
     def check(self) -> None:
-        """Raise `Unsupported` where the request belongs to an extension that is not served here."""
+        """Raise `Unsupported` if the request uses an unsupported extension."""
         if self.sequence_id:
             raise Unsupported("parameters.sequence_id: sequences are not supported here")
 
@@ -103,9 +102,9 @@ def invalid(error: Exception, prefix: str = "") -> InvalidRequest:
     """Make a JSON decoding error readable for the client.
 
     Args:
-        error: What msgspec raised: a `ValidationError` with a path, a `DecodeError`, a `UnicodeDecodeError` or a
+        error: From msgspec: a `ValidationError` with a path, a `DecodeError`, a `UnicodeDecodeError` or a
             `RecursionError`.
-        prefix: Where in the request the decoded text stood, e.g. ``inputs[0].data``.
+        prefix: Place of the decoded text in the request, e.g. ``inputs[0].data``.
     """
     if isinstance(error, RecursionError):
         return InvalidRequest(f"{prefix or 'the body'}: JSON is nested too deeply")
@@ -127,7 +126,7 @@ def invalid(error: Exception, prefix: str = "") -> InvalidRequest:
 
 
 def _in_words(match: re.Match[str]) -> str:
-    """Types in the words of JSON; names of fields in quotes."""
+    """Types in JSON's terms; field names in quotes."""
     names = match[1].split(" | ")
     if all(name in _TYPES for name in names):
         return " or ".join(_TYPES[name] for name in names)

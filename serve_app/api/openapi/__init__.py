@@ -1,1 +1,1 @@
-"""The description of the HTTP side as OpenAPI 3.1: a file, with the served models put in."""
+"""The OpenAPI 3.1 description of the HTTP side: a file, completed with the served models."""

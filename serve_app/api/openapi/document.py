@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: ``openapi.yaml``, with what depends on the server and its models put in."""
+"""The OpenAPI 3.1 document: ``openapi.yaml`` completed for the server and its models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RATE: Final = 8000
 
 @cache
 def template() -> Mapping[str, Any]:
-    """The document of a server without models. Parts of it are shared; nothing in it is ever changed."""
+    """The document of a server without models. Parts are shared; never change it."""
     text = importlib.resources.files(__package__).joinpath("openapi.yaml").read_bytes()
     loaded: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     return loaded
@@ -51,9 +51,8 @@ def describe(
     """Make the OpenAPI 3.1 document.
 
     Args:
-        served: Every route. What ``openapi.yaml`` does not know is left out.
-        models: The models.
-        is_open: Whether what has a policy takes no API key; ``None`` where nothing does.
+        served: Every route. Those unknown to ``openapi.yaml`` are omitted.
+        is_open: Whether a policy needs no API key; ``None``: none does.
     """
     document = {**template()}
     paths: dict[str, Any] = {}
@@ -71,7 +70,7 @@ def describe(
 
 
 def _for_models(operation: Mapping[str, Any], models: Sequence[ModelInfo]) -> dict[str, Any]:
-    """An operation with the names that its path may have, and a body that these models take."""
+    """An operation with the possible names of its path, and a body for these models."""
     described = {**operation}
     body = operation.get("requestBody", {"content": {}})
     schema = body["content"].get(JSON, {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
@@ -92,7 +91,7 @@ def _refused(route: Route) -> dict[str, Any]:
 
 
 def _named(parameter: dict[str, Any], models: Sequence[ModelInfo]) -> dict[str, Any]:
-    """A parameter; of the path, with what it may be."""
+    """A parameter; for the path, with its possible values."""
     known: dict[str, Iterable[str]] = {
         "model": (info.name for info in models),
         "version": sorted({version for info in models for version in info.versions}),
@@ -132,7 +131,7 @@ def _generate(content: dict[str, Any], models: Sequence[ModelInfo]) -> dict[str,
 
 
 def _predict(content: dict[str, Any], models: Sequence[ModelInfo]) -> dict[str, Any]:
-    """Only the media that some model takes."""
+    """Only media types of some model."""
     examples = {}
     for info in models:
         for task in tasks_of(info):
@@ -146,7 +145,7 @@ def _predict(content: dict[str, Any], models: Sequence[ModelInfo]) -> dict[str, 
 
 
 def _parts_schema(plan: Pipeline) -> dict[str, Any]:
-    """What a pipeline takes as JSON."""
+    """A pipeline's JSON body."""
     return {
         "type": "object",
         "properties": {name: {} for name in plan.inputs},
@@ -192,7 +191,6 @@ def _example(info: ModelInfo, task: str) -> dict[str, Any]:
 
 
 def _part(given: PipelineInput) -> Any:
-    """One input of a pipeline."""
     part: Any = {"image": {"b64": _PICTURE}, "audio": {"b64": _sound()}, "text": "a text", "json": {}}.get(given.kind)
     if given.kind == "tensor":
         part = {"BOOL": False, "BYTES": ""}.get(given.datatype, 0)

@@ -1,4 +1,4 @@
-"""``/openapi.json``, and ``/docs``: Swagger UI from a package, so that it works without the internet."""
+"""``/openapi.json``, and ``/docs``: Swagger UI from a package, without the internet."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def routes(gateway: Gateway, served: Callable[[], Iterable[Route]]) -> list[Rout
     """The routes.
 
     Args:
-        gateway: For its models, and for what is open to everybody.
-        served: Lists everything that is described; asked when the first client comes.
+        gateway: For its models and open policies.
+        served: Lists the documented routes; called for the first client.
     """
     pages = _Pages(gateway, served)
     return [
@@ -76,7 +76,7 @@ def routes(gateway: Gateway, served: Callable[[], Iterable[Route]]) -> list[Rout
 
 
 def assets_folder() -> Path:
-    """Where the package keeps Swagger UI, whatever its version."""
+    """The package's folder of Swagger UI, for any version."""
     vendor = importlib.resources.files("swagger_ui_bundle") / "vendor"
     return next(Path(str(folder)) for folder in vendor.iterdir() if folder.name.startswith("swagger-ui-"))
 

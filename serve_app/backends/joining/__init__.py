@@ -1,1 +1,1 @@
-"""Which requests may share a run: what an experiment finds, and what is kept of it."""
+"""Decides which requests may share a run: the experiment and its stored verdicts."""

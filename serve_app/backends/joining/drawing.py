@@ -1,4 +1,4 @@
-"""Inputs for the experiment: rows that differ from each other, as requests bring them, and of a chosen size."""
+"""Inputs for the experiment: rows that differ from each other like those of requests, of a chosen size."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _INTEGERS: Final = (1000, 10, 2)
 
 
 class Varied:
-    """Varies an example of a model's inputs: where nothing is configured, by values of our own.
+    """Varies an example of a model's inputs; values are made up if none are configured.
 
     Args:
-        example: Makes so many rows that the model runs, of the seed.
-        kept: Inputs that are to stay as the example has them, since their values are configured.
+        example: Makes rows, of a number and a seed, that the model runs.
+        kept: Inputs that keep the example's values, since those are configured.
     """
 
     def __init__(self, example: Callable[[int, int], Tensors], kept: Sequence[str] = ()) -> None:
@@ -34,11 +34,10 @@ class Varied:
         self._below: Mapping[str, int] = {}
 
     def learn(self, backend: Backend) -> None:
-        """Find out how large integers may be: input by input, with the others as in the example.
+        """Find the largest usable integers, input by input, with the other inputs as in the example.
 
         Raises:
             ServeAppError: The model does not even run the example.
-            SessionLost: Its session has ended.
         """
         example = self._example(2, 0)
         backend.run_whole(example)
@@ -49,13 +48,13 @@ class Varied:
         self._below = below
 
     def like(self, example: Callable[[int, int], Tensors], kept: Sequence[str]) -> Varied:
-        """Another one, of other examples of the same model."""
+        """Apply the same variations to other examples of the model."""
         other = Varied(example, (*self._kept, *kept))
         other._below = self._below
         return other
 
     def __call__(self, rows: int, seed: int, scale: float) -> Tensors:
-        """See `Draw`."""
+        """Draw rows; implements `Draw`."""
         rng = np.random.default_rng(seed)
         return {
             name: array if name in self._kept else self._varied(rng, name, array, scale)

@@ -1,9 +1,9 @@
-"""The experiment: are a request's answers the same alone and in a batch, on the session that will serve them?
+"""The experiment: compares a request's answers alone and in a batch, on the serving session.
 
-A graph proves that rows do not depend on each other, or a class says so (`serve_app.backends.kind.ModelFile`). What
-neither can see are the kernels: they may add numbers up in another order for another number of rows, and a faulty one
-may do worse. So rows are run alone and together with others, in batches of several sizes, at both ends of them, beside
-neighbours that are ordinary, a hundred times larger, and no numbers at all, and the answers are compared.
+A graph proves that rows are independent, or a class declares it (`serve_app.backends.kind.ModelFile`). Neither covers
+the kernels: they may sum in another order for another number of rows, and a faulty one may do worse. So rows run alone
+and in batches of several sizes, at both ends, beside neighbours that are ordinary, a hundred times larger, and NaN, and
+the answers are compared.
 """
 
 from __future__ import annotations
@@ -48,13 +48,12 @@ _AT_LEAST: Final = 2
 
 
 class Difference(NamedTuple):
-    """How far two answers are apart.
+    """How far apart two answers are.
 
     Attributes:
-        relative: The largest difference, relative to the largest value of its output; ``inf`` for other shapes, text
-            or truth values that differ, and NaN where the other has a number.
-        allowed: Whether that is within the tolerance.
-        output: The name of the output.
+        relative: The largest difference relative to the output's largest value; ``inf`` for other shapes, differing
+            text or booleans, and NaN opposite a number.
+        allowed: Whether it is within the tolerance.
     """
 
     relative: float
@@ -62,12 +61,12 @@ class Difference(NamedTuple):
     output: str
 
     def or_worse(self, other: Difference) -> Difference:
-        """The other, if that is worse: not allowed, or larger."""
+        """The worse of both: not allowed, or larger."""
         return other if (other.allowed, -other.relative) < (self.allowed, -self.relative) else self
 
     @property
     def by(self) -> str:
-        """Its size in words; empty where that is no number."""
+        """Its size in words; empty if it is no number."""
         return f" by {self.relative:.2g} of its largest value" if np.isfinite(self.relative) else ""
 
 
@@ -75,13 +74,13 @@ SAME: Final = Difference(0.0, allowed=True, output="")
 
 
 def difference(alone: Tensors, together: Tensors, tolerance: float | None, rounding: float = 0.0) -> Difference:
-    """Compare the answer that a request gets alone with that of a shared run.
+    """Compare a request's answer alone with its answer in a shared run.
 
     Args:
-        alone: By name.
-        together: By name, the rows of the request only.
-        tolerance: See `serve_app.backends.description.JoinSettings`; it counts for numbers.
-        rounding: Without a tolerance, floats may differ by twice this: each of both may be as far from what is right.
+        together: The request's rows only.
+        tolerance: For numbers; see `serve_app.backends.description.JoinSettings`.
+        rounding: Without a tolerance, floats may differ by twice this, since either may be this far from the right
+            value.
     """
     worst = SAME
     for name, expected in alone.items():
@@ -104,17 +103,13 @@ def try_joining(
     claim: str = GRAPH,
     rounding: float = 0.0,
 ) -> Joinable:
-    """Run rows alone and together, and say what came of it.
+    """Run rows alone and together, and return the verdict.
 
     Args:
-        backend: Loaded; its file says that its rows do not depend on each other.
-        draw: Makes inputs that it runs.
-        max_rows: Most rows of a batch.
-        tolerance: As in `difference`.
-        budget_s: Time for all of it, seconds. The first two pairs are tried in any case.
-        clock: Seconds, monotonic.
-        claim: The file's words, as `claim_of` tells them.
-        rounding: As in `difference`.
+        backend: Loaded; its file declares that rows are independent.
+        draw: Makes inputs that the backend runs.
+        budget_s: Time for all runs, seconds. The first two pairs always run.
+        claim: The file's claim, from `claim_of`.
 
     Raises:
         ServeAppError: The model does not run these inputs.
@@ -169,7 +164,7 @@ def _beside_one_of(
     tolerance: float | None,
     rounding: float,
 ) -> Difference:
-    """A request beside the neighbours of a pair, or beside ordinary ones where the model refuses those."""
+    """Compare a request beside one neighbour of a pair, or beside ordinary ones if the model refuses those."""
     try:
         return _beside(backend, request, draw(others, 2 * number + 2, _NEIGHBOURS[number]), tolerance, rounding)
     except SessionLost:
@@ -181,7 +176,7 @@ def _beside_one_of(
 def _beside(
     backend: Backend, request: Tensors, others: Tensors, tolerance: float | None, rounding: float
 ) -> Difference:
-    """A request alone, and in front of and behind others."""
+    """Compare a request alone with the same request in front of and behind others."""
     alone = backend.run_whole(request)
     rows = len(next(iter(request.values())))
     worst = SAME
@@ -201,18 +196,13 @@ def try_padding(
     tolerance: float | None,
     rounding: float = 0.0,
 ) -> Difference:
-    """Compare the answer of an input with that of the same input, padded by a processor to a larger size.
+    """Compare the answer to an input with the answer to the same input padded to a larger size.
 
-    Of outputs that grow with the inputs the part in front is compared: the rest answers padding.
+    For outputs that grow with the inputs, only the leading part counts: the rest answers padding.
 
     Args:
-        backend: Loaded.
-        request: The input.
-        pad: Pads it.
-        larger: Another input, of the size that it is padded to. Both are run together, too, either in front. ``None``:
-            they share no runs.
-        tolerance: As in `difference`.
-        rounding: Likewise.
+        larger: Another input of the padded size. Both also run together, either one in front. ``None``: they share no
+            runs.
 
     Raises:
         ServeAppError: The model does not run these inputs.
@@ -242,9 +232,9 @@ def leading_part(outputs: Tensors, alone: Tensors) -> Tensors:
 
 
 def sensitivity(backend: Backend, inputs: Tensors, answer: Tensors) -> float:
-    """How far an answer moves when every float of the inputs moves in its last bit; 0.0 where none is a float.
+    """How far an answer moves when the last bit of every input float moves; 0.0 without floats.
 
-    Where large numbers cancel, what is left is their rounding: two orders of summation then differ by far more than the
+    Where large numbers cancel, their rounding remains: two orders of summation then differ by far more than the
     tolerance, and by about as much as this. (A probe of the condition number: Higham, Accuracy and Stability of
     Numerical Algorithms, chapter 1.)
 
@@ -286,7 +276,7 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def rounding_note(found: Difference, rounding: float) -> str:
-    """Say that a difference above the tolerance of FP32 is allowed as rounding; empty for others."""
+    """The note that a difference above FP32's tolerance is allowed as rounding; empty for others."""
     if not TOLERANCES["float32"] < found.relative <= 2 * rounding:
         return ""
     return f", within twice the model's own rounding, {rounding:.2g}"
@@ -298,10 +288,10 @@ def finite(value: float) -> float:
 
 
 def untried(error: ServeAppError, claim: str = GRAPH) -> Joinable:
-    """The verdict where the model runs none of the inputs that there are: the first requests have to serve."""
+    """The verdict if the model runs none of the available inputs: the first requests have to serve."""
     return Joinable(PROVEN, f"{claim}{_UNTRIED}{error.message}; give some in warm_up, or wait for the first requests")
 
 
 def claim_of(verdict: Joinable) -> str:
-    """Why a model's file is said to prove it, of a verdict that no experiment has confirmed yet."""
+    """The claim of a model's file in a verdict that no experiment has confirmed yet."""
     return verdict.reason.partition(_UNTRIED)[0]

@@ -1,4 +1,4 @@
-"""Verdicts that are kept: what the experiment found of a model's content need not be found again at the next start."""
+"""Stores verdicts, so that the experiment need not run again at the next start."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ logger = logging.getLogger(__name__)
 
 
 class VerdictStore:
-    """A folder of verdicts, by what they depend on. A record that cannot be read or written is no fault.
+    """A folder of verdicts by record key. A record that cannot be read or written is ignored.
 
     Args:
-        folder: Made when the first one is written.
+        folder: Created with the first record.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, key: str) -> Joinable | None:
-        """The verdict that was kept, or ``None``."""
+        """The stored verdict, if any."""
         try:
             return msgspec.json.decode((self._folder / f"{key}.json").read_bytes(), type=Joinable)
         except (OSError, msgspec.MsgspecError):
             return None
 
     def keep(self, key: str, verdict: Joinable) -> None:
-        """Write a verdict, whole or not at all."""
+        """Write a verdict atomically."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
@@ -52,11 +52,11 @@ class VerdictStore:
 
 
 def record_key(model_file: Path, *settings: Any) -> str:
-    """What a verdict depends on: the model's content, how it is run, and the machine.
+    """The key of a verdict: a digest of the model's content, its run settings and the machine.
 
     Args:
-        model_file: The model; files beside it that may hold its weights count with their sizes and times.
-        settings: Whatever else decides how it is run, e.g. the versions of what runs it; of plain data.
+        model_file: Files beside it that may hold its weights count with their sizes and times.
+        settings: Plain data that decides how the model runs, e.g. versions of the runtime.
     """
     digest = _begun(settings)
     with model_file.open("rb") as opened:
@@ -67,11 +67,10 @@ def record_key(model_file: Path, *settings: Any) -> str:
 
 
 def identity_key(identity: str, *settings: Any) -> str:
-    """As `record_key` for a build whose content has been read already.
+    """`record_key` for a build whose content has been read already.
 
     Args:
-        identity: What tells it from any other build.
-        settings: As of `record_key`.
+        identity: Unique for each build.
     """
     digest = _begun(settings)
     digest.update(identity.encode())
@@ -92,7 +91,7 @@ def _beside(model_file: Path) -> Iterator[tuple[str, int, int]]:
 
 @cache
 def _processor() -> str:
-    """The kind of processor: its kernels are chosen by what it can."""
+    """The kind of processor: kernels are chosen by its features."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -29,14 +29,11 @@ _FATAL = 4  # ONNX Runtime's log severity
 
 
 class OnnxBackend:
-    """Runs an ONNX model. See `serve_app.backends.backend.Backend` for the contract.
+    """Runs an ONNX model.
 
-    Tensors of datatype BYTES are arrays of objects: ``str`` or UTF-8 ``bytes`` go in, ``str`` comes out (ONNX strings
-    are text). A model whose file fixes the number of rows takes any number here: it is run in pieces of that size, the
-    last of them filled up with copies of its last row. Sessions for some numbers of rows (``row_sizes``) work alike.
-
-    Args:
-        settings: How to run it.
+    BYTES tensors are arrays of objects: ``str`` or UTF-8 ``bytes`` go in, ``str`` comes out (ONNX strings are text). A
+    model with a fixed number of rows takes any number: it runs in pieces of that size, the last filled up with copies
+    of its last row. Sessions for some numbers of rows (``row_sizes``) work alike.
     """
 
     def __init__(self, settings: OnnxSettings) -> None:
@@ -62,23 +59,23 @@ class OnnxBackend:
 
     @property
     def signature(self) -> ModelSignature:
-        """The tensors the model takes and gives; where it has rows, dimension 0 is ``-1``. Valid after `load`."""
+        """The model's tensors; with rows, dimension 0 is ``-1``. Valid after `load`."""
         return self._facts().signature
 
     @property
     def fixed_rows(self) -> int | None:
-        """Rows of every single run where the model's file fixes them, else ``None``. Valid after `load`."""
+        """Rows of every run if the model's file fixes them. Valid after `load`."""
         return self._facts().fixed_rows
 
     @property
     def row_sizes(self) -> tuple[int, ...]:
-        """Numbers of rows that are really run, ascending; empty where any number is. Valid after `load`."""
+        """Numbers of rows in use, ascending; empty for any number. Valid after `load`."""
         self._facts()
         return tuple(size for size in self._sessions if size)
 
     @property
     def device(self) -> str:
-        """Where it really runs: ``cpu`` or ``cuda``. Valid after `load`."""
+        """The device in use: ``cpu`` or ``cuda``. Valid after `load`."""
         self._facts()
         return self._device
 
@@ -90,20 +87,16 @@ class OnnxBackend:
 
     @property
     def note(self) -> str | None:
-        """What an operator should know about how it was loaded, e.g. that CUDA was not to be had. Or ``None``."""
+        """A note for the operator about the load, e.g. that CUDA was not available."""
         return "; ".join(self._notes) or None
 
     def load(self) -> str | None:
-        """Make the session, or those of the row sizes. Returns `note`.
-
-        Raises:
-            ConfigError: The model or the device is not usable; says which model and why.
-        """
-        self._take(make_sessions(self._settings))
+        """Make the session, or those of the row sizes. Returns `note`."""
+        self._use_sessions(make_sessions(self._settings))
         return self.note
 
     def check(self, inputs: Sequence[Tensors]) -> RuntimeCheck:
-        """Compare with the graph as the file has it; see `serve_app.backends.onnx.reference`."""
+        """Compare with the unoptimized graph; see `serve_app.backends.onnx.reference`."""
         settings = self._settings
         if weight_bytes(settings.model_file) > LARGEST_BYTES:
             return not_compared(f"its weights are larger than {LARGEST_BYTES >> 30} GiB")
@@ -119,7 +112,7 @@ class OnnxBackend:
     def disable(self, optimizers: Sequence[str]) -> None:
         """Make the sessions again without these optimizers."""
         settings = replace(self._settings, disabled_optimizers=tuple(optimizers))
-        self._take(make_sessions(settings))
+        self._use_sessions(make_sessions(settings))
         self._settings = settings
 
     def _reopened(self, size: int) -> Open:
@@ -128,7 +121,7 @@ class OnnxBackend:
 
         return reopen
 
-    def _take(self, made: Sessions) -> None:
+    def _use_sessions(self, made: Sessions) -> None:
         self._loaded = made.loaded
         self._device = made.device
         self._providers = made.providers
@@ -149,16 +142,12 @@ class OnnxBackend:
         """Run one batch, blocking.
 
         Args:
-            inputs: Every input by name, of the signature's dtype and shape; axis 0 is rows, the same number in all.
-                Arrays may be read-only and need not be contiguous. A model without rows takes one request.
-
-        Returns:
-            Every output by name, with as many rows.
+            inputs: By name, of the signature's dtypes and shapes, rows in front, the same number in each; possibly
+                read-only or not contiguous. A model without rows takes one request.
 
         Raises:
-            InferenceFailed: The model failed.
-            UnexpectedShape: It gave an output whose axis 0 is not the rows, or of another shape than it declares.
-            InvalidRequest: A BYTES input holds something that is not text, or bytes that are not UTF-8 come back.
+            UnexpectedShape: Axis 0 of an output is not the rows, or it has another shape than declared.
+            InvalidRequest: A BYTES input holds no text, or an output is not UTF-8.
         """
         if self._loaded is None:
             self._facts()  # raises
@@ -170,18 +159,13 @@ class OnnxBackend:
         return self._run_filled(inputs) if session is None else self._run_once(session, inputs)
 
     def run_whole(self, inputs: Tensors) -> Tensors:
-        """Run one request as it came, blocking.
+        """Run one request uncut, blocking.
 
         Args:
-            inputs: Every input by name and any of the optional ones, of the signature's dtype. The shapes are the
-                request's own.
-
-        Returns:
-            Every output by name, whatever its shape.
+            inputs: Each required input and any optional ones, of the signature's dtypes and the request's shapes.
 
         Raises:
-            InferenceFailed: The model failed.
-            InvalidRequest: A BYTES input holds something that is not text, or bytes that are not UTF-8 come back.
+            InvalidRequest: A BYTES input holds no text, or an output is not UTF-8.
         """
         facts = self._facts()
         fixed_rows = facts.fixed_rows

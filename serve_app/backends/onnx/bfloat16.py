@@ -1,6 +1,6 @@
-"""Runs of models that take or give BF16, for which ONNX Runtime has no numpy arrays: they go in and come out as memory.
+"""Runs models with BF16 inputs or outputs. ONNX Runtime has no numpy arrays for them: they are passed as memory.
 
-Its CPU kernels know bfloat16 in few operators: a model that casts it to FP32 first and back in the end runs anywhere.
+Few CPU kernels support bfloat16. A model that casts it to FP32 first and back last runs anywhere.
 """
 
 from __future__ import annotations
@@ -22,18 +22,15 @@ _ONNX_BFLOAT16 = 16
 
 
 def takes_or_gives_bfloat16(signature: ModelSignature) -> bool:
-    """Whether a model must be run by `run_bfloat16`."""
+    """Whether a model needs `run_bfloat16`."""
     return any(spec.datatype == "BF16" for spec in (*signature.inputs, *signature.outputs))
 
 
 def run_bfloat16(session: Any, outputs: Sequence[str], inputs: Tensors, options: Any) -> list[npt.NDArray[Any]]:
-    """As ``session.run``, with arrays of `ml_dtypes.bfloat16` among the inputs or outputs.
+    """``session.run`` with arrays of `ml_dtypes.bfloat16` among inputs or outputs.
 
     Args:
         session: An `onnxruntime.InferenceSession`.
-        outputs: Names of the wanted outputs.
-        inputs: By name.
-        options: An `onnxruntime.RunOptions`.
     """
     values: Mapping[str, Any] = {name: _value_of(array) for name, array in inputs.items()}
     return [_array_of(value) for value in session.run_with_ort_values(list(outputs), values, options)]

@@ -1,4 +1,4 @@
-"""Which execution providers a session is asked for, and whether it got them."""
+"""Chooses a session's execution providers, and checks which it got."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FIRST_GPU = {"device_id": "0"}
 
 
 def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None, *, tf32: bool = True) -> list[Any]:
-    """The providers to make a session with, in order of preference.
+    """The providers for a session, in order of preference.
 
     Args:
-        device: What `serve_app.backends.device.resolve_device` chose.
-        gpu_memory_bytes: Limit of the CUDA memory arena; ``None`` for all of the GPU. The CUDA context and cuDNN's
-            workspaces come on top of it.
-        tf32: Whether products of FP32 may be computed in TF32.
+        device: From `serve_app.backends.device.resolve_device`.
+        gpu_memory_bytes: Limit of the CUDA memory arena; ``None`` for no limit. The CUDA context and cuDNN's workspaces
+            are not counted.
+        tf32: Whether FP32 products may be computed in TF32.
     """
     if device == "cpu":
         return [_CPU]
@@ -48,11 +48,11 @@ def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None, 
 
 
 def tensorrt_provider(gpu_memory_bytes: int | None, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """TensorRT's provider and its options. What it cannot run goes to the next provider, which must be CUDA's.
+    """TensorRT's provider and options. CUDA's provider must follow it, for what TensorRT cannot run.
 
     Args:
-        gpu_memory_bytes: Limit of the workspace that its engines may take; ``None`` for TensorRT's own.
-        options: More of them, e.g. `tensorrt_profile`.
+        gpu_memory_bytes: Limit of its engines' workspace; ``None`` for TensorRT's default.
+        options: Further options, e.g. of `tensorrt_profile`.
     """
     # Building engines takes minutes: they are kept, and so is what was learnt about the GPU's kernels.
     chosen = {**_FIRST_GPU, "trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1", **options}
@@ -62,10 +62,10 @@ def tensorrt_provider(gpu_memory_bytes: int | None, options: Mapping[str, str]) 
 
 
 def tensorrt_profile(signature: ModelSignature, max_rows: int | None) -> dict[str, str]:
-    """The shapes that TensorRT builds its engine for: 1 to ``max_rows`` rows, best at the most.
+    """The shapes for TensorRT's engine: 1 to ``max_rows`` rows, optimized for the most.
 
-    Empty where other axes vary too, or the most rows are not known: the engine is then built for the shapes that come,
-    and again whenever they go beyond. The warm-up runs the smallest and the largest first.
+    Empty if other axes vary too or the most rows are unknown: the engine is then built for the shapes that arrive, and
+    rebuilt when they exceed it. The warm-up runs the smallest and the largest first.
     """
     if max_rows is None or any(-1 in spec.shape[1:] for spec in signature.inputs):
         return {}
@@ -82,9 +82,9 @@ def tensorrt_profile(signature: ModelSignature, max_rows: int | None) -> dict[st
 
 @cache
 def preload_tensorrt() -> bool:
-    """Load TensorRT's libraries, once per process; whether they are there.
+    """Load TensorRT's libraries, once per process; returns whether they exist.
 
-    ONNX Runtime names its provider as available wherever the wheel was built with it, and fails without the libraries.
+    ONNX Runtime lists its provider if the wheel was built with it, and fails without the libraries.
     """
     with suppress(ImportError):
         importlib.import_module("tensorrt")  # NVIDIA's wheel keeps them off the path and loads them itself
@@ -99,29 +99,29 @@ def preload_tensorrt() -> bool:
 def preload_cuda() -> None:
     """Load the CUDA and cuDNN libraries of the installed NVIDIA wheels, once per process.
 
-    Has to happen before the first session that asks for CUDA. Missing libraries are not an error here: the session
-    then comes without CUDA, which `device_of` and the backend notice.
+    Must precede the first session that asks for CUDA. Missing libraries are no error here: the session then comes
+    without CUDA, which `device_of` and the backend notice.
     """
     # "" means: the NVIDIA wheels first, then the system's path. The default would look into PyTorch before them.
     onnxruntime.preload_dlls(directory="")
 
 
 def lacks_device(error: BaseException | None) -> bool:
-    """Whether making a session failed because CUDA is there and shows no device, e.g. a hidden or a lost one.
+    """Whether making a session failed because CUDA has no visible device, e.g. a hidden or lost one.
 
-    ONNX Runtime looks for the device while it reads the provider's options, before it reads the model. Anything that
-    goes wrong later, such as a model larger than its memory limit, is a fault to report and nothing to work around.
+    ONNX Runtime looks for the device while it reads the provider's options, before the model. A later failure, such as
+    a model larger than its memory limit, is a fault to report, not to work around.
     """
     return error is not None and 'Failed to parse provider option "device_id"' in str(error)
 
 
 def device_of(providers: Sequence[str]) -> Literal["cpu", "cuda"]:
-    """Where a session with these providers runs. Only ``session.get_providers()`` tells the truth."""
+    """The device of a session with these providers. Only ``session.get_providers()`` is reliable."""
     return "cuda" if _CUDA in providers else "cpu"
 
 
 def has_cuda_convolutions(session: Any) -> bool:
-    """Whether a session executes convolutions on CUDA. It must have been told to record what it executes where."""
+    """Whether a session executes convolutions on CUDA. Needs a session that records where it executes nodes."""
     return any(
         "Conv" in node.op_type
         for assigned in session.get_provider_graph_assignment_info()
@@ -133,16 +133,14 @@ def has_cuda_convolutions(session: Any) -> bool:
 def divide_memory(total_bytes: int, weight_bytes: int, row_sizes: Sequence[int]) -> list[int]:
     """Divide a memory limit among the sessions for different numbers of rows.
 
-    Each gets its copy of the weights. The rest goes by rows, with an eighth of the largest number added to each:
-    workspaces hardly shrink with the batch.
+    Each gets its copy of the weights. The rest is divided by rows plus an eighth of the largest number: workspaces
+    hardly shrink with the batch.
 
     Args:
-        total_bytes: The limit.
-        weight_bytes: What one copy of the weights takes.
-        row_sizes: Rows of each session.
+        weight_bytes: Of one copy.
 
     Returns:
-        A limit for each, at least 1; together no more than the total, where that is one byte for each or more.
+        A limit for each, at least 1; their sum is at most the total, if that is one byte each or more.
     """
     left = max(total_bytes - weight_bytes * len(row_sizes), 0)
     weights = min(weight_bytes, total_bytes // len(row_sizes))

@@ -1,4 +1,4 @@
-"""What the two ends of a graph do: which function makes an output last, and which inputs nothing reads."""
+"""Reads both ends of a graph: the function that produces each output, and inputs that nothing reads."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ _KEEPING: Final = frozenset(
 
 
 def read_ends(model_file: Path) -> GraphEnds:
-    """Read the graph, and none of its large weights.
+    """Read the graph without its large weights.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: It is no ONNX model.
+        ValueError: The file is no ONNX model.
     """
     graph = read_skeleton(model_file).graph
     made = {name: Made(node.op_type, tuple(node.input)) for node in graph.node for name in node.output}
@@ -55,7 +54,7 @@ def _is_softmax(made: dict[str, Made], node: Made) -> bool:
 
 
 def _names_read(graph: Any) -> Iterator[str]:
-    """What nodes read, those of graphs inside nodes too."""
+    """Names that nodes read, including nodes of subgraphs."""
     for node in graph.node:
         yield from node.input
         for attribute in node.attribute:

@@ -1,7 +1,7 @@
-"""Which files an ONNX file keeps weights in, beside itself. Read from the file without its weights.
+"""Finds files with external weights of an ONNX model, without reading the weights.
 
-The messages are ONNX's (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). Only the fields that lead to tensors
-are followed, and what they do not lead to is skipped, so that a file of gigabytes is read in milliseconds.
+Messages follow https://github.com/onnx/onnx/blob/main/onnx/onnx.proto. Only fields that lead to tensors are followed
+and all others skipped, so that a file of gigabytes is read in milliseconds.
 """
 
 from __future__ import annotations
@@ -30,14 +30,10 @@ _BELOW: Final[Mapping[str, Mapping[int, str]]] = {
 
 
 def external_data(model_file: Path) -> tuple[str, ...]:
-    """Names of the files that hold weights of a model, relative to its folder, sorted.
-
-    Args:
-        model_file: The ``.onnx`` file.
+    """Names of a model's files of weights, relative to its folder, sorted.
 
     Raises:
         ConfigError: It is no ONNX file, or names a file outside its folder.
-        OSError: It cannot be read.
     """
     if model_file.stat().st_size == 0:  # which cannot be mapped
         return ()

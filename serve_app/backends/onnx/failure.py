@@ -1,4 +1,4 @@
-"""What ONNX Runtime says about a failure, reduced to what a reader may see and can use."""
+"""Reduces ONNX Runtime's failure messages to what a client may see."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CUDA_PLACE = re.compile(r"\s*; GPU=.*$")
 def describe_failure(error: BaseException) -> str:
     """The reason inside an exception of ONNX Runtime, on one line.
 
-    Takes the first line only, without status codes, functions, source locations, paths of the server and host names,
-    at most 240 characters.
+    Only its first line, without status codes, functions, source locations, paths of the server and host names, at most
+    240 characters.
     """
     text = _FUNCTION.sub("", str(error).strip().partition("\n")[0])
     for prefix in _PREFIXES:

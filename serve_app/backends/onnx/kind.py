@@ -1,4 +1,4 @@
-"""ONNX models, run by ONNX Runtime."""
+"""The kind ``onnx``: ONNX models, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class OnnxOptions(BackendOptions):
 
 
 def onnx_settings(build: BuildSettings, options: OnnxOptions) -> OnnxSettings:
-    """The settings of one backend."""
+    """Derive the settings of one backend."""
     sizes = build.row_sizes
     if sizes == "auto":
         sizes = () if build.max_rows is None else spaced_rows(build.max_rows)
@@ -95,7 +95,7 @@ def _prove(model_file: Path, axes: Mapping[str, int]) -> RowProof:
 
 
 def _with_ranks(declared: ModelSignature, model_file: Path) -> ModelSignature:
-    """The signature with those tensors marked whose rank the file does not declare: they look like scalars."""
+    """Mark tensors whose rank the file does not declare: they look like scalars."""
     if all(spec.shape for spec in (*declared.inputs, *declared.outputs)):
         return declared
     graph = read_skeleton(model_file).graph

@@ -1,8 +1,8 @@
-"""A model as ONNX Runtime can open it without its weights: what it declares follows from the graph and small constants.
+"""Opens a model without its weights: the graph and small constants determine what it declares.
 
-Large weights are replaced by zeros of the same type and shape, in a file that takes no room. So a model of gigabytes is
-opened in milliseconds, and ONNX Runtime still infers the types and shapes itself. It is only done where it changes
-nothing: the weights must be there whole, as plain bytes.
+Zeros of the same type and shape, in a sparse file, replace large weights. ONNX Runtime opens a model of gigabytes in
+milliseconds and still infers types and shapes itself. Only applied where it changes nothing: the weights must be
+complete, as plain bytes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,9 @@ _FILE: Final = "zeros"
 
 @contextmanager
 def outline(model_file: Path) -> Iterator[tuple[bytes, Path] | None]:
-    """The model without its large weights, and the folder that its external data is in meanwhile.
+    """The model without its large weights, and the temporary folder of its external data.
 
-    ``None`` where nothing would be gained, or where it cannot be told that nothing changes.
-
-    Raises:
-        OSError: The file cannot be read.
+    ``None`` if nothing would be gained, or if it is unsure that nothing changes.
     """
     found = None
     if model_file.stat().st_size >= WORTH_BYTES:
@@ -58,7 +55,7 @@ def outline(model_file: Path) -> Iterator[tuple[bytes, Path] | None]:
 
 
 def _without_weights(whole: memoryview) -> tuple[bytes, int] | None:
-    """The model, and how many zeros its largest weights take; ``None`` where it has none that are large."""
+    """The model, and the bytes of zeros for its largest weights; ``None`` if none are large."""
     sizes: list[int] = []
 
     def zeros(whole: memoryview, start: int, end: int) -> bytes:
@@ -71,7 +68,7 @@ def _without_weights(whole: memoryview) -> tuple[bytes, int] | None:
 
 
 def _as_zeros(whole: memoryview, start: int, end: int) -> tuple[bytes, int]:
-    """A tensor that names zeros for its elements, and how many bytes. Raises `ValueError`: it has not all as bytes."""
+    """A tensor that refers to zeros, and their number of bytes. Raises `ValueError` unless all elements are bytes."""
     import onnx  # noqa: PLC0415 - a process that serves needs none: it is imported where a model is looked at
 
     head = bytearray()

@@ -1,8 +1,8 @@
-"""The runtime beside itself: a model's session compared with one that is not optimized, on the CPU.
+"""Compares a model's session with an unoptimized one on the CPU.
 
-ONNX Runtime rewrites a graph before it runs it, and a rewriting may be wrong: 1.31.1 computes BiT's pooling with the
-padding of another operator (``Pad_Fusion``). What is not rewritten shows it. What is left between the two is the
-rounding of the device and of the kernels, which is also what sharing a run may add.
+ONNX Runtime rewrites a graph before running it, possibly wrongly: 1.31.1 computes BiT's pooling with the padding of
+another operator (``Pad_Fusion``). An unoptimized session reveals it. The remaining difference is rounding by the device
+and the kernels, which sharing a run may add as well.
 """
 
 from __future__ import annotations
@@ -61,14 +61,12 @@ Open = Callable[[Sequence[str]], Any]
 def compare(
     model_file: Path, run: Callable[[Any, Tensors], Tensors], session: Any, reopen: Open, inputs: Sequence[Tensors]
 ) -> RuntimeCheck:
-    """Compare a session with one that is not optimized, and find the optimizer that makes them differ.
+    """Compare a session with an unoptimized one, and find the optimizer that makes them differ.
 
     Args:
-        model_file: The model.
         run: Runs a session on an input.
-        session: Serves the model.
-        reopen: Makes another one like it. Raises `ConfigError`.
-        inputs: What both are run on.
+        session: The serving session.
+        reopen: Makes another session like it. Raises `ConfigError`.
 
     Raises:
         ServeAppError: The model does not run these inputs.
@@ -102,7 +100,7 @@ def compare(
 
 
 def _at_fault(gap: Callable[[Sequence[str]], float], enough: float) -> tuple[Sequence[str], float]:
-    """The optimizers without which the difference is small enough, as few as halving finds; none where none is."""
+    """Bisect for the optimizers to disable so that the difference is small enough; none if that fails."""
     names: Sequence[str] = OPTIMIZERS
     left = gap(names)
     if left > enough:
@@ -120,7 +118,7 @@ def _at_fault(gap: Callable[[Sequence[str]], float], enough: float) -> tuple[Seq
 
 
 def _of_floats(expected: Tensors, found: Tensors) -> Difference:
-    """The largest difference of floats of one shape: a label may flip by rounding, and with it a number of results."""
+    """The largest difference of floats of one shape. A label may flip by rounding and change a number of results."""
     alike = {
         name: array
         for name, array in expected.items()
@@ -140,7 +138,6 @@ def _unoptimized(model_file: Path, threads: int) -> Any:
 
 
 def _computes_reduced(model_file: Path) -> bool:
-    """Whether a graph computes in FP16, BF16 or quantized numbers."""
     graph = read_skeleton(model_file).graph
     return any(tensor.data_type in _REDUCED_TYPES for tensor in graph.initializer) or any(
         "Quantize" in node.op_type or "Integer" in node.op_type or node.op_type.startswith("QLinear")

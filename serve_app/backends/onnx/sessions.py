@@ -1,4 +1,4 @@
-"""Makes the sessions of one model: on the device that was asked for, one or one for each of a few numbers of rows."""
+"""Makes the sessions of one model: one in all, or one for each of a few numbers of rows."""
 
 from __future__ import annotations
 
@@ -36,11 +36,9 @@ class Sessions:
     """The sessions of one model.
 
     Attributes:
-        by_rows: By the rows of their batches, ascending; 0 is one that takes any number.
-        loaded: What they say of the model.
-        device: Where they run.
-        providers: Names of their execution providers.
-        notes: What an operator should know.
+        by_rows: By rows of a batch, ascending; 0: any number.
+        loaded: The model's signature, from the sessions.
+        notes: For the operator.
     """
 
     by_rows: dict[int, Any]
@@ -51,11 +49,7 @@ class Sessions:
 
 
 def make_sessions(settings: OnnxSettings) -> Sessions:
-    """Make them.
-
-    Raises:
-        ConfigError: The model or the device is not usable; says which model and why.
-    """
+    """Make the sessions on the requested device."""
     return _Maker(settings).make()
 
 
@@ -108,7 +102,7 @@ class _Maker:
         self._notes.append(f"{fault}; it runs with CUDA")
 
     def _tensorrt_options(self) -> dict[str, str] | None:
-        """Options of TensorRT's provider, or ``None`` where it is not to be used."""
+        """Options of TensorRT's provider; ``None``: not used."""
         settings = self._settings
         if settings.tensorrt is False:
             return None
@@ -130,7 +124,7 @@ class _Maker:
         }
 
     def _sizes(self, session: Any, loaded: ServedSignature) -> tuple[int, ...]:
-        """The numbers of rows that batches are filled up to, ascending; none where the session takes any."""
+        """Numbers of rows that batches are filled up to, ascending; empty if the session takes any."""
         settings = self._settings
         if loaded.fixed_rows is not None:
             return (loaded.fixed_rows,)
@@ -149,7 +143,6 @@ class _Maker:
         return sizes
 
     def _open_each(self, sizes: tuple[int, ...], device: Literal["cpu", "cuda"]) -> dict[int, Any]:
-        """Make a session for each number of rows."""
         total = self._settings.gpu_memory_bytes
         limits = (
             [None] * len(sizes)
@@ -159,7 +152,7 @@ class _Maker:
         return {size: self._open(device, limit) for size, limit in zip(sizes, limits, strict=True)}
 
     def _open(self, wanted: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> Any:
-        """Make a session on this device, or on the CPU where CUDA has no device to run on."""
+        """Make a session on this device, or on the CPU if CUDA has no device."""
         settings = self._settings
         providers = providers_for(wanted, gpu_memory_bytes, tf32=settings.tf32)
         if wanted == "cuda" and self._tensorrt is not None:
@@ -193,6 +186,6 @@ class _Maker:
 
 
 def weight_bytes(file: Path) -> int:
-    """About what the weights of one session take: the model's file, and those beside it that hold its weights."""
+    """Estimated weights of one session: the size of the model's file and its files of weights."""
     parts = (file, *(file.parent / name for name in external_data(file)))
     return sum(part.stat().st_size for part in parts if part.is_file())  # what is missing, the session tells

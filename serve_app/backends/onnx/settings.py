@@ -1,4 +1,4 @@
-"""How one ONNX model is run."""
+"""Settings of one ONNX model."""
 
 from __future__ import annotations
 
@@ -13,29 +13,27 @@ from serve_app.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class OnnxSettings:
-    """How one model is run.
+    """How to run one model.
 
     Attributes:
-        model: Its name, for messages.
-        model_file: The ``.onnx`` file; weights kept outside it are looked for beside it.
-        device: ``cuda`` insists on a GPU, ``auto`` takes one where the replica has one.
-        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
-        gpu_memory_bytes: Limit of the CUDA memory arenas, over all sessions; ``None`` for no limit.
-        row_sizes: Numbers of rows that have a session of their own, ascending. Batches are filled up to the next one;
-            larger ones are run in pieces of the largest. Empty: one session takes batches of any number of rows.
-        only_for_convolutions: Use ``row_sizes`` only for a model with convolutions on CUDA whose memory is not limited.
-            There it pays: ONNX Runtime prepares each convolution for the exact shape of its input, and again whenever
-            that changes. A limit would have to be divided, and may then be too low for batches that fitted into it.
-        intra_op_threads: Threads that compute one run, the calling one included: they share the work of one operator
-            after the other. At least 1: ONNX Runtime's own choice would be every core of the host, in every replica.
-        max_rows: Most rows of a batch, where that is known.
-        tensorrt: ``True`` insists on TensorRT for the GPU, ``auto`` takes it where its libraries are.
-        tensorrt_fp16: Let TensorRT compute in FP16.
-        tensorrt_cache: Folder of TensorRT's engines; by default ``tensorrt`` beside the model's file.
-        layout: Where the rows of its tensors are, or that they have none.
-        among_others: Whether it is one of many models in one process, of which one runs at a time.
-        tf32: Whether a GPU may round the inputs of FP32 products to TF32's 10 bits.
-        disabled_optimizers: ONNX Runtime's optimizers that are left out.
+        model_file: Its external weights are looked up beside it.
+        device: ``cuda`` requires a GPU, ``auto`` uses one if the replica has one.
+        gpu_available: Whether the cluster assigned a GPU, or a share of one, to this replica.
+        gpu_memory_bytes: Limit of the CUDA memory arenas of all sessions; ``None`` for no limit.
+        row_sizes: Numbers of rows with a session of their own, ascending. Batches are filled up to the next; larger
+            ones run in pieces of the largest. Empty: one session takes any number of rows.
+        only_for_convolutions: Use ``row_sizes`` only for a model with convolutions on CUDA and without a memory limit.
+            There it pays: ONNX Runtime prepares each convolution for the exact shape of its input, and again at each
+            change. A divided limit might be too low for batches that fitted before.
+        intra_op_threads: Threads of one run, the calling one included; they share one operator at a time. At least 1:
+            ONNX Runtime's default would be every core of the host, in every replica.
+        max_rows: Most rows of a batch, if known.
+        tensorrt: ``True`` requires TensorRT for the GPU, ``auto`` uses it if its libraries exist.
+        tensorrt_fp16: Whether TensorRT computes in FP16.
+        tensorrt_cache: Folder of TensorRT's engines; default ``tensorrt`` beside the model's file.
+        among_others: Whether many models share the process, of which one runs at a time.
+        tf32: Whether a GPU may round inputs of FP32 products to TF32's 10 bits.
+        disabled_optimizers: ONNX Runtime's optimizers to disable.
     """
 
     model: str

@@ -1,8 +1,7 @@
-"""One memory arena for all sessions of a process that runs one batch at a time.
+"""Shares one memory arena among all sessions of a process that runs one batch at a time.
 
-A session's own arena keeps what its largest batch has needed, for as long as the session lives: of many models that is
-many times what is ever used at once. The weights of a session are kept outside of the shared arena, so that the system
-gets them back with the session.
+A session's own arena keeps the memory of its largest batch for the session's life: many models hold many times what is
+ever in use. Weights stay outside of the shared arena, so that they return to the system with the session.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _made = False
 
 
 def share_arena(options: Any) -> None:
-    """Have a session that is made with these options use the arena of this process. From any thread."""
+    """Make a session with these options use the process's arena. Thread-safe."""
     _make()
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
 
 
 def _make() -> None:
-    """ONNX Runtime takes one of a process, once."""
+    """Register the arena; ONNX Runtime accepts one per process, once."""
     global _made  # noqa: PLW0603 - so does what it belongs to
     with _lock:
         if not _made:

@@ -1,4 +1,4 @@
-"""The signature of an ONNX model: its tensors, in the words of the Open Inference Protocol."""
+"""Reads an ONNX model's signature, with the Open Inference Protocol's types."""
 
 from __future__ import annotations
 
@@ -34,32 +34,20 @@ _DATATYPES = {
 
 
 def read_signature(model_file: Path, *, model: str, layout: Layout = ROWS_FIRST) -> ModelSignature:
-    """Read the signature of a model that nothing serves yet; see `inspect_model`."""
+    """`inspect_model`'s signature."""
     return inspect_model(model_file, model=model, layout=layout).signature
 
 
 def inspect_model(model_file: Path, *, model: str, layout: Layout = ROWS_FIRST) -> ServedSignature:
-    """Read what a model that nothing serves yet says of itself.
+    """Read the signature of a model that is not loaded.
 
-    Loads the file as cheaply as ONNX Runtime can: on the CPU, in one thread, without optimising the graph.
-
-    Args:
-        model_file: The ``.onnx`` file.
-        model: The model's name, for the messages.
-        layout: Where its rows are.
-
-    Raises:
-        ConfigError: As `open_session` and `signature_of`.
+    Loads the file as cheaply as ONNX Runtime can: on the CPU, in one thread, without optimizing the graph.
     """
     return signature_of(open_to_inspect(model_file, model=model), model=model, layout=layout)
 
 
 def open_to_inspect(model_file: Path, *, model: str) -> Any:
-    """Make a session as cheaply as ONNX Runtime can, to ask what it declares; see `inspect_model`. Not to be run.
-
-    Raises:
-        ConfigError: As `open_session`.
-    """
+    """Make a session as cheaply as possible, for inspection only. Raises what `open_session` raises."""
     with suppress(OSError), outline(model_file) as found:
         if found is not None:
             model_bytes, folder = found
@@ -106,19 +94,15 @@ def open_session(
 
 
 def signature_of(session: Any, *, model: str, layout: Layout = ROWS_FIRST) -> ServedSignature:
-    """Read the signature from a session.
-
-    Raises:
-        ConfigError: As `declared_by` and `serve_app.backends.layout.served`.
-    """
+    """Read the signature from a session. Raises what `declared_by` and `served` raise."""
     return served(declared_by(session, model=model), layout, model=model)
 
 
 def declared_by(session: Any, *, model: str) -> ModelSignature:
-    """The tensors of a session with the shapes that the model's file declares; ``()`` also where it declares no rank.
+    """The tensors of a session with their declared shapes; ``()`` also if no rank is declared.
 
     Raises:
-        ConfigError: A tensor is of a type that the protocol has no word for. Every fault found is named.
+        ConfigError: A tensor's type has no name in the protocol. Lists all faults.
     """
     problems: list[str] = []
     inputs, outputs, optional = (

@@ -1,4 +1,4 @@
-"""Text as ONNX Runtime takes it."""
+"""Converts text for ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from serve_app.errors import InvalidRequest
 
 
 def as_text(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array with ``bytes`` decoded. ONNX Runtime would take ``str(b"a")``, which is ``"b'a'"``, without a word.
+    """The array with ``bytes`` decoded. ONNX Runtime would silently take ``str(b"a")``, i.e. ``"b'a'"``.
 
-    Bytes that are not UTF-8 go in as they are, in an array of numpy's fixed-length bytes: ONNX Runtime reads each
-    element up to its first NUL, so none of them may hold one.
+    Bytes that are not UTF-8 pass unchanged, in an array of numpy's fixed-length bytes. ONNX Runtime reads each element
+    up to its first NUL, so none may hold one.
 
     Raises:
-        InvalidRequest: An element is neither text nor bytes, or it cannot be told to ONNX Runtime; names the element.
+        InvalidRequest: An element is neither text nor bytes, or cannot be passed to ONNX Runtime; names the element.
     """
     values = array.ravel().tolist()
     if all(type(value) is str for value in values):

@@ -1,6 +1,6 @@
-"""Protocol Buffers' wire format, field by field: what leads nowhere is passed over, and not read.
+"""Reads Protocol Buffers' wire format field by field, skipping contents.
 
-A model's file may have gigabytes of weights, and the parser of protobuf would copy them all
+A model's file may have gigabytes of weights, all of which protobuf's parser would copy
 (https://protobuf.dev/programming-guides/encoding/).
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 
 def fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
-    """Each field of a message: its number, start, start of the content where its length is written, and end.
+    """Yield each field's number, start, content start if its length is written, and end.
 
     Raises:
-        ValueError: It is no protobuf message, or cut short.
+        ValueError: The message is malformed or truncated.
     """
     place = start
     while place < end:
@@ -40,7 +40,7 @@ def fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, i
 
 
 def tagged(field: int, content: bytes | bytearray) -> bytes:
-    """A field that holds a message, text or bytes."""
+    """Encode a field that holds a message, text or bytes."""
     return _varint(field << 3 | 2) + _varint(len(content)) + bytes(content)
 
 

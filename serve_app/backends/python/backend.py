@@ -31,16 +31,12 @@ logger = logging.getLogger(__name__)
 
 
 class PythonBackend:
-    """Runs a Python class. See `serve_app.backends.backend.Backend` and `Processing` for the contract.
+    """Runs a Python class.
 
-    A class that declares a number of rows is asked in pieces of it, the last one filled up with copies of its last row.
-
-    Args:
-        build: How to run it.
-        options: What the configuration says of it.
+    If the class declares a number of rows, it runs in pieces of it, the last filled up with copies of its last row.
 
     Raises:
-        ConfigError: A GPU is asked for, and there is none.
+        ConfigError: A GPU is required but not available.
     """
 
     def __init__(self, build: BuildSettings, options: PythonOptions) -> None:
@@ -59,7 +55,7 @@ class PythonBackend:
         """Make and set up the class, in this process or in one of its own.
 
         Raises:
-            ConfigError: Its file, its class or its environment is not usable; one line for each fault.
+            ConfigError: Its file, class or environment is not usable; one line for each fault.
         """
         build = self._build
         declared = read_declaration(build.model_file, build.model, self._options.class_)
@@ -67,7 +63,7 @@ class PythonBackend:
         self.signature, self._fixed_rows = shown.signature, shown.fixed_rows
         self._texts = {each.name: each.kind for each in declared.inputs if each.kind in {"str", "bytes"}}
         try:
-            self._session = self._made(declared)
+            self._session = self._make_session(declared)
         except Fault as fault:
             raise ConfigError((f"model {build.model!r}: {fault}",)) from None
         return None
@@ -76,9 +72,8 @@ class PythonBackend:
         """Run one batch.
 
         Raises:
-            InferenceFailed: The class raised, or returned something else than it declares.
-            SessionLost: Its process has ended.
-            InvalidRequest: An input is not of the shape that it declares, or holds something that is no text.
+            InferenceFailed: The class raised, or returned other tensors than it declares.
+            InvalidRequest: An input's shape differs from the declared one, or an element is no text.
         """
         if not self._build.layout.rows:
             return self.run_whole(inputs)
@@ -89,11 +84,7 @@ class PythonBackend:
         return run_filled(inputs, fixed, lambda _: fixed, self._ask)
 
     def run_whole(self, inputs: Tensors) -> Tensors:
-        """Run one request as it came.
-
-        Raises:
-            InferenceFailed, SessionLost, InvalidRequest: As `run`.
-        """
+        """Run one request uncut. Raises what `run` raises."""
         if self._fixed_rows is not None:
             return self.run(inputs)
         rows = None
@@ -103,11 +94,7 @@ class PythonBackend:
         return self._ask(inputs, rows)
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
-        """Have the class make the inputs of one request.
-
-        Raises:
-            InvalidRequest, InferenceFailed, SessionLost: See `Processing`.
-        """
+        """Make the inputs of one request with the class; see `Processing`."""
         made = self._asked(lambda session: session.preprocess(content, about))
         tensors = {spec.name: rows_from(made[spec.name], spec.axis) for spec in self.signature.inputs}
         if self._build.layout.rows and self._build.max_rows is not None:
@@ -117,21 +104,17 @@ class PythonBackend:
         return tensors
 
     def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
-        """Have the class make the answer to one request.
-
-        Raises:
-            InvalidRequest, InferenceFailed, SessionLost: See `Processing`.
-        """
+        """Make the answer to one request with the class; see `Processing`."""
         given = {spec.name: rows_to(outputs[spec.name], spec.axis) for spec in self.signature.outputs}
         return self._asked(lambda session: session.postprocess(content, about, given))
 
     def close(self) -> None:
-        """Let the class free what it holds, and end its process."""
+        """Let the class free its resources, and end its process."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
-    def _made(self, declared: Declaration) -> PythonSession:
+    def _make_session(self, declared: Declaration) -> PythonSession:
         build = self._build
         axes = {each.name: build.layout.axes.get(each.name, 0) for each in (*declared.inputs, *declared.outputs)}
         shapes = {spec.name: spec.public_shape for spec in self.signature.inputs}
@@ -155,7 +138,6 @@ class PythonBackend:
         return OwnProcess(load, interpreter_of(environment, build.model_file.parent, build.model))
 
     def _ask(self, inputs: Tensors, rows: int | None) -> Tensors:
-        """Ask the class, with the rows where it has them."""
         batch = {spec.name: self._as_declared(spec, inputs) for spec in self.signature.inputs}
         outputs = self._asked(lambda session: session.predict(batch, rows))
         return {spec.name: rows_from(outputs[spec.name], spec.axis) for spec in self.signature.outputs}
@@ -170,7 +152,7 @@ class PythonBackend:
             raise self._error(fault) from None
 
     def _error(self, fault: Fault) -> ServeAppError:
-        """What clients are told of a fault of the class."""
+        """The client's error for a fault of the class."""
         if fault.refused:
             return InvalidRequest(safe_line(fault.message))
         logger.error("model %r: %s", self._build.model, fault)
@@ -191,14 +173,13 @@ class PythonBackend:
 
 
 class StreamingPythonBackend(PythonBackend):
-    """Runs a Python class whose `predict` yields parts. See `serve_app.backends.backend.StreamingBackend`."""
+    """Runs a Python class whose `predict` yields parts."""
 
     def run(self, inputs: Tensors) -> Tensors:
-        """The first part of the answer to one request.
+        """The first part of the answer to one request. Raises what `PythonBackend.run` raises.
 
         Raises:
-            InferenceFailed: As `PythonBackend.run`, or there is no part.
-            SessionLost, InvalidRequest: As there.
+            InferenceFailed: Also if there is no part.
         """
         with closing(self.stream(inputs)) as parts:
             for part in parts:
@@ -206,15 +187,11 @@ class StreamingPythonBackend(PythonBackend):
         raise InferenceFailed("the model answered this input with no part")
 
     def run_whole(self, inputs: Tensors) -> Tensors:
-        """As `run`."""
+        """`run`."""
         return self.run(inputs)
 
     def stream(self, inputs: Tensors) -> Generator[Tensors, None, None]:
-        """Run one request, part by part.
-
-        Raises:
-            InferenceFailed, SessionLost, InvalidRequest: See `StreamingBackend`.
-        """
+        """Run one request, part by part."""
         batch = {spec.name: self._as_declared(spec, inputs) for spec in self.signature.inputs}
         try:
             with closing(self._asked(lambda session: session.stream(batch))) as parts:
@@ -225,7 +202,7 @@ class StreamingPythonBackend(PythonBackend):
 
 
 def _texts(name: str, array: npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:
-    """An array of `str` or of `bytes`, whichever the class declares."""
+    """An array of `str` or of `bytes`, as the class declares."""
     values = array.ravel().tolist()
     wanted = str if kind == "str" else bytes
     if all(type(value) is wanted for value in values):

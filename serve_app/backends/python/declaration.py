@@ -1,4 +1,4 @@
-"""What a model's class declares, read from its file without running it."""
+"""Reads the declarations of a model's class from its file, without running it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXAMPLE: Final = '{"x": ("float32", [-1, 4])}'
 
 
 class Declared(NamedTuple):
-    """One tensor, as the class declares it: its name, its type, one of `_TYPES`, and its shape."""
+    """One declared tensor: name, type (one of `_TYPES`) and shape."""
 
     name: str
     kind: str
@@ -36,18 +36,15 @@ class Declared(NamedTuple):
 
 
 class Declaration(NamedTuple):
-    """What a class says of itself.
+    """The declarations of a class.
 
     Attributes:
-        name: The class's.
-        inputs: What `predict` gets.
-        outputs: What it returns.
-        rows_independent: Whether it says that each row of the outputs depends on the same row of the inputs alone;
-            ``None``: it does not say.
-        files: Names of files that it needs, relative to its folder.
-        methods: Which of `preprocess` and `postprocess` it has.
-        line: Where it is in its file.
-        streams: Whether `predict` is a generator, so that an answer comes in parts.
+        name: Of the class.
+        rows_independent: Whether the class declares its rows independent; ``None``: undeclared.
+        files: Files that it needs, relative to its folder.
+        methods: `preprocess` and `postprocess`, if defined.
+        line: Its line in the file.
+        streams: Whether `predict` is a generator, so that answers come in parts.
     """
 
     name: str
@@ -61,7 +58,7 @@ class Declaration(NamedTuple):
 
     @property
     def signature(self) -> ModelSignature:
-        """Its tensors, with the shapes that it declares."""
+        """Its tensors with the declared shapes."""
         inputs, outputs = (
             tuple(TensorSpec(name, _TYPES[kind], shape) for name, kind, shape in side)
             for side in (self.inputs, self.outputs)
@@ -69,7 +66,7 @@ class Declaration(NamedTuple):
         return ModelSignature(inputs, outputs)
 
     def prove(self, axes: Mapping[str, int]) -> RowProof:
-        """What it says of its rows. It is checked on the loaded model before requests share runs."""
+        """The declared independence of rows, checked on the loaded model before requests share runs."""
         if self.rows_independent:
             for each in self.outputs:
                 if len(each.shape) <= axes.get(each.name, 0):
@@ -87,16 +84,14 @@ class Declaration(NamedTuple):
 def read_declaration(
     model_file: Path, model: str, class_name: str | None = None, *, processes: bool = False
 ) -> Declaration:
-    """Read what a class declares.
+    """Read the declarations of a class.
 
     Args:
-        model_file: The Python file.
-        model: The model's name, for messages.
-        class_name: The class; ``None``: the only one that has `predict`.
-        processes: Whether its `preprocess` and `postprocess` are to be called, so that their faults count.
+        class_name: ``None``: the only class with `predict`.
+        processes: Whether `preprocess` and `postprocess` are in use, so that their faults count.
 
     Raises:
-        ConfigError: One line for each fault, with the place in the file.
+        ConfigError: One line for each fault, with its place in the file.
     """
     reader = _Reader(model_file, model)
     declared = reader.read(class_name, processes=processes)
@@ -107,11 +102,7 @@ def read_declaration(
 
 
 def files_beside(model_file: Path) -> tuple[str, ...]:
-    """Names of the files that a model's file may need: modules that lie beside it, and those that its classes name.
-
-    Raises:
-        ConfigError: It is no Python file.
-    """
+    """Files that a model's file may need: modules beside it, and files that its classes name."""
     reader = _Reader(model_file, model_file.name)
     named = [name for each in reader.classes() for name in reader.files(each)]
     if reader.problems:
@@ -121,7 +112,7 @@ def files_beside(model_file: Path) -> tuple[str, ...]:
 
 
 class _Reader:
-    """Reads one file, and notes its faults."""
+    """Reads one file and collects its faults."""
 
     def __init__(self, model_file: Path, model: str) -> None:
         self._file = model_file
@@ -129,7 +120,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def classes(self) -> list[ast.ClassDef]:
-        """The classes of the file; none where it cannot be read."""
+        """The classes of the file; none if it cannot be read."""
         try:
             tree = ast.parse(self._file.read_bytes(), self._file.name)
         except OSError as error:
@@ -144,7 +135,7 @@ class _Reader:
         return [each for each in tree.body if isinstance(each, ast.ClassDef)]
 
     def read(self, class_name: str | None, *, processes: bool = False) -> Declaration | None:
-        """What a class of the file declares; ``None`` where there is a fault."""
+        """The declarations of a class; ``None`` if there is a fault."""
         found = self.classes()
         if self.problems:
             return None
@@ -169,7 +160,6 @@ class _Reader:
         return Declaration(chosen.name, sides[0], sides[1], independent, files, methods, chosen.lineno, streams)
 
     def files(self, chosen: ast.ClassDef) -> tuple[str, ...]:
-        """The files that a class names."""
         node = dict(_assigned(chosen)).get("files")
         if node is None:
             return ()
@@ -183,7 +173,6 @@ class _Reader:
         return tuple(names)
 
     def _choose(self, found: list[ast.ClassDef], class_name: str | None) -> ast.ClassDef | None:
-        """The class to serve."""
         names = [each.name for each in found]
         if class_name is not None:
             for each in reversed(found):  # the last definition of a name is the one that counts
@@ -228,7 +217,6 @@ class _Reader:
                 self._fault(said, method.lineno)
 
     def _side(self, chosen: ast.ClassDef, attribute: str, node: ast.expr | None) -> tuple[Declared, ...]:
-        """The tensors of `inputs` or of `outputs`."""
         if node is None:
             self._fault(f"class {chosen.name} declares no {attribute}: write {attribute} = {_EXAMPLE}", chosen.lineno)
             return ()
@@ -287,7 +275,7 @@ def _method(each: ast.ClassDef, name: str) -> ast.FunctionDef | ast.AsyncFunctio
 
 
 def _yields(method: ast.AST | None) -> bool:
-    """Whether a method is a generator: a `yield` of its own, and not one of a function inside it."""
+    """Whether a method itself is a generator, regardless of functions inside it."""
     inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
     left: list[ast.AST] = [] if method is None else list(getattr(method, "body", ()))
     while left:
@@ -300,7 +288,7 @@ def _yields(method: ast.AST | None) -> bool:
 
 
 def _assigned(each: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """The attributes that a class's body sets, of those that are read here."""
+    """The attributes of interest that a class's body sets."""
     for item in each.body:
         targets = (
             item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []

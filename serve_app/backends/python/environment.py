@@ -1,12 +1,12 @@
-"""The interpreter of a model that runs in a process of its own: one that is there, or that of a virtual environment.
+"""Provides the interpreter of a model in a process of its own: an existing one, or a virtual environment's.
 
-An environment is made once for its content, whichever replica comes first, and kept in the cache folder:
+The first replica that needs an environment makes it, once per content, in the cache folder:
 
     environments/DIGEST        the virtual environment; it is whole when the file `made` is in it
     environments/DIGEST.log    what pip or uv said
     environments/DIGEST.lock   held while it is made
 
-It is not made elsewhere and moved, since installed scripts name their interpreter by its path.
+It is made in place, since installed scripts contain their interpreter's path.
 """
 
 from __future__ import annotations
@@ -42,15 +42,13 @@ _INCLUDED: Final = re.compile(r"\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S
 
 
 def interpreter_of(options: EnvironmentOptions, folder: Path, model: str) -> Path:
-    """The interpreter that runs a model. Its environment is made where there is none yet, which can take minutes.
+    """The interpreter for a model. Makes its environment if missing, which can take minutes.
 
     Args:
-        options: As configured.
-        folder: That of the model's file.
-        model: The model's name, for messages.
+        folder: Of the model's file.
 
     Raises:
-        ConfigError: There is no such interpreter, or its environment cannot be made; one line, which names the log.
+        ConfigError: The interpreter does not exist, or its environment cannot be made; names the log.
     """
     base = _base(options.python, model)
     if options.requirements is None:
@@ -88,7 +86,6 @@ def _base(python: str | None, model: str) -> Path:
 
 
 def _about(python: Path, model: str) -> str:
-    """Version and platform of an interpreter."""
     try:
         ended = subprocess.run(  # noqa: S603 - the operator names the interpreter
             [python, "-I", "-c", _ABOUT], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
@@ -102,7 +99,7 @@ def _about(python: Path, model: str) -> str:
 
 
 def _contents(requirements: Path, model: str, known: tuple[Path, ...] = ()) -> Iterator[tuple[Path, str]]:
-    """The text of a requirements file and of those that it includes."""
+    """Yield a requirements file and those that it includes, with their texts."""
     try:
         text = requirements.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -121,7 +118,7 @@ def _contents(requirements: Path, model: str, known: tuple[Path, ...] = ()) -> I
 
 @contextmanager
 def _locked(file: Path, model: str) -> Iterator[None]:
-    """Be the only one, of all processes of this machine, that makes an environment."""
+    """Hold the lock of an environment among all processes of this machine."""
     with file.open("w") as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,14 +168,14 @@ def _commands(place: Path, base: Path, requirements: Path, wheels: Path | None, 
 
 
 def clean_environ() -> dict[str, str]:
-    """The environment variables of this process without those that would lead another interpreter to its packages."""
+    """The environment variables without those that would lead another interpreter to this one's packages."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"
     }
 
 
 def _last_line(text: str) -> str:
-    """What a program said last, from where that begins: uv breaks it into lines."""
+    """The last message of a program, from its beginning: uv wraps messages."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = next((at for at in reversed(range(len(lines))) if _BEGINS.match(lines[at])), len(lines) - 1)
     said = " ".join(lines[max(last, 0) :])

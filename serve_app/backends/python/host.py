@@ -1,14 +1,14 @@
-"""A class that answers requests: how it is loaded, asked and checked, and the program that does so in another process.
+"""Loads, runs and checks a class that answers requests; also the program that does so in another process.
 
-The server imports this file to run a class in its own process. An interpreter that has no serve_app runs it as a
-program, so it needs Python 3.8, numpy of any version, and nothing else:
+The server imports this file to run a class in its own process. An interpreter without serve_app runs it as a program,
+so it needs only Python 3.8 and numpy of any version:
 
     python -I -u host.py SOCKET REQUESTS ANSWERS [SOCKET REQUESTS ANSWERS]...
 
-Messages are JSON on a Unix socket, one answer for each; an answer in parts is asked for part by part. Tensors are in
-shared memory: the server writes those of requests, the program those of answers, and either reads what the other has
-written. The first three are for runs of the model. Each further three are served by a thread of its own: they are for
-the class's `preprocess` and `postprocess`, which work beside the runs.
+Messages are JSON on a Unix socket, one answer for each; the server asks for each part of a streamed answer. Tensors are
+in shared memory: the server writes those of requests, the program those of answers, and each side reads the other's.
+The first three arguments serve runs of the model. Each further three have a thread of their own, for `preprocess` and
+`postprocess` beside the runs.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _END = object()
 
 
 class Fault(Exception):
-    """What a class did wrong, in one line.
+    """A fault of a class, in one line.
 
     Args:
         message: Without paths.
-        where: File and line of the class's code, where they are known.
-        refused: Whether the class refuses what the client sent, so that this is the client's fault.
+        where: File and line of the class's code, if known.
+        refused: Whether the class refuses the client's input: the client's fault.
     """
 
     def __init__(self, message: str, where: str = "", *, refused: bool = False) -> None:
@@ -74,17 +74,16 @@ class Fault(Exception):
 
 
 class InvalidRequest(Exception):
-    """What a client sent cannot be answered. A class finds it as `context.InvalidRequest`; clients see its message."""
+    """A request cannot be answered. Classes use `context.InvalidRequest`; clients see its message."""
 
 
 class Request:
-    """What one client sent, for `preprocess` and `postprocess`.
+    """One client's request, for `preprocess` and `postprocess`.
 
     Attributes:
-        inputs: Of a model of JSON, the value of ``inputs``; of a picture or a sound, its bytes; otherwise a list of
-            texts.
-        parameters: The ``parameters`` of the request, by name: text, numbers, booleans, and lists of them.
-        content_type: The media type of a picture or a sound; empty where the client named none.
+        inputs: For JSON, the value of ``inputs``; for an image or audio, its bytes; otherwise a list of texts.
+        parameters: The request's ``parameters`` by name: text, numbers, booleans, and lists of them.
+        content_type: Media type of an image or audio; empty if the client named none.
     """
 
     def __init__(self, inputs: Any, parameters: Mapping[str, Any], content_type: str = "") -> None:
@@ -102,16 +101,14 @@ def make_request(
     content_type: str = "",
     parameters: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Request:
-    """What a class is given of a request.
+    """Make the class's view of a request.
 
     Args:
-        content: What the client sent: one file, one JSON value, or UTF-8 texts.
-        kind: ``json``, ``text``, or that of a file.
-        content_type: Of a file.
-        parameters: Of the request.
+        content: One file, one JSON value, or UTF-8 texts.
+        kind: ``json``, ``text``, or a file's kind.
 
     Raises:
-        Fault: It is no JSON; the client's fault.
+        Fault: The content is no JSON; the client's fault.
     """
     if kind == "text":
         return Request([text.decode() for text in content], parameters)
@@ -126,14 +123,14 @@ def make_request(
 
 
 class Context:
-    """What `setup` is told.
+    """The argument of `setup`.
 
     Attributes:
-        InvalidRequest: What `preprocess` and `postprocess` raise for a request that cannot be answered.
-        folder: That of the model's file.
+        InvalidRequest: Raised by `preprocess` and `postprocess` for a request that cannot be answered.
+        folder: Of the model's file.
         device: ``cpu`` or ``cuda``.
-        threads: Threads that one run is to compute with.
-        parameters: ``backend_options.parameters`` of the configuration.
+        threads: Threads of one run.
+        parameters: ``backend_options.parameters``.
     """
 
     InvalidRequest = InvalidRequest
@@ -149,10 +146,10 @@ class Context:
 
 
 def dtype_of(kind: str) -> np.dtype[Any]:
-    """The dtype of arrays of a declared type.
+    """The numpy dtype of a declared type.
 
     Raises:
-        Fault: This interpreter has none.
+        Fault: This interpreter has no such dtype.
     """
     if kind in TEXT:
         return np.dtype(object)
@@ -170,7 +167,7 @@ def dtype_of(kind: str) -> np.dtype[Any]:
 
 
 class _Source(importlib.machinery.SourceFileLoader):
-    """Leaves no ``__pycache__`` in a model's folder, whose files tell one state of the model from another."""
+    """Leaves no ``__pycache__`` in a model's folder, whose files identify the model's state."""
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
         """Write nothing."""
@@ -179,16 +176,14 @@ class _Source(importlib.machinery.SourceFileLoader):
 class Model:
     """An instance of a class, set up.
 
-    Its file is a module of a package of its own, which is the model's folder: `from .features import scale` imports
-    what lies beside it, and two models have two modules of one name.
+    Its file is a module of a package that is the model's folder: `from .features import scale` imports a file beside
+    it, and two models may have modules of one name.
 
     Args:
-        file: The model's file.
-        class_name: The class in it.
-        inputs: What `preprocess` has to return, if the class has one.
-        outputs: What it declares.
-        rows_at: The axis of the rows of each tensor; ``None``: they have none.
-        context: For `setup`.
+        class_name: Its name in the file.
+        inputs: Tensors that `preprocess` returns, if defined.
+        outputs: Declared.
+        rows_at: Row axis of each tensor; ``None``: no rows.
 
     Raises:
         Fault: The file cannot be imported, or the class cannot be made or set up.
@@ -217,49 +212,49 @@ class Model:
             raise
 
     def predict(self, batch: dict[str, Any], rows: int | None) -> dict[str, Any]:
-        """Ask the class, and check what it returns, which may be its own memory.
+        """Run the class and check its result, which may be memory that it reuses.
 
         Args:
-            batch: Arrays by name; read-only.
-            rows: That the outputs must have; ``None``: any number.
+            batch: By name; read-only.
+            rows: Rows that the outputs must have; ``None``: any number.
 
         Raises:
-            Fault: It raised, or returned something else than it declares.
+            Fault: The class raised, or returned other tensors than it declares.
         """
-        returned = self._do(lambda: self._instance.predict(batch), "the model failed on this input")
+        returned = self._call_guarded(lambda: self._instance.predict(batch), "the model failed on this input")
         return self._all_checked("predict", "output", self._outputs, returned, rows)
 
     def stream(self, batch: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """Ask a class whose `predict` is a generator. Each part is checked, and may have any number of rows.
+        """Run a class whose `predict` is a generator. Each part is checked; it may have any number of rows.
 
-        Closing what this returns closes the class's generator, at once.
+        Closing the generator closes the class's at once.
 
         Args:
-            batch: Arrays by name; read-only.
+            batch: By name; read-only.
 
         Raises:
-            Fault: It raised, or yielded something else than it declares.
+            Fault: The class raised, or yielded other tensors than it declares.
         """
         what = "the model failed on this input"
-        made = self._do(lambda: self._instance.predict(batch), what)
+        made = self._call_guarded(lambda: self._instance.predict(batch), what)
         if not isinstance(made, types.GeneratorType):
             raise Fault(f"predict returned {_article(made)}; it was read as a generator, which yields parts")
         try:
             while True:
-                part = self._do(lambda: next(made, _END), what)
+                part = self._call_guarded(lambda: next(made, _END), what)
                 if part is _END:
                     return
                 yield self._all_checked("predict", "output", self._outputs, part, None, "yielded")
         finally:
-            self._do(made.close, "predict failed when it was closed")
+            self._call_guarded(made.close, "predict failed when it was closed")
 
     def preprocess(self, request: Request) -> dict[str, Any]:
-        """Ask the class for the inputs of one request, and check them. Several threads may ask at once.
+        """Make and check the inputs of one request. Thread-safe.
 
         Raises:
-            Fault: It raised, refused the request, or returned something else than it declares.
+            Fault: The class raised, refused the request, or returned other tensors than it declares.
         """
-        returned = self._do(lambda: self._instance.preprocess(request), "preprocess failed on this request")
+        returned = self._call_guarded(lambda: self._instance.preprocess(request), "preprocess failed on this request")
         made = self._all_checked("preprocess", "input", self._inputs, returned, None)
         rows = {name: self._rows(name, array) for name, array in made.items()}
         if len(set(rows.values())) > 1:
@@ -270,28 +265,27 @@ class Model:
         return made
 
     def postprocess(self, request: Request, outputs: dict[str, Any]) -> Any:
-        """Ask the class for the answer to one request, as JSON can hold it. Several threads may ask at once.
+        """Make the answer to one request as a JSON value. Thread-safe.
 
-        A class without `postprocess` answers with the outputs by name.
+        Without `postprocess`, the answer is the outputs by name.
 
         Args:
-            request: What the client sent.
-            outputs: Those for its rows; read-only.
+            outputs: Of this request's rows; read-only.
 
         Raises:
-            Fault: It raised, refused the request, or returned something that has no form in JSON.
+            Fault: The class raised, refused the request, or returned a value without a JSON form.
         """
         returned: Any = outputs
         if hasattr(self._instance, "postprocess"):
             call = self._instance.postprocess
-            returned = self._do(lambda: call(request, outputs), "postprocess failed on this request")
+            returned = self._call_guarded(lambda: call(request, outputs), "postprocess failed on this request")
         try:
             return _plain(returned)
         except RecursionError:
             raise Fault("postprocess returned something that holds itself, or is nested too deeply for JSON") from None
 
     def close(self) -> None:
-        """Let the class free what it holds, and forget its modules. Idempotent.
+        """Let the class free its resources, and unload its modules. Idempotent.
 
         Raises:
             Fault: Its `close` raised.
@@ -299,7 +293,7 @@ class Model:
         instance, self._instance = self._instance, None
         try:
             if hasattr(instance, "close"):
-                self._do(instance.close, "close failed")
+                self._call_guarded(instance.close, "close failed")
         finally:
             self._forget()
 
@@ -320,7 +314,7 @@ class Model:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         execute = spec.loader.exec_module
-        self._do(lambda: execute(module), f"{self._file.name} cannot be imported")
+        self._call_guarded(lambda: execute(module), f"{self._file.name} cannot be imported")
         found = getattr(module, class_name, None)
         if not isinstance(found, type):
             raise Fault(f"{self._file.name} has no class {class_name}")
@@ -329,12 +323,12 @@ class Model:
     def _set_up(self, found: type, context: Context) -> Any:
         if not callable(getattr(found, "predict", None)):
             raise Fault(f"class {found.__name__} has no method predict: write def predict(self, batch)")
-        instance = self._do(found, f"{found.__name__}() failed")
+        instance = self._call_guarded(found, f"{found.__name__}() failed")
         if hasattr(instance, "setup"):
-            self._do(lambda: instance.setup(context), f"{found.__name__}.setup failed")
+            self._call_guarded(lambda: instance.setup(context), f"{found.__name__}.setup failed")
         return instance
 
-    def _do(self, call: Any, what: str) -> Any:
+    def _call_guarded(self, call: Any, what: str) -> Any:
         try:
             return call()
         except InvalidRequest as error:
@@ -345,7 +339,7 @@ class Model:
             raise Fault(f"{what}: {_described(error)}{self._advice(error)}", self._where(error)) from None
 
     def _advice(self, error: BaseException) -> str:
-        """What to do about an error that others have had before."""
+        """The remedy for a common error."""
         if isinstance(error, ModuleNotFoundError) and error.name is not None:
             beside = error.name.partition(".")[0]
             if any(Path(self._folder, beside + end).exists() for end in (".py", "/__init__.py")):
@@ -355,7 +349,7 @@ class Model:
         return ""
 
     def _where(self, error: BaseException) -> str:
-        """The last line of the model's own code that an error passed through."""
+        """The last line of the model's own code in an error's traceback."""
         frames = [
             frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(self._folder)
         ]
@@ -370,7 +364,6 @@ class Model:
         rows: int | None,
         gave: str = "returned",
     ) -> dict[str, Any]:
-        """What a method returned, if that is what the class declares."""
         names = [name for name, *_ in declared]
         if not isinstance(returned, dict):
             listed = ", ".join(f"{name!r}: ..." for name in names)
@@ -391,7 +384,7 @@ class Model:
         }
 
     def _rows(self, name: str, array: Any) -> int:
-        """Rows of an input; 1 where inputs have none."""
+        """Rows of an input; 1 for inputs without rows."""
         return 1 if self._rows_at is None else int(array.shape[self._rows_at[name]])
 
     def _checked(
@@ -437,7 +430,7 @@ def _plain(value: Any, place: str = "") -> Any:
     """A value as JSON can hold it: arrays become lists.
 
     Raises:
-        Fault: There is no form for it; tells where it is.
+        Fault: A value has no JSON form; names its place.
     """
     where = f" at {place}" if place else ""
     if isinstance(value, (np.ndarray, np.generic)):
@@ -487,10 +480,10 @@ def _listed(returned: Mapping[Any, Any], gave: str) -> str:
 
 
 class Writer:
-    """Shared memory that this side writes, and the other only reads.
+    """Shared memory that this side writes and the other reads.
 
     Args:
-        fd: A file in memory. It grows with what is written.
+        fd: A file in memory, which grows as needed.
     """
 
     def __init__(self, fd: int) -> None:
@@ -499,7 +492,7 @@ class Writer:
         self._memory: mmap.mmap | bytes = b""
 
     def write(self, tensors: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
-        """Write tensors over those of before, and say where they are.
+        """Write tensors over the previous ones. Returns their places.
 
         Args:
             tensors: Name, type and array of each.
@@ -536,10 +529,10 @@ class Reader:
         self._memory: mmap.mmap | bytes = b""
 
     def read(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors that were written: read-only views of the memory, which the next ones overwrite.
+        """The written tensors: read-only views, which the next write overwrites.
 
         Raises:
-            ValueError: They are not inside the memory.
+            ValueError: They are outside the memory.
         """
         if told["size"] > self._size:
             self._size = told["size"]
@@ -576,7 +569,7 @@ def send(channel: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def receive(channel: socket.socket) -> dict[str, Any] | None:
-    """The next message; ``None`` where the other side has gone."""
+    """The next message; ``None`` if the other side has closed."""
     received = b""
     wanted = _LENGTH.size
     while len(received) < wanted:
@@ -594,7 +587,7 @@ def receive(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def _end_with_parent() -> None:
-    """Be killed when the process that started this one dies, whatever this one is doing then."""
+    """Ask the kernel to kill this process when its parent dies."""
     try:
         import ctypes  # noqa: PLC0415 - left out of some builds of Python
     except ImportError:
@@ -602,14 +595,8 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
-class _Way:
-    """A socket and the memory that goes with it: messages on it are answered one after the other.
-
-    Args:
-        channel_fd: The socket.
-        requests_fd: Where the server writes tensors.
-        answers_fd: Where this program does.
-    """
+class _Channel:
+    """A socket with its shared memory; messages are answered in order."""
 
     def __init__(self, channel_fd: int, requests_fd: int, answers_fd: int) -> None:
         for fd in (channel_fd, requests_fd, answers_fd):
@@ -618,7 +605,7 @@ class _Way:
         self._requests, self._answers = Reader(requests_fd), Writer(answers_fd)
 
     def serve(self, program: _Program) -> None:
-        """Answer until the other side has gone."""
+        """Answer until the other side has closed."""
         while (message := receive(self._channel)) is not None:
             try:
                 tensors = self._requests.read(message) if "tensors" in message else {}
@@ -639,11 +626,7 @@ class _Program:
         self._parts: Generator[dict[str, Any], None, None] | None = None  # of the answer that is being given
 
     def answer(self, message: dict[str, Any], tensors: dict[str, Any], answers: Writer) -> dict[str, Any]:
-        """Do what a message says.
-
-        Raises:
-            Fault: The class did something wrong.
-        """
+        """Execute a message."""
         do = message["do"]
         if do == "load":
             inputs, outputs = message["inputs"], message["outputs"]
@@ -660,12 +643,12 @@ class _Program:
             model.close()
             return {}
         if do == "run":
-            return self._told(model.predict(tensors, message["rows"]), "outputs", answers)
+            return self._write_answer(model.predict(tensors, message["rows"]), "outputs", answers)
         if do == "stream":
             self._parts = model.stream(tensors)
         if do in ("stream", "next"):
             part = None if self._parts is None else next(self._parts, None)
-            return {} if part is None else self._told(part, "outputs", answers)
+            return {} if part is None else self._write_answer(part, "outputs", answers)
         if do == "stop":
             parts, self._parts = self._parts, None
             if parts is not None:
@@ -673,17 +656,17 @@ class _Program:
             return {}
         request = make_request(tensors.pop(CONTENT).ravel().tolist(), **message["request"])
         if do == "preprocess":
-            return self._told(model.preprocess(request), "inputs", answers)
+            return self._write_answer(model.preprocess(request), "inputs", answers)
         return {"answer": model.postprocess(request, tensors)}
 
-    def _told(self, made: dict[str, Any], side: str, answers: Writer) -> dict[str, Any]:
+    def _write_answer(self, made: dict[str, Any], side: str, answers: Writer) -> dict[str, Any]:
         return answers.write([(name, self._kinds[side][name], array) for name, array in made.items()])
 
 
 def _main(fds: Sequence[int]) -> None:
     _end_with_parent()
     program = _Program()
-    first, *others = [_Way(*fds[start : start + 3]) for start in range(0, len(fds), 3)]
+    first, *others = [_Channel(*fds[start : start + 3]) for start in range(0, len(fds), 3)]
     for way in others:
         threading.Thread(target=way.serve, args=(program,), daemon=True).start()
     first.serve(program)

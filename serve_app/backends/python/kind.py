@@ -1,4 +1,4 @@
-"""Models that are a class in a Python file."""
+"""The kind ``python``: models that are a class in a Python file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration may say of a model that is a Python class."""
+"""Configuration of a model that is a Python class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.config.values import Seconds, Section
 
 
 class EnvironmentOptions(Section):
-    """The interpreter and the packages of a model that runs in a process of its own."""
+    """The interpreter and packages of a model in a process of its own."""
 
     requirements: str | None = Field(default=None, min_length=1)
     """Requirements file, relative to the folder of the model's file. Its packages are installed once, and numpy must be

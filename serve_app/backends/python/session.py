@@ -1,4 +1,4 @@
-"""A class that has been loaded: in the server's process, or in one of its own."""
+"""Sessions of a loaded class: in the server's process, or in a process of its own."""
 
 from __future__ import annotations
 
@@ -43,78 +43,49 @@ _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
 
 
 class PythonSession(Protocol):
-    """Asks one instance of a class. One thread at a time, but for `close`."""
+    """Runs one instance of a class. One thread at a time, except for `close`."""
 
     def predict(self, batch: Tensors, rows: int | None) -> Tensors:
-        """What the class returns, checked; the caller's own.
+        """Run the class and check its outputs; the caller owns them.
 
         Args:
-            batch: Every input by name.
-            rows: That the outputs must have; ``None``: any number.
+            rows: Rows that the outputs must have; ``None``: any number.
 
         Raises:
-            Fault: It raised, or returned something else than it declares.
-            SessionLost: Its process has ended.
+            Fault: The class raised, or returned other tensors than it declares.
         """
 
     def stream(self, batch: Tensors) -> Generator[Tensors, None, None]:
-        """What a class yields whose `predict` is a generator, checked; each part is the caller's own.
+        """Run a class whose `predict` is a generator; parts are checked, and owned by the caller.
 
-        To be used up or closed before anything else runs. Closing it closes the class's generator, at once.
-
-        Args:
-            batch: Every input by name.
-
-        Raises:
-            Fault, SessionLost: As `predict`.
+        Exhaust or close the generator before any other run. Closing it closes the class's generator at once. Raises
+        what `predict` raises.
         """
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
-        """The inputs that the class makes of one request, checked; the caller's own. Several threads may ask at once.
-
-        Args:
-            content: What the client sent: a file, a JSON value, or UTF-8 texts.
-            about: Its kind, content type and parameters; see `host.make_request`.
-
-        Raises:
-            Fault, SessionLost: As `predict`.
-        """
+        """Make and check the inputs of one request, owned by the caller. Thread-safe. Raises what `predict` raises."""
 
     def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
-        """The answer that the class makes, as JSON can hold it. Several threads may ask at once.
-
-        Args:
-            content: As of `preprocess`.
-            about: Likewise.
-            outputs: Those for its rows.
-
-        Raises:
-            Fault, SessionLost: As `predict`.
-        """
+        """Make the answer to one request as a JSON value. Thread-safe. Raises what `predict` raises."""
 
     def close(self) -> None:
-        """Let the class free what it holds. Idempotent.
+        """Let the class free its resources. Idempotent.
 
-        A run that is under way in another thread is ended with its process. In this process nothing can end it: it is
-        left alone, and the class is not asked to close.
+        Ends a run in another thread together with its process. In the server's process that is impossible: the run
+        continues, and the class's `close` is not called.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What to load.
+    """How to load a class.
 
     Attributes:
-        model: The model's name, for messages.
-        file: Its file.
-        declared: What its class declares.
-        made: The inputs as `preprocess` returns them: their shapes with any number of rows.
-        rows_at: The axis of the rows by the name of a tensor; ``None``: they have none.
-        device: ``cpu`` or ``cuda``.
-        threads: Threads that one run computes with.
-        parameters: For `setup`.
-        processor_threads: Threads that ask for `preprocess` and `postprocess` at once; 0: none does.
-        timeout_s: For how long it may take, seconds.
+        declared: The class's declarations.
+        made: Inputs as `preprocess` returns them: shapes with any number of rows.
+        rows_at: Row axis by tensor name; ``None``: no rows.
+        processor_threads: Threads that call `preprocess` and `postprocess` at once; 0: none.
+        timeout_s: For the load, seconds.
     """
 
     model: str
@@ -129,7 +100,7 @@ class LoadSettings:
     timeout_s: float = 600.0
 
     def context(self) -> dict[str, Any]:
-        """What `host.Context` is made of."""
+        """The fields of `host.Context`."""
         return {
             "folder": str(self.file.parent.absolute()),
             "device": self.device,
@@ -146,11 +117,10 @@ def _too_slow(load: LoadSettings) -> Fault:
 
 
 class InProcess:
-    """In this process.
+    """Runs the class in this process.
 
     Raises:
-        Fault: The class cannot be loaded, or that takes too long: its thread is left behind then, and what it makes is
-            closed.
+        Fault: The class cannot be loaded, or that takes too long: its thread is then left behind, and closes the class.
     """
 
     def __init__(self, load: LoadSettings) -> None:
@@ -183,26 +153,26 @@ class InProcess:
         gc.collect()
 
     def predict(self, batch: Tensors, rows: int | None) -> Tensors:
-        """Ask it. What it returns is copied: it may be memory that it uses again."""
+        """Copy the result: the class may reuse its memory."""
         with self._running:
             return _own(self._loaded().predict(_read_only(batch), rows))
 
     def stream(self, batch: Tensors) -> Generator[Tensors, None, None]:
-        """Ask it. Each part is copied, as of `predict`."""
+        """Copy each part, as `predict` does."""
         with self._running, closing(self._loaded().stream(_read_only(batch))) as parts:
             for part in parts:
                 yield _own(part)
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
-        """Ask it. What it returns is copied, as of `predict`."""
+        """Copy the result, as `predict` does."""
         return _own(self._loaded().preprocess(host.make_request(content, **about)))
 
     def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
-        """Ask it."""
+        """Call the class."""
         return self._loaded().postprocess(host.make_request(content, **about), _read_only(outputs))
 
     def close(self) -> None:
-        """Close it, unless it is inside a run, and collect what it leaves in cycles: a module and its classes are."""
+        """Close it unless it runs, and collect its cycles: modules and classes form some."""
         model, self._model = self._model, None
         if model is None:
             return
@@ -242,12 +212,8 @@ def _own(tensors: Mapping[str, Any]) -> Tensors:
     return {name: np.array(array) for name, array in tensors.items()}
 
 
-class _Way:
-    """A way to ask the process: one message at a time.
-
-    Args:
-        name: Of the model.
-    """
+class _Channel:
+    """A channel to the process, one message at a time."""
 
     def __init__(self, name: str) -> None:
         self.channel, self._theirs = socket.socketpair()
@@ -257,17 +223,16 @@ class _Way:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What the process needs of it."""
+        """File descriptors for the process."""
         return (self._theirs.fileno(), *self._files)
 
     def started(self, pid_fd: int) -> None:
-        """The process has its end."""
+        """Close the process's ends after it has started."""
         self._theirs.close()
         for fd in (self.channel.fileno(), pid_fd):
             self.poll.register(fd, select.POLLIN)
 
     def free(self) -> None:
-        """Close it. Idempotent."""
         self._theirs.close()
         self.channel.close()
         files, self._files = self._files, []
@@ -276,14 +241,10 @@ class _Way:
 
 
 class OwnProcess:
-    """In a process of its own, which ends with this one.
-
-    Args:
-        load: What to load.
-        python: The interpreter.
+    """Runs the class in a process of its own, which ends with this one.
 
     Raises:
-        Fault: The class cannot be loaded, that takes too long, or the process has ended meanwhile.
+        Fault: The class cannot be loaded, that takes too long, or the process has ended.
         ConfigError: The interpreter cannot be started.
     """
 
@@ -296,16 +257,16 @@ class OwnProcess:
         self._ended = ""  # how the process ended, once it has
         self._closed = False
         self._said = ""
-        self._runs = _Way(load.model)
-        self._others = [_Way(load.model) for _ in range(load.processor_threads)]
-        self._free_ways: SimpleQueue[_Way] = SimpleQueue()
+        self._runs = _Channel(load.model)
+        self._others = [_Channel(load.model) for _ in range(load.processor_threads)]
+        self._free_ways: SimpleQueue[_Channel] = SimpleQueue()
         ways = [self._runs, *self._others]
         fds = tuple(fd for way in ways for fd in way.fds)
         command = [str(python), "-I", "-u", str(Path(host.__file__).absolute()), *map(str, fds)]
         environ = clean_environ() | dict.fromkeys(_THREADS, str(load.threads))
         started: Future[subprocess.Popen[bytes]] = Future()
         # The system ends a process with the thread that started it: such a thread lives as long as this process.
-        self._attendant = in_thread("output", lambda: self._attend(command, fds, environ, started))
+        self._attendant = in_thread("output", lambda: self._start_and_log(command, fds, environ, started))
         try:
             self._process = started.result()
         except OSError as error:
@@ -343,14 +304,14 @@ class OwnProcess:
             raise
 
     def predict(self, batch: Tensors, rows: int | None) -> Tensors:
-        """Ask it."""
+        """Ask the process."""
         with self._lock:
             way = self._alive(self._runs)
             told = way.requests.write([(name, self._kinds[name], array) for name, array in batch.items()])
             return _own(way.answers.read(self._ask(way, {"do": "run", "rows": rows, **told})))
 
     def stream(self, batch: Tensors) -> Generator[Tensors, None, None]:
-        """Ask it for one part after the other: it makes the next one when it is asked for."""
+        """Ask for one part after the other: the process makes each on demand."""
         with self._lock:
             way = self._alive(self._runs)
             told = way.requests.write([(name, self._kinds[name], array) for name, array in batch.items()])
@@ -364,20 +325,20 @@ class OwnProcess:
                 answer = self._ask(way, {"do": "next"})
 
     def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
-        """Ask it, beside a run."""
-        with self._way() as way:
+        """Ask the process, beside a run."""
+        with self._free_channel() as way:
             told = way.requests.write([_sent(content)])
             return _own(way.answers.read(self._ask(way, {"do": "preprocess", "request": dict(about), **told})))
 
     def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
-        """Ask it, beside a run."""
-        with self._way() as way:
+        """Ask the process, beside a run."""
+        with self._free_channel() as way:
             tensors = [(name, self._output_kinds[name], array) for name, array in outputs.items()]
             told = way.requests.write([_sent(content), *tensors])
             return self._ask(way, {"do": "postprocess", "request": dict(about), **told})["answer"]
 
     def close(self) -> None:
-        """End the process: in order, unless it is inside a run or takes too long."""
+        """End the process: cleanly, unless a run is active or it takes too long."""
         if self._lock.acquire(blocking=False):
             try:
                 if not self._ended:
@@ -403,15 +364,15 @@ class OwnProcess:
                     self._free_ways.put(way)
 
     @contextmanager
-    def _way(self) -> Iterator[_Way]:
-        """One that nobody else has."""
+    def _free_channel(self) -> Iterator[_Channel]:
+        """Acquire a free channel."""
         way = self._free_ways.get()
         try:
             yield self._alive(way)
         finally:
             self._free_ways.put(way)
 
-    def _alive(self, way: _Way) -> _Way:
+    def _alive(self, way: _Channel) -> _Channel:
         if self._ended:
             raise SessionLost(f"the process of the model {self._ended}")
         return way
@@ -421,12 +382,12 @@ class OwnProcess:
             way.free()
 
     def _kill(self) -> None:
-        """End the process and those that it has started. Nothing has waited for it yet: its id is still its own."""
+        """Kill the process and its children. Its id is still valid, since it has not been waited for."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _ask(self, way: _Way, message: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
-        """Send a message and wait for the answer. The way is the caller's alone."""
+    def _ask(self, way: _Channel, message: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
+        """Send a message and wait for the answer. The caller owns the channel."""
         answer = None
         with suppress(ConnectionError):
             host.send(way.channel, message)
@@ -456,14 +417,14 @@ class OwnProcess:
                 self._ended = f"was ended by {signal.Signals(end.si_status).name}"
             logger.error("model %r: its process %s: %s", self._name, self._ended, self._said or "it said nothing")
 
-    def _attend(
+    def _start_and_log(
         self,
         command: list[str],
         fds: tuple[int, ...],
         environ: Mapping[str, str],
         started: Future[subprocess.Popen[bytes]],
     ) -> None:
-        """Start the process, and put what it says into the log until it has ended."""
+        """Start the process, and log its output until it ends."""
         try:
             process = subprocess.Popen(  # noqa: S603 - the operator names the interpreter
                 command,
@@ -489,7 +450,7 @@ class OwnProcess:
 
 
 def _sent(content: Sequence[bytes]) -> tuple[str, str, Any]:
-    """What a client sent, as it travels beside tensors."""
+    """A request's content in the form of a tensor."""
     array = np.empty(len(content), np.object_)
     array[:] = content
     return host.CONTENT, "bytes", array

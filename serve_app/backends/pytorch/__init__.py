@@ -1,1 +1,1 @@
-"""Models of PyTorch: TorchScript, and programs of ``torch.export``."""
+"""PyTorch's models: TorchScript, and programs of ``torch.export``."""

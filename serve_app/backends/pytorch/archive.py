@@ -1,4 +1,4 @@
-"""PyTorch's files are zip archives: what is in them can be read without PyTorch, and without running anything."""
+"""Opens PyTorch's files, which are zip archives, without PyTorch and without running anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.errors import ConfigError
 
 @contextmanager
 def opened(model_file: Path, *, model: str) -> Iterator[zipfile.ZipFile]:
-    """A model's file.
+    """Open a model's file.
 
     Raises:
         ConfigError: It cannot be read, or is no archive.

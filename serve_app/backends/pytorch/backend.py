@@ -20,17 +20,16 @@ from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 
 
 class TorchBackend:
-    """Runs a model of PyTorch on the CPU. See `serve_app.backends.backend.Backend` for the contract.
+    """Runs a model of PyTorch on the CPU.
 
-    PyTorch has one pool of threads for a process: loading sets its size to what the build says. How many of them an
-    operator uses is kept by each thread that runs any, and so set before a run.
+    PyTorch has one thread pool per process; loading sets its size from the build. Each calling thread keeps the number
+    of threads for an operator, so that is set before a run.
 
     Args:
-        build: How to run it.
-        open_model: Opens its file, and raises `ConfigError` where that is no model, or one that it cannot serve.
+        open_model: Opens the file. Raises `ConfigError` if it is no model, or cannot be served.
 
     Raises:
-        ConfigError: The build insists on a GPU.
+        ConfigError: The build requires a GPU.
     """
 
     device = "cpu"
@@ -50,15 +49,11 @@ class TorchBackend:
 
     @property
     def signature(self) -> ModelSignature:
-        """The tensors that the model takes and gives; where it has rows, dimension 0 is ``-1``. Valid after `load`."""
+        """The model's tensors; with rows, dimension 0 is ``-1``. Valid after `load`."""
         return self._served.signature
 
     def load(self) -> str | None:
-        """Read the file. Returns that a GPU is not used, where there is one.
-
-        Raises:
-            ConfigError: The file is not usable; says which model and why.
-        """
+        """Read the file. Returns a note if there is a GPU, which is not used."""
         build = self._build
         try:
             self._torch = import_torch()
@@ -80,8 +75,7 @@ class TorchBackend:
         """Run one batch, blocking.
 
         Raises:
-            InferenceFailed: The model failed.
-            UnexpectedShape: It gave an output whose axis 0 is not the rows, or of another shape than it declares.
+            UnexpectedShape: Axis 0 of an output is not the rows, or it has another shape than declared.
         """
         if not self._build.layout.rows:
             return self.run_whole(inputs)
@@ -94,11 +88,7 @@ class TorchBackend:
         return self._run_rows(inputs, len(next(iter(inputs.values()))))
 
     def run_whole(self, inputs: Tensors) -> Tensors:
-        """Run one request as it came, blocking.
-
-        Raises:
-            InferenceFailed: The model failed.
-        """
+        """Run one request uncut, blocking."""
         if not self._build.layout.rows:
             return self._run_once(inputs)
         if not self._takes(inputs):
@@ -112,7 +102,7 @@ class TorchBackend:
             opened.free()
 
     def _row_sizes(self) -> tuple[int, ...]:
-        """The numbers of rows that batches are filled up to, ascending; none where they are run as they come."""
+        """Numbers of rows that batches are filled up to, ascending; empty without filling."""
         build = self._build
         if self._served.fixed_rows is not None:
             return (self._served.fixed_rows,)
@@ -122,7 +112,7 @@ class TorchBackend:
         return tuple(sorted({min(max(size, least), most or size) for size in build.row_sizes}))
 
     def _takes(self, inputs: Tensors) -> bool:
-        """Whether the model takes as many rows as there are, or it is for the model to say that they differ."""
+        """Whether the model takes this many rows, or has to report itself that inputs differ."""
         counts = {len(array) if array.ndim else None for array in inputs.values()}
         rows = next(iter(counts), None)
         if len(counts) != 1 or rows is None:
@@ -163,7 +153,7 @@ class TorchBackend:
 
 
 def _check_input(spec: TensorSpec, given: Tensors) -> None:
-    """Raise where an input is not as declared: most of PyTorch's operators would take it."""
+    """Raise if an input differs from its declaration: most of PyTorch's operators would accept it."""
     if spec.name not in given:
         raise InferenceFailed(f"input {spec.name!r} is missing")
     shape = given[spec.name].shape

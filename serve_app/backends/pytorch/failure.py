@@ -1,4 +1,4 @@
-"""What PyTorch says about a failure, reduced to what a reader may see and can use."""
+"""Reduces PyTorch's failure messages to what a client may see."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _RAISED = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception): (.*)", re.MULTILINE
 
 
 def describe_failure(error: BaseException) -> str:
-    """The reason inside an exception that PyTorch or a model raised, on one line.
+    """The reason inside an exception of PyTorch or a model, on one line.
 
-    Without the model's source, PyTorch's own and paths of the server, at most 240 characters.
+    Without source code and paths of the server, at most 240 characters.
     """
     text = str(error).strip()
     if "TorchScript interpreter" in text.partition("\n")[0]:

@@ -1,4 +1,4 @@
-"""PyTorch's models, run by PyTorch: TorchScript, and programs of ``torch.export``."""
+"""The kinds of PyTorch's models: TorchScript, and programs of ``torch.export``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serve_app.backends.pytorch.settings import TorchScriptOptions
 
 
 class TorchExportOptions(BackendOptions):
-    """A program of `torch.export` says everything itself: there is nothing to say."""
+    """No options: a program of `torch.export` describes itself."""
 
 
 def _create_script(build: BuildSettings, options: TorchScriptOptions) -> Backend:

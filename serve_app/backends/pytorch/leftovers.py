@@ -1,4 +1,4 @@
-"""What PyTorch keeps of every program of ``torch.export`` that it has loaded, for as long as the process lives."""
+"""Frees what PyTorch keeps of each loaded program of ``torch.export`` for the life of the process."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 
 
 def generated_code(torch: Any) -> MutableMapping[str, str]:
-    """The code that PyTorch has generated of programs, which it shows in tracebacks, by its name there.
+    """PyTorch's generated code of programs, shown in tracebacks, by name.
 
-    It is private to PyTorch: another version may keep it elsewhere, and this is empty.
+    Private to PyTorch: another version may keep it elsewhere, and this is then empty.
     """
     return getattr(getattr(torch.fx.graph_module, "_loader", None), "eval_cache", {})
 
 
 def drop_leftovers(torch: Any, names: Iterable[str]) -> None:
-    """Have PyTorch let go of what it keeps of a program that runs no more.
+    """Free what PyTorch keeps of a program that no longer runs.
 
     Args:
-        torch: PyTorch.
-        names: Of the code that was generated of it. Tracebacks through it have no lines any more.
+        names: Of its generated code. Tracebacks lose its lines.
     """
     kept = generated_code(torch)
     for name in names:

@@ -1,4 +1,4 @@
-"""What opening a model's file comes to, whichever of PyTorch's two formats it is of."""
+"""An opened model, of either of PyTorch's two formats."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Opened(NamedTuple):
     """A model that can be run.
 
     Attributes:
-        declared: Its tensors, with the shapes that are declared.
-        run: Takes the inputs' tensors by name, and gives those of the outputs in the order of the signature. Raises
-            whatever PyTorch and the model raise.
-        rows: Numbers of rows that it takes, where they are along these axes, by the name of a tensor; 0 for those that
-            are not named. Says nothing of a model that fixes them.
+        declared: Tensors with the declared shapes.
+        run: Takes input tensors by name, returns output tensors in the signature's order. Raises any error of PyTorch
+            and the model.
+        rows: Numbers of rows that it takes, along these axes by tensor name (default 0). Not for a model that fixes
+            them.
         writes: Whether it may write to its inputs.
-        free: Lets go of its weights; it cannot be run any more.
+        free: Frees its weights; it cannot run any more.
     """
 
     declared: ModelSignature

@@ -1,4 +1,4 @@
-"""Programs of ``torch.export``: a graph of operators that says what its tensors are called, and of which shapes."""
+"""Programs of ``torch.export``: graphs with names and shapes of their tensors."""
 
 from __future__ import annotations
 
@@ -51,13 +51,12 @@ _DTYPES: Final = {
 
 
 class Program(NamedTuple):
-    """What an archive says of its program.
+    """The content of a program's archive.
 
     Attributes:
-        graph: The graph, as the archive has it.
-        ranges: Least and most of each size that may vary, by its symbol.
-        declared: Its tensors.
-        outputs: Names in the graph of the values that are its outputs, in the order of the signature.
+        graph: As in the archive.
+        ranges: Bounds of each variable size, by symbol.
+        outputs: Graph values of the outputs, in the signature's order.
     """
 
     graph: Mapping[str, Any]
@@ -67,20 +66,16 @@ class Program(NamedTuple):
 
 
 def inspect_program(model_file: Path, model: str, _: BackendOptions) -> ModelFile:
-    """Read a file without PyTorch.
-
-    Raises:
-        ConfigError: As `read_program`.
-    """
+    """Read a file without PyTorch. Raises what `read_program` raises."""
     program = read_program(model_file, model)
     return ModelFile(program.declared, partial(_prove, program))
 
 
 def open_program(model_file: Path, model: str) -> Opened:
-    """Load a program.
+    """Load a program. Raises what `read_program` raises.
 
     Raises:
-        ConfigError: As `read_program`; or PyTorch cannot load it.
+        ConfigError: PyTorch cannot load it.
     """
     read = read_program(model_file, model)
     torch = import_torch()
@@ -97,10 +92,10 @@ def open_program(model_file: Path, model: str) -> Opened:
 
 
 def read_program(model_file: Path, model: str) -> Program:
-    """Read what an archive says.
+    """Read a program's archive.
 
     Raises:
-        ConfigError: It cannot be read, is of another format, or takes or gives what cannot be served.
+        ConfigError: The archive cannot be read, has another format, or has tensors that cannot be served.
     """
     with opened(model_file, model=model) as archive:
         found = [name for name in archive.namelist() if _GRAPH.fullmatch(name)]
@@ -140,7 +135,7 @@ def _program(stored: Mapping[str, Any], model: str) -> Program:
 
 
 def program_ends(model_file: Path) -> GraphEnds:
-    """Read which function makes each output. Raises `ValueError` for a file that is no program."""
+    """Find the function that produces each output. Raises `ValueError` if the file is no program."""
     try:
         program = read_program(model_file, model_file.name)
     except ConfigError as error:
@@ -162,7 +157,7 @@ def program_ends(model_file: Path) -> GraphEnds:
 def _tensor(
     graph: Mapping[str, Any], arg: Mapping[str, Any], side: str, name: str | None, problems: list[str]
 ) -> TensorSpec:
-    """An input, called as in the graph, or an output of this name."""
+    """An input, named as in the graph, or an output of this name."""
     if "as_tensor" not in arg:
         problems.append(f"an {side} is no tensor: {name or json.dumps(arg)}")
         return TensorSpec("", "", ())
@@ -179,7 +174,7 @@ def _tensor(
 
 
 def _names(spec: Mapping[str, Any], path: Sequence[str] = ()) -> Iterator[str]:
-    """A name for each value that `forward` returns: keys of dicts, and places in all else."""
+    """Name each value that `forward` returns: by key in dicts, by position elsewhere."""
     if spec["type"] is None:
         yield "_".join(path) if path else "output"
         return
@@ -208,7 +203,7 @@ def _prove(program: Program, axes: Mapping[str, int]) -> RowProof:
 
 
 def _runner(torch: Any, program: Any, module: Any) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
-    """What runs a program with tensors by name, and gives those among its results."""
+    """Wrap a program: takes tensors by name and returns the tensors among its results."""
     kinds, trees = torch.export.graph_signature, torch.utils._pytree
     signature, taken = program.graph_signature, program.call_spec.in_spec
     slots = [spec.arg for spec in signature.input_specs if spec.kind == kinds.InputKind.USER_INPUT]
@@ -225,10 +220,10 @@ def _runner(torch: Any, program: Any, module: Any) -> Callable[[Mapping[str, Any
 
 
 def _free(torch: Any, module: Any, code: Iterable[str]) -> None:
-    """Empty a module and those in it, and drop what PyTorch keeps of the program.
+    """Empty a module and its children, and drop PyTorch's leftovers of the program.
 
-    Modules are in cycles with their graphs: their weights would stay until Python looks for cycles. In a process with
-    PyTorch's hundred thousands of objects it hardly ever does.
+    Modules form cycles with their graphs: their weights would stay until a garbage collection, which is rare in a
+    process with PyTorch's hundreds of thousands of objects.
     """
     for each in list(module.modules()):
         vars(each).clear()
@@ -236,7 +231,7 @@ def _free(torch: Any, module: Any, code: Iterable[str]) -> None:
 
 
 def _may_write(torch: Any, node: Any) -> bool:
-    """Whether a node may write to memory that it did not make: all that is not known to only read."""
+    """Whether a node may write to foreign memory: any node not known to only read."""
     if node.op != "call_function" or node.target.__module__ in {"_operator", "math"}:
         return False
     return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable

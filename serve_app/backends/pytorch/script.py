@@ -1,4 +1,4 @@
-"""TorchScript: programs that a file holds whole. It says what `forward`'s arguments are called, not what they hold."""
+"""TorchScript: self-contained programs. They declare the names of `forward`'s arguments, but not their tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SOURCES = ("/constants.pkl", "/code/")
 
 
 def inspect_script(model_file: Path, model: str, options: TorchScriptOptions) -> ModelFile:
-    """Look at a file without PyTorch; its tensors are what the options say.
+    """Check a file without PyTorch; the options declare its tensors.
 
     Raises:
         ConfigError: The file is no TorchScript, or the options name no output.
@@ -38,11 +38,10 @@ def inspect_script(model_file: Path, model: str, options: TorchScriptOptions) ->
 
 
 def open_script(model_file: Path, model: str, options: TorchScriptOptions) -> Opened:
-    """Load a model, for the CPU.
+    """Load a model on the CPU. Raises what `inspect_script` raises.
 
     Raises:
-        ConfigError: As `inspect_script`; PyTorch cannot load it, or its `forward` does not take and give what the
-            options say.
+        ConfigError: PyTorch cannot load it, or `forward` does not match the options.
     """
     declared = inspect_script(model_file, model, options).signature
     torch = import_torch()
@@ -74,11 +73,7 @@ def _prove(_: Mapping[str, int]) -> RowProof:
 
 
 def _passed(names: Sequence[str], arguments: Sequence[Any]) -> dict[str, str]:
-    """By the name of an argument, the input that is passed for it.
-
-    Raises:
-        ValueError: They do not fit.
-    """
+    """The input to pass for each argument."""
     taken = [argument.name for argument in arguments]
     takes = f"forward takes {', '.join(map(_shown, arguments)) or 'nothing'}"
     strange = [name for name in names if name not in taken]
@@ -102,11 +97,7 @@ def _shown(argument: Any) -> str:
 
 
 def _check_returned(names: Sequence[str], returned: Any) -> None:
-    """Compare with what `forward` returns, as far as its type tells.
-
-    Raises:
-        ValueError: They do not fit.
-    """
+    """Compare the options with `forward`'s return type, as far as it is declared."""
     kind = returned.kind()
     if kind == "TupleType":
         parts = returned.elements()
@@ -134,11 +125,11 @@ def _run(module: Any, passed: Mapping[str, str], names: Sequence[str], inputs: M
 
 
 def _free() -> None:
-    """Nothing: a TorchScript module is freed with the last reference to it."""
+    """Do nothing: a TorchScript module is freed with its last reference."""
 
 
 def _writes(block: Any) -> bool:
-    """Whether anything in a graph may write to memory that it did not make: all that is not known to only read."""
+    """Whether a graph may write to foreign memory: any node not known to only read."""
     return any(not _only_reads(node) or any(map(_writes, node.blocks())) for node in block.nodes())
 
 

@@ -1,4 +1,4 @@
-"""What a configuration may say of PyTorch's models."""
+"""Configuration of PyTorch's models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TensorOptions(Section):
 
 
 class TorchScriptOptions(BackendOptions):
-    """What a TorchScript file does not say of its model."""
+    """Properties of a model that its TorchScript file lacks."""
 
     inputs: dict[Name, TensorOptions] = Field(default_factory=dict)
     """The inputs by name: `forward`'s arguments by their names, or all of them under other names in their order."""

@@ -1,4 +1,4 @@
-"""Sizes of tensors in the graph of a program: numbers, symbols, and what is made of symbols."""
+"""Sizes of tensors in a program's graph: numbers, symbols, and expressions of symbols."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def text_of(size: Mapping[str, Any]) -> str:
 
 
 def symbol_of(text: str) -> str | None:
-    """The symbol that a size consists of: it may vary freely. ``None`` where it is fixed, or made of others."""
+    """The symbol of a size that varies freely; ``None`` if it is fixed or an expression."""
     found = _SYMBOL.fullmatch(text)
     return None if found is None else found[1] or found[2]

@@ -1,4 +1,4 @@
-"""Tensors of PyTorch and arrays of numpy, and what their types are called."""
+"""Converts between tensors of PyTorch and arrays of numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BFLOAT16 = DTYPES["BF16"]
 
 
 def import_torch() -> Any:
-    """PyTorch. Importing it takes seconds and hundreds of MiB: only what runs a model does."""
+    """Import PyTorch, which takes seconds and hundreds of MiB: only for running a model."""
     return importlib.import_module("torch")
 
 
@@ -22,10 +22,9 @@ def to_torch(torch: Any, array: npt.NDArray[Any], *, copy: bool) -> Any:
     """A tensor of the array's values.
 
     Args:
-        torch: PyTorch.
-        array: It may be read-only and need not be contiguous.
-        copy: Whether the tensor has memory of its own. Otherwise it has the array's where that is contiguous, must not
-            be written to, and must not outlive the array.
+        array: Possibly read-only or not contiguous.
+        copy: Whether the tensor owns its memory. Otherwise it shares that of a contiguous array, must not be written
+            to, and must not outlive the array.
     """
     if copy or not array.flags.c_contiguous or not array.flags.aligned:
         array = np.array(array, order="C")
@@ -37,18 +36,14 @@ def to_torch(torch: Any, array: npt.NDArray[Any], *, copy: bool) -> Any:
 
 
 def to_numpy(torch: Any, tensor: Any) -> npt.NDArray[Any]:
-    """An array of the tensor's values, with memory of its own: the model may go on using the tensor's.
-
-    Raises:
-        TypeError, RuntimeError: It is of a type or layout that numpy does not have.
-    """
+    """A copy of the tensor's values, since the model may reuse the tensor's memory."""
     if tensor.dtype == torch.bfloat16:
         return np.array(tensor.detach().contiguous().view(torch.uint16).numpy(), order="C").view(_BFLOAT16)
     return np.array(tensor.detach().numpy(), order="C")
 
 
 class _Writable:
-    """The memory of a read-only array as that of a writable one: PyTorch has no read-only tensors, and warns."""
+    """Presents a read-only array's memory as writable: PyTorch has no read-only tensors, and warns."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         interface = array.__array_interface__

@@ -1,1 +1,1 @@
-"""Jobs in a file of SQLite: a store, and the statements that it is made of."""
+"""Jobs in an SQLite file: the store and its statements."""

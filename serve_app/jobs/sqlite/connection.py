@@ -1,4 +1,4 @@
-"""A connection to the file, and the thread that it lives in."""
+"""A connection to the file, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _T = TypeVar("_T")
 
 
 class Connection:
-    """One connection, and the thread that it lives in. It is made anew when the file is another one.
+    """A connection with its thread. Made anew if the file has been replaced.
 
     Args:
-        path: The file.
         wait_s: How long a transaction waits for another router's, seconds.
     """
 
@@ -35,12 +34,12 @@ class Connection:
     async def call(
         self, work: Callable[Concatenate[sqlite3.Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Do something in the thread.
+        """Run a function in the thread.
 
-        A thread cannot be stopped, and what was begun is done: who is cancelled does not learn whether it counts.
+        A thread cannot be stopped, so work that has begun completes: a cancelled caller does not learn its result.
 
         Raises:
-            StoreUnavailable: The database cannot do it.
+            StoreUnavailable: The database failed.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, partial(self._call, work, *args, **kwargs))
@@ -55,9 +54,9 @@ class Connection:
                 self._close()
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection to the file that has the path now. A file that is gone would take writes that nobody finds.
+        """The connection to the file now at the path: writes to a removed file would be lost.
 
-        It is made where none was opened before. Later, one that is gone may come back, as a disk does.
+        Creates the file only at the first open. A removed one may come back later, like a mounted disk.
         """
         if self._database is not None and self._file == _identity(self._path):
             return self._database
@@ -79,7 +78,7 @@ class Connection:
         return database
 
     async def close(self) -> None:
-        """End the thread when it has done what it was asked."""
+        """End the thread after its pending work."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown()
 
@@ -103,7 +102,7 @@ def _unavailable(error: Exception) -> StoreUnavailable:
 
 
 def _prepare(database: sqlite3.Connection) -> None:
-    """Set a connection up, and make the tables where there are none."""
+    """Configure a connection, and create missing tables."""
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
@@ -124,7 +123,7 @@ def _make_tables(database: sqlite3.Connection) -> None:
 
 
 def transaction(database: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T]) -> _T:
-    """All that some work does, or nothing of it."""
+    """Run work in a transaction."""
     database.execute("BEGIN IMMEDIATE")
     try:
         result = work(database)

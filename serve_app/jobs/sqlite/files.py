@@ -1,4 +1,4 @@
-"""Statements about uploaded files."""
+"""Statements for uploaded files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE: Final = "id, owner, name, purpose, nbytes, created, expires"
 
 
 def add_file(database: sqlite3.Connection, file: StoredFile, content: bytes, bounds: Bounds) -> None:
-    """See `Store.add_file`."""
+    """Implement `Store.add_file`."""
     check_room(used_bytes(database), len(content), bounds)
     if only(database.execute("SELECT count(*) FROM files WHERE owner = ?", (file.owner,)).fetchone()) >= bounds.files:
         raise too_many_files(bounds)
@@ -25,7 +25,7 @@ def add_file(database: sqlite3.Connection, file: StoredFile, content: bytes, bou
 
 
 def find_file(database: sqlite3.Connection, file: str) -> StoredFile | None:
-    """See `Store.file`."""
+    """Implement `Store.file`."""
     row = database.execute(f"SELECT {_FILE} FROM files WHERE id = ?", (file,)).fetchone()  # noqa: S608
     return None if row is None else StoredFile(*row)
 
@@ -33,7 +33,7 @@ def find_file(database: sqlite3.Connection, file: str) -> StoredFile | None:
 def list_files(
     database: sqlite3.Connection, owner: str, after: str, limit: int, oldest_first: bool
 ) -> list[StoredFile]:
-    """See `Store.files`."""
+    """Implement `Store.files`."""
     side, end, order = (">", 0, "ASC") if oldest_first else ("<", 2**63 - 1, "DESC")
     rows = database.execute(
         f"SELECT {_FILE} FROM files WHERE owner = ?"  # noqa: S608
@@ -44,7 +44,7 @@ def list_files(
 
 
 def find_content(database: sqlite3.Connection, file: str) -> bytes | None:
-    """See `Store.content`."""
+    """Implement `Store.content`."""
     found: bytes | None = only(
         database.execute("SELECT content FROM contents JOIN files ON seq = file WHERE id = ?", (file,)).fetchone()
     )
@@ -52,6 +52,6 @@ def find_content(database: sqlite3.Connection, file: str) -> bytes | None:
 
 
 def delete_file(database: sqlite3.Connection, file: str) -> None:
-    """See `Store.delete_file`."""
+    """Implement `Store.delete_file`."""
     database.execute("DELETE FROM contents WHERE file = (SELECT seq FROM files WHERE id = ?)", (file,))
     database.execute("DELETE FROM files WHERE id = ?", (file,))

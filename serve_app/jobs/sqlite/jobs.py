@@ -1,4 +1,4 @@
-"""Statements about jobs, their items as they are shown, and callbacks."""
+"""Statements for jobs, shown items, and callbacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _JOB: Final = (
 
 
 def create_job(database: sqlite3.Connection, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
-    """See `Store.create`."""
+    """Implement `Store.create`."""
     if job.idempotency_key:
         found = database.execute(
             f"SELECT digest, {_JOB} FROM jobs WHERE owner = ? AND idempotency_key = ?",  # noqa: S608
@@ -70,13 +70,13 @@ def _as_job(row: Sequence[Any]) -> Job:
 
 
 def find_job(database: sqlite3.Connection, job: str) -> Job | None:
-    """See `Store.job`."""
+    """Implement `Store.job`."""
     row = database.execute(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job,)).fetchone()  # noqa: S608
     return None if row is None else _as_job(row)
 
 
 def list_jobs(database: sqlite3.Connection, owner: str, kind: str, after: str, limit: int) -> list[Job]:
-    """See `Store.jobs`."""
+    """Implement `Store.jobs`."""
     rows = database.execute(
         f"SELECT {_JOB} FROM jobs WHERE owner = ? AND kind = ?"  # noqa: S608
         " AND seq < coalesce((SELECT seq FROM jobs WHERE id = ?), 9223372036854775807) ORDER BY seq DESC LIMIT ?",
@@ -86,7 +86,7 @@ def list_jobs(database: sqlite3.Connection, owner: str, kind: str, after: str, l
 
 
 def cancel_job(database: sqlite3.Connection, job: str, now: float) -> Job | None:
-    """See `Store.cancel`."""
+    """Implement `Store.cancel`."""
     found = database.execute("SELECT seq, state FROM jobs WHERE id = ?", (job,)).fetchone()
     if found is None:
         return None
@@ -96,7 +96,7 @@ def cancel_job(database: sqlite3.Connection, job: str, now: float) -> Job | None
 
 
 def end_job(database: sqlite3.Connection, seq: int, state: int, event: JobEvent, now: float) -> None:
-    """A job ends. Its items stay as they are."""
+    """End a job. Its items keep their states."""
     code = "deadline_exceeded" if event is JobEvent.EXPIRED else ""
     database.execute(
         "UPDATE jobs SET state = ?, ended = ?, kept_until = ? + keep_s, code = ?, told_due = ?,"
@@ -107,7 +107,7 @@ def end_job(database: sqlite3.Connection, seq: int, state: int, event: JobEvent,
 
 
 def end_overdue(database: sqlite3.Connection, now: float, limit: int) -> list[str]:
-    """End jobs whose deadline has passed; gives their ids."""
+    """End jobs after their deadline; returns their ids."""
     overdue = database.execute(
         "SELECT seq, state, id FROM jobs WHERE state < 2 AND expires <= ? ORDER BY expires LIMIT ?", (now, limit)
     ).fetchall()
@@ -119,7 +119,7 @@ def end_overdue(database: sqlite3.Connection, now: float, limit: int) -> list[st
 def list_items(
     database: sqlite3.Connection, job: str, after: int, limit: int, nbytes: int, states: frozenset[str]
 ) -> list[Item]:
-    """See `Store.items`."""
+    """Implement `Store.items`."""
     found = database.execute("SELECT seq, state FROM jobs WHERE id = ?", (job,)).fetchone()
     if found is None:
         return []
@@ -144,13 +144,13 @@ def list_items(
 
 
 def is_due(database: sqlite3.Connection, now: float) -> bool:
-    """Whether any end is to be told now."""
+    """Whether any callback is due."""
     found = database.execute("SELECT 1 FROM jobs WHERE told = 'pending' AND told_due <= ? LIMIT 1", (now,)).fetchone()
     return found is not None
 
 
 def due_callbacks(database: sqlite3.Connection, now: float, limit: int, lease_s: float) -> list[Callback]:
-    """See `Store.due_callbacks`."""
+    """Implement `Store.due_callbacks`."""
     rows = database.execute(
         f"SELECT seq, told_attempts, {_JOB} FROM jobs WHERE told = 'pending' AND told_due <= ?"  # noqa: S608
         " ORDER BY told_due LIMIT ?",
@@ -164,7 +164,7 @@ def due_callbacks(database: sqlite3.Connection, now: float, limit: int, lease_s:
 
 
 def note_told(database: sqlite3.Connection, job: str, told: str, attempts: int, due: float) -> None:
-    """See `Store.told`."""
+    """Implement `Store.told`."""
     database.execute(
         "UPDATE jobs SET told = ?, told_attempts = ?, told_due = ? WHERE id = ? AND told = 'pending'",
         (told, attempts, due, job),

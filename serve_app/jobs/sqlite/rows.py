@@ -1,4 +1,4 @@
-"""What all statements share."""
+"""Helpers shared by all statements."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _ROWS: Final = 500
 
 
 def only(row: tuple[Any, ...] | None) -> Any:
-    """The one value of a row; ``None`` where there is no row."""
+    """The only value of a row, if there is a row."""
     return None if row is None else row[0]
 
 
 def dumped(headers: Mapping[str, str]) -> str | None:
-    """Headers as they are kept."""
+    """Encode headers."""
     return json.dumps(dict(headers)) if headers else None
 
 
 def loaded(headers: str | None) -> dict[str, str]:
-    """Headers that were kept."""
+    """Decode headers."""
     found: dict[str, str] = json.loads(headers) if headers else {}
     return found
 
 
 def insert(database: sqlite3.Connection, into: str, width: int, rows: Sequence[Sequence[Any]]) -> None:
-    """Insert many rows by few statements."""
+    """Insert many rows with few statements."""
     one = f"({', '.join('?' * width)})"
     for start in range(0, len(rows), _ROWS):
         part = rows[start : start + _ROWS]
@@ -39,7 +39,7 @@ def insert(database: sqlite3.Connection, into: str, width: int, rows: Sequence[S
 
 
 def used_bytes(database: sqlite3.Connection) -> int:
-    """Bytes of the file without those that are free."""
+    """Bytes of the file without free pages."""
     pages, free, size = (
         only(database.execute(f"PRAGMA {name}").fetchone()) for name in ("page_count", "freelist_count", "page_size")
     )

@@ -1,4 +1,4 @@
-"""Statements about what sessions have: leases, outcomes, ends."""
+"""Statements for sessions: leases, outcomes, ends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _THESE: Final = "items.id IN (SELECT value FROM json_each(?))"
 
 
 def begin_session(database: sqlite3.Connection, until: Callable[[], float]) -> str:
-    """See `Store.begin_session`; ``until`` says when a lease is over that begins now.
+    """Begin a session; see `Store.begin_session`. ``until`` is the end of its lease.
 
-    Its number is a random one: a session of another file, which had the path before, must not be taken for it.
+    Its number is random: it must not equal that of a session in a previous file at this path.
     """
     session = secrets.randbits(62)
     database.execute("INSERT INTO sessions (id, until) VALUES (?, ?)", (session, until()))
@@ -40,19 +40,11 @@ def exchange(
     until: Callable[[], float],
     running: Collection[str] | None = None,
 ) -> Exchanged:
-    """See `Store.exchange`.
+    """Exchange; see `Store.exchange`.
 
     Args:
-        database: As there.
-        session: As there.
-        outcomes: As there.
-        room: As there.
-        others: As there.
-        nbytes: As there.
-        first: Which of the models has the first turn; any number.
-        now: As there.
-        until: When a lease is over that begins when this is called.
-        running: As there.
+        first: Any number; selects the model with the first turn.
+        until: The end of a lease that begins now.
     """
     if database.execute("UPDATE sessions SET until = ? WHERE id = ?", (until(), session)).rowcount == 0:
         raise SessionOver
@@ -84,7 +76,7 @@ def exchange(
 def _finish(
     database: sqlite3.Connection, session: int, outcomes: Sequence[Outcome], now: float
 ) -> tuple[int, list[str]]:
-    """Take outcomes; gives how many count, and the jobs that end by them."""
+    """Record outcomes; returns how many count, and the jobs that they end."""
     held: dict[int, int] = dict(
         json.loads(
             only(
@@ -168,7 +160,7 @@ def _lease(
                 break
             each = max(1, left // len(turns))
             for seq, _ in turns:
-                taken = _take(database, session, seq, model, min(each, left), nbytes, now, first=not leases)
+                taken = _lease_items(database, session, seq, model, min(each, left), nbytes, now, first=not leases)
                 leases += taken
                 left -= len(taken)
                 nbytes -= sum(len(lease.request.body) for lease in taken)
@@ -178,10 +170,10 @@ def _lease(
     return leases
 
 
-def _take(
+def _lease_items(
     database: sqlite3.Connection, session: int, seq: int, model: str, most: int, nbytes: int, now: float, *, first: bool
 ) -> list[Lease]:
-    """Items of one job for one model: none where the next one has more bytes than there is room for."""
+    """Lease items of one job for one model; none if the next exceeds the bytes."""
     job, owner, expires, state, shared = database.execute(
         "SELECT id, owner, expires, state, headers FROM jobs WHERE seq = ?", (seq,)
     ).fetchone()
@@ -217,19 +209,19 @@ def _take(
 
 
 def has_waiting(database: sqlite3.Connection, models: Collection[str]) -> bool:
-    """See `Store.has_waiting`."""
+    """Implement `Store.has_waiting`."""
     waiting = "SELECT 1 FROM backlogs WHERE model IN (SELECT value FROM json_each(?)) LIMIT 1"
     return database.execute(waiting, (json.dumps(["", *models]),)).fetchone() is not None
 
 
 def end_session(database: sqlite3.Connection, session: int, lost: int) -> None:
-    """A session ends; ``lost`` is 1 where it did not say so itself."""
+    """End a session; ``lost`` is 1 if it expired."""
     _wait_again(database, "session = ?", session, lost)
     database.execute("DELETE FROM sessions WHERE id = ?", (session,))
 
 
 def _wait_again(database: sqlite3.Connection, which: str, value: int | str, lost: int) -> None:
-    """Items of which a condition holds are nobody's any more."""
+    """Release the items that match a condition."""
     database.execute(
         "INSERT INTO backlogs (job, model, owner, pending, turn) SELECT job, model, owner, count(*), 0 FROM items"  # noqa: S608
         f" JOIN jobs ON seq = job WHERE {which} AND jobs.state < 2 GROUP BY job, model"

@@ -1,8 +1,8 @@
-"""Jobs in a file of SQLite, which the routers of one machine share.
+"""Jobs in an SQLite file, shared by the routers of one machine.
 
-Writes are transactions of one connection, in one thread, and are on disk when they return (WAL, ``synchronous=FULL``);
-reads have a connection of their own, and wait for no write. A statement does its work for many items at once: between
-two of them the thread has to get the interpreter back from an event loop that is busy.
+Writes are transactions of one connection, in one thread, and on disk on return (WAL, ``synchronous=FULL``); reads have
+a connection of their own, and wait for no write. Statements process many items at once: between two of them the thread
+must get the interpreter back from a busy event loop.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class SqliteStore:
     """Implements `serve_app.jobs.store.Store`.
 
     Args:
-        path: The file; `open` makes it, with its folder, where there is none.
-        wait_s: How long a transaction waits for another router's, seconds: less than a session's lease, which is
-            renewed behind it.
+        path: `open` creates it, with its folder.
+        wait_s: How long a transaction waits for another router's, seconds: less than a session's lease, whose renewal
+            queues behind it.
     """
 
     def __init__(self, path: Path, wait_s: float = 5.0) -> None:
@@ -51,13 +51,13 @@ class SqliteStore:
         self._reader: Connection | None = None
 
     async def open(self) -> None:
-        """See `Store.open`."""
+        """Implement `Store.open`."""
         self._writer, self._reader = Connection(self._path, self._wait_s), Connection(self._path, self._wait_s)
         for connection in (self._writer, self._reader):
             await connection.call(used_bytes)
 
     async def close(self) -> None:
-        """See `Store.close`."""
+        """Implement `Store.close`."""
         for connection in (self._writer, self._reader):
             if connection is not None:
                 await connection.close()
@@ -77,31 +77,31 @@ class SqliteStore:
     # ----------------------------------------------------------------- jobs
 
     async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
-        """See `Store.create`."""
+        """Implement `Store.create`."""
         return await self._write(create_job, job, items, bounds)
 
     async def job(self, job: str) -> Job | None:
-        """See `Store.job`."""
+        """Implement `Store.job`."""
         return await self._read(find_job, job)
 
     async def jobs(self, owner: str, kind: str, after: str, limit: int) -> list[Job]:
-        """See `Store.jobs`."""
+        """Implement `Store.jobs`."""
         return await self._read(list_jobs, owner, kind, after, limit)
 
     async def cancel(self, job: str, now: float) -> Job | None:
-        """See `Store.cancel`."""
+        """Implement `Store.cancel`."""
         return await self._write(cancel_job, job, now)
 
     async def items(
         self, job: str, after: int, limit: int, nbytes: int, states: frozenset[str] = frozenset()
     ) -> list[Item]:
-        """See `Store.items`."""
+        """Implement `Store.items`."""
         return await self._read(list_items, job, after, limit, nbytes, states)
 
     # ------------------------------------------------------------- sessions
 
     async def begin_session(self, now: float, lease_s: float) -> str:
-        """See `Store.begin_session`."""
+        """Implement `Store.begin_session`."""
         return await self._write(begin_session, _from_now(now, lease_s))
 
     async def exchange(
@@ -115,21 +115,21 @@ class SqliteStore:
         lease_s: float,
         running: Collection[str] | None = None,
     ) -> Exchanged:
-        """See `Store.exchange`."""
+        """Implement `Store.exchange`."""
         self._exchanges += 1
         until, turn = _from_now(now, lease_s), self._exchanges
         return await self._write(exchange, int(session), outcomes, room, others, nbytes, turn, now, until, running)
 
     async def has_waiting(self, models: Collection[str]) -> bool:
-        """See `Store.has_waiting`."""
+        """Implement `Store.has_waiting`."""
         return await self._read(has_waiting, models)
 
     async def end_session(self, session: str) -> None:
-        """See `Store.end_session`."""
+        """Implement `Store.end_session`."""
         await self._write(end_session, int(session), 0)
 
     async def sweep(self, now: float, limit: int) -> int:
-        """See `Store.sweep`."""
+        """Implement `Store.sweep`."""
         swept = await self._write(sweep, now, limit)
         if swept < limit:
             assert self._writer is not None
@@ -137,43 +137,43 @@ class SqliteStore:
         return swept
 
     async def census(self) -> Census:
-        """See `Store.census`."""
+        """Implement `Store.census`."""
         return await self._read(take_census)
 
     # ------------------------------------------------------------ callbacks
 
     async def due_callbacks(self, now: float, limit: int, lease_s: float) -> list[Callback]:
-        """See `Store.due_callbacks`."""
+        """Implement `Store.due_callbacks`."""
         return await self._write(due_callbacks, now, limit, lease_s) if await self._read(is_due, now) else []
 
     async def told(self, job: str, told: str, attempts: int, due: float) -> None:
-        """See `Store.told`."""
+        """Implement `Store.told`."""
         await self._write(note_told, job, told, attempts, due)
 
     # ---------------------------------------------------------------- files
 
     async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
-        """See `Store.add_file`."""
+        """Implement `Store.add_file`."""
         await self._write(add_file, file, content, bounds)
 
     async def file(self, file: str) -> StoredFile | None:
-        """See `Store.file`."""
+        """Implement `Store.file`."""
         return await self._read(find_file, file)
 
     async def files(self, owner: str, after: str, limit: int, *, oldest_first: bool = False) -> list[StoredFile]:
-        """See `Store.files`."""
+        """Implement `Store.files`."""
         return await self._read(list_files, owner, after, limit, oldest_first)
 
     async def content(self, file: str) -> bytes | None:
-        """See `Store.content`."""
+        """Implement `Store.content`."""
         return await self._read(find_content, file)
 
     async def delete_file(self, file: str) -> None:
-        """See `Store.delete_file`."""
+        """Implement `Store.delete_file`."""
         await self._write(delete_file, file)
 
 
 def _from_now(now: float, lease_s: float) -> Callable[[], float]:
-    """When a lease is over that begins when this is called: what waits for its turn must not be late when it has it."""
+    """The end of a lease that begins when this is called: it must not shrink while the work waits for its turn."""
     asked = monotonic()
     return lambda: now + monotonic() - asked + lease_s

@@ -1,4 +1,4 @@
-"""Statements that clean up, in small steps, and that count."""
+"""Statements for cleanup, in small steps, and counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FREED_PAGES: Final = 256
 
 
 def sweep(database: sqlite3.Connection, now: float, limit: int) -> int:
-    """See `Store.sweep`."""
+    """Implement `Store.sweep`."""
     for (session,) in database.execute("SELECT id FROM sessions WHERE until < ?", (now,)).fetchall():
         end_session(database, session, 1)
     swept = len(end_overdue(database, now, limit))
@@ -49,13 +49,13 @@ def _some_items(database: sqlite3.Connection, seq: int, limit: int) -> list[tupl
 
 
 def give_back(database: sqlite3.Connection) -> None:
-    """Give some of the room of rows that are gone back to the file system."""
+    """Return some free pages to the file system."""
     if only(database.execute("PRAGMA freelist_count").fetchone()) > _FREED_PAGES:
         database.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall()
 
 
 def take_census(database: sqlite3.Connection) -> Census:
-    """See `Store.census`."""
+    """Implement `Store.census`."""
     states = dict(database.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
     return Census(
         jobs={state.value: states.get(number, 0) for number, state in enumerate(STATES)},

@@ -1,4 +1,4 @@
-"""Models in 8 bits whose answers do not depend on the other rows of a batch.
+"""Converts models to 8 bits whose answers do not depend on the other rows of a batch.
 
-`rowwise` and `balance` need onnx, ONNX Runtime and numpy only: the demo's models are built with them.
+`rowwise` and `balance` need only onnx, ONNX Runtime and numpy: the demo's models are built with them.
 """

@@ -1,8 +1,8 @@
-"""Shares the difficulty of 8 bits between activations and weights, by what samples of the inputs show.
+"""Balances 8-bit precision between activations and weights, from samples of the inputs.
 
-Xiao et al., "SmoothQuant" (2023), with alpha = 0.5: a channel in which activations are large is divided by a factor,
-and its weights are multiplied by it. The factors here are rounded to a quarter of a doubling, so that the last bits of
-a measurement, which differ between CPUs, do not move them.
+Xiao et al., "SmoothQuant" (2023), with alpha = 0.5: divides a channel with large activations by a factor, and
+multiplies its weights by it. Factors are rounded to a quarter of a doubling, so that the last bits of a measurement,
+which differ between CPUs, do not matter.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def find_balance(model: Any, batches: Iterable[Mapping[str, Any]]) -> dict[str, 
     """Measure the channels of every matrix product that will run in 8 bits.
 
     Args:
-        model: An `onnx.ModelProto`; it is not changed.
-        batches: Inputs of the model, as a session takes them.
+        model: An `onnx.ModelProto`; not changed.
+        batches: Inputs as a session takes them.
 
     Returns:
-        By name of a product's left factor, what its K channels are to be divided by, float32 (K,).
+        Divisors of the K channels of a product's left factor, by its name; float32 (K,).
     """
     found = products(model.graph)
     names = list(dict.fromkeys(product.tensor for product in found))
@@ -56,7 +56,7 @@ def find_balance(model: Any, batches: Iterable[Mapping[str, Any]]) -> dict[str, 
 
 
 def make_session(model: Any) -> Any:
-    """A quiet session on one thread of the CPU, of a model's file or bytes."""
+    """A quiet session on one CPU thread, of a model's file or bytes."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1

@@ -1,4 +1,4 @@
-"""How far a model in 8 bits is from the one it was made of, and whether the rest of a batch moves its answers."""
+"""Measures how far an 8-bit model is from its original, and how far neighbours in a batch move its answers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ class Deviation(NamedTuple):
     """How far an output is from the original's.
 
     Attributes:
-        output: Its name.
-        rows: Rows compared.
-        mean_cosine: Of the angle between the rows' answers, in the mean; 1 is the same direction.
-        least_cosine: Of the row that is farthest off.
-        largest: The largest difference of a value.
+        mean_cosine: Mean cosine between the rows' answers; 1 is the same direction.
+        least_cosine: The lowest of any row.
+        largest: Largest difference of a value.
         magnitude: The original's largest value.
     """
 
@@ -48,10 +46,10 @@ def deviations(original: Any, converted: Any, batches: Sequence[Tensors]) -> lis
 
 
 def dependence(session: Any, batches: Sequence[Tensors]) -> float:
-    """The largest difference between a row's answer alone and in a batch, as a part of the largest value of all.
+    """The largest difference between a row's answer alone and in a batch, relative to the largest value.
 
-    A row is run alone, in its batch, in the batch reversed, and beside neighbours whose floating-point inputs are a
-    thousand times as large. Batches of one row are doubled.
+    A row runs alone, in its batch, in the reversed batch, and beside neighbours whose floats are a thousand times as
+    large. Batches of one row are doubled.
     """
     largest, magnitude = 0.0, 0.0
     for batch in batches:
@@ -83,7 +81,7 @@ def _difference(one: Sequence[Any], other: Sequence[Any]) -> float:
 
 
 def _largest(values: Any) -> float:
-    """The largest magnitude; what is not finite counts as none where both rows have it."""
+    """The largest magnitude; values that are not finite in both rows do not count."""
     return float(np.abs(values).max(initial=0.0)) if values.dtype.kind == "f" else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Any ONNX model in 8 bits: ``serve-app convert --int8``."""
+"""Converts any ONNX model to 8 bits: ``serve-app convert --int8``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ original's last digit, and that a rounding to 8 bits, but nothing near a common 
 
 @dataclass(frozen=True, slots=True)
 class Int8Report:
-    """What was done to a model.
+    """The result of a conversion.
 
     Attributes:
-        quantized: How many nodes of which operator run in 8 bits now.
-        left: What stays as it was, in words, with how often.
+        quantized: Number of 8-bit nodes by operator.
+        left: Unchanged parts, in words, with their number.
         balanced: Whether samples balanced activations and weights.
         sizes: Bytes of the file before and after.
-        deviations: By output, how far it is from the original's on the samples; empty without samples.
-        dependence: How far neighbours in a batch move a row, in the original and now, as a part of the largest value;
-            ``None`` where that was not measured.
+        deviations: Per output, the deviation on the samples; empty without samples.
+        dependence: How far neighbours in a batch move a row, in the original and now, relative to the largest value;
+            ``None`` if not measured.
     """
 
     quantized: Counter[str]
@@ -43,7 +43,7 @@ class Int8Report:
     dependence: tuple[float, float] | None
 
     def lines(self) -> list[str]:
-        """What a reader has to know, a sentence per line."""
+        """The report, a sentence per line."""
         told = [f"quantized: {_counts(self.quantized)}; {_size(self.sizes[0])} became {_size(self.sizes[1])}"]
         rows = "activations scaled row by row as they come"
         if self.quantized["MatMul"] + self.quantized["Gemm"]:
@@ -77,17 +77,16 @@ class Int8Report:
 
 
 def convert_to_int8(source: Path, target: Path, samples: Sequence[Path], *, model: str) -> Int8Report:
-    """Write a model with weights and matrix products in 8 bits. Its inputs and outputs stay as they are.
+    """Write a model with 8-bit weights and matrix products. Its inputs and outputs keep their types.
 
     Args:
         source: An ONNX file in FP32.
-        target: The file to write, in a folder that is there.
-        samples: NPZ files of inputs. With them convolutions are quantised as well, and matrix products lose less.
-        model: The model's name, for the messages.
+        target: In an existing folder.
+        samples: NPZ files of inputs. With them, convolutions are quantized as well, and matrix products lose less.
 
     Raises:
-        ConfigError: The package `onnx` is not installed; or the model cannot be read, is quantised already, holds
-            nothing to quantise or does not run then; or samples do not fit it. Nothing is left behind.
+        ConfigError: `onnx` is not installed; the model cannot be read, is quantized already, has nothing to quantize or
+            does not run afterwards; or samples do not fit. No file is left behind.
     """
     try:
         import onnx  # noqa: PLC0415 - takes a second, and servers do without

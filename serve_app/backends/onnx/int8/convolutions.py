@@ -1,4 +1,4 @@
-"""Convolutions in 8 bits, with scales that samples of the inputs have fixed."""
+"""Quantizes convolutions to 8 bits, with constant scales from samples of the inputs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from serve_app.backends.onnx.int8.graph import convolutions
 
 
 def quantize_convolutions(model: Any, batches: Sequence[Mapping[str, Any]], folder: Path) -> tuple[Any, int]:
-    """Quantise the convolutions with constant weights.
+    """Quantize the convolutions with constant weights.
 
-    Scales are constants, so that an answer does not depend on the batch. A scale per sample, taken as it comes, would
-    need no samples, but ONNX Runtime's ConvInteger is five times slower than FP32.
+    Constant scales keep an answer independent of the batch. Scales per sample at run time would need no samples, but
+    ONNX Runtime's ConvInteger is five times slower than FP32.
 
     Args:
-        model: An `onnx.ModelProto` of opset 13 or later; it is not changed.
-        batches: Inputs of the model: the largest and smallest values seen are those that 8 bits can tell apart.
-        folder: For files in between.
+        model: An `onnx.ModelProto` of opset 13 or later; not changed.
+        batches: Inputs of the model; the extreme values seen bound the 8-bit range.
+        folder: For intermediate files.
 
     Returns:
-        The changed model, and how many convolutions were changed.
+        The changed model, and the number of changed convolutions.
     """
     nodes = convolutions(model.graph)
     if not nodes:

@@ -1,4 +1,4 @@
-"""What an ONNX graph holds that can be computed in 8 bits."""
+"""Finds the parts of an ONNX graph that can be computed in 8 bits."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Product:
     """A matrix product with constant weights.
 
     Attributes:
-        node: A MatMul, or a Gemm that does not transpose its left factor.
+        node: A MatMul, or a Gemm whose left factor is not transposed.
         tensor: Name of the left factor, (..., K).
-        weights: The right factor as it is multiplied, float32 (K, N).
-        bias: Name of what is added, or "".
-        bias_factor: By what that is multiplied first.
+        weights: The right factor as multiplied, float32 (K, N).
+        bias: Name of the addend, or "".
+        bias_factor: Factor of the addend.
     """
 
     node: Any
@@ -59,7 +59,7 @@ class Product:
 
 
 def constants(graph: Any) -> dict[str, Any]:
-    """The tensors of a graph (not of its subgraphs) that never change, as `onnx.TensorProto` by name."""
+    """The constant tensors of a graph, without subgraphs, as `onnx.TensorProto` by name."""
     replaceable = {end.name for end in graph.input}
     found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in replaceable}
     for node in graph.node:
@@ -69,13 +69,13 @@ def constants(graph: Any) -> dict[str, Any]:
 
 
 def products(graph: Any) -> list[Product]:
-    """The matrix products that can be computed in 8 bits, in the order of the graph."""
+    """The matrix products that can be computed in 8 bits, in graph order."""
     known = constants(graph)
     return [found for node in graph.node if (found := _product(node, known)) is not None]
 
 
 def tables(graph: Any) -> list[Any]:
-    """The Gather nodes that look up whole rows of a constant table, e.g. embeddings of words."""
+    """The Gather nodes that look up whole rows of a constant table, e.g. word embeddings."""
     known = constants(graph)
     return [
         node
@@ -98,7 +98,7 @@ def convolutions(graph: Any) -> list[Any]:
 
 
 def left_over(graph: Any) -> Counter[str]:
-    """What stays in the original's precision, in words, with how often."""
+    """Parts in the original's precision, in words, with their number."""
     known = constants(graph)
     left: Counter[str] = Counter()
     for node in all_nodes(graph):
@@ -112,7 +112,7 @@ def left_over(graph: Any) -> Counter[str]:
 
 
 def all_nodes(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph and of the graphs inside it."""
+    """The nodes of a graph and its subgraphs."""
     for node in graph.node:
         yield node
         for each in node.attribute:
@@ -142,7 +142,7 @@ def _product(node: Any, known: dict[str, Any]) -> Product | None:
 
 
 def _matrix(tensor: Any) -> npt.NDArray[np.float32] | None:
-    """The values of a constant that is a matrix and worth it."""
+    """The values of a constant matrix worth quantizing."""
     if not _is_large(tensor) or len(tensor.dims) != 2:
         return None
     values = np.asarray(numpy_helper.to_array(tensor), np.float32)
@@ -150,7 +150,7 @@ def _matrix(tensor: Any) -> npt.NDArray[np.float32] | None:
 
 
 def _are_weights(tensor: Any) -> bool:
-    """Whether a constant is worth a word: no vector, and nothing that quantising has added."""
+    """Whether a constant counts as weights: no vector, and not added by quantization."""
     return _is_large(tensor) and len(tensor.dims) > 1 and not tensor.name.startswith(ADDED)
 
 

@@ -1,9 +1,9 @@
-"""Matrix products in 8 bits, each row of activations with a scale of its own.
+"""Computes matrix products in 8 bits, with one scale for each row of activations.
 
-ONNX Runtime's dynamic quantisation gives a whole tensor one scale, so that a row's answer depends on its neighbours in
-the batch. Here the scale is that of one row of the product alone, i.e. of one token of one text, and is taken as it
-comes: nothing has to be calibrated, and no neighbour counts. Integer sums are exact, so the order in which a kernel
-adds does not count either. Row-wise scales: Yao et al., "ZeroQuant" (2022), "token-wise quantization".
+ONNX Runtime's dynamic quantization gives a whole tensor one scale, so that a row's answer depends on its neighbours in
+the batch. Here a scale covers one row of the product, i.e. one token of one text, and is computed at run time: no
+calibration, no influence of neighbours. Integer sums are exact, so the kernel's order of summation does not matter
+either. Row-wise scales: Yao et al., "ZeroQuant" (2022), "token-wise quantization".
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _TINY = 1e-30  # a row of zeros is divided by something
 
 
 def quantize_rows(model: Any, balance: Mapping[str, npt.NDArray[np.float32]] | None = None) -> Counter[str]:
-    """Change a model so that its matrix products run in 8 bits, and keep its tables of embeddings in 8 bits.
+    """Convert a model's matrix products and embedding tables to 8 bits, in place.
 
-    Weights get one scale per column, tables one per row, activations one per row, when they come.
+    Weights get one scale per column, tables one per row, and activations one per row at run time.
 
     Args:
         model: An `onnx.ModelProto` of opset 13 or later.
-        balance: By name of a product's left factor, what its K channels are divided by; see `find_balance`.
+        balance: From `find_balance`.
 
     Returns:
-        How many nodes of which operator were changed.
+        The number of changed nodes by operator.
     """
     return _Rewriter(model, balance or {}).rewrite()
 
 
 def quantize_columns(weights: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Quantise (K, N) weights to -64...64: int8 (K, N) and a scale per column, float32 (N,)."""
+    """Quantize (K, N) weights to -64...64: int8 (K, N) and a scale per column, float32 (N,)."""
     scale = (np.abs(weights).max(axis=0) / np.float32(_MOST)).astype(np.float32)
     scale[scale == 0] = 1
     return np.rint(weights / scale).astype(np.int8), scale
@@ -88,7 +88,7 @@ class _Rewriter:
         return changed
 
     def _multiply(self, product: Product) -> None:
-        """Integers times integers; the sums times the column's scale, times the row's."""
+        """Multiply integers, then the sums by the column's and the row's scales."""
         tensor, output = product.tensor, product.node.output[0]
         plain = product.node.op_type == "Gemm"  # which takes matrices only
         self._scale_rows(tensor, product.weights.shape[0], plain=plain)
@@ -119,7 +119,7 @@ class _Rewriter:
             self._node("Reshape", [f"int8/product/{output}/product", f"int8/product/{output}/shape"], output)
 
     def _scale_rows(self, tensor: str, depth: int, *, plain: bool) -> None:
-        """Quantise (..., K) as (rows, K), the largest magnitude of a row as 127, once per tensor."""
+        """Quantize (..., K) as (rows, K), with the row's largest magnitude as 127, once per tensor."""
         if tensor in self._scaled:
             return
         self._scaled.add(tensor)
@@ -149,14 +149,14 @@ class _Rewriter:
         self._node("QuantizeLinear", [values, f"{name}/scale", f"{name}/zeros"], f"{name}/integers", axis=0)
 
     def _reduce(self, operator: str, values: str, output: str) -> None:
-        """The largest or smallest of each row, (rows, 1)."""
+        """The maximum or minimum of each row, (rows, 1)."""
         if self._opset < 18:
             self._node(operator, [values], output, axes=[1], keepdims=1)
         else:
             self._node(operator, [values, self._constant("at1", np.array([1], np.int64))], output, keepdims=1)
 
     def _look_up(self, node: Any, table: npt.NDArray[np.float32]) -> None:
-        """Look up integers and the scale of their row, and multiply."""
+        """Look up integers and their row's scale, and multiply."""
         source, indices, output = node.input[0], node.input[1], node.output[0]
         if source not in self._looked_up:
             self._looked_up.add(source)
@@ -181,7 +181,6 @@ class _Rewriter:
         return name
 
     def _remove_unused(self) -> None:
-        """Remove the constants that nothing reads any more."""
         graph = self._model.graph
         used = {name for node in all_nodes(graph) for name in node.input}
         used |= {end.name for end in (*graph.input, *graph.output)}

@@ -1,4 +1,4 @@
-"""Samples of a model's inputs: NPZ files with an array per input, rows first."""
+"""Reads samples of a model's inputs: NPZ files with an array per input, rows first."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAKE = "make it with numpy.savez, one array per input, rows first"
 
 
 def read_samples(files: Sequence[Path], loaded: ServedSignature) -> list[Tensors]:
-    """Read the files as batches of at most 8 rows, or of as many as the model takes if that number is fixed.
+    """Read the files as batches of up to 8 rows, or of the model's fixed number.
 
     Raises:
-        ConfigError: A file is not there, is no NPZ file, or does not fit the model. Names the first fault of each file.
+        ConfigError: A file is missing, is no NPZ file, or does not fit the model. Names the first fault of each file.
     """
     batches: list[Tensors] = []
     problems: list[str] = []
