@@ -198,7 +198,7 @@ def _report(date: str, machine: Machine, judged: Sequence[Judged]) -> str:
         "",
         "## What is not joined, and why",
         "",
-        table(["model", "exporter", "verdict", "reason"], list(_apart(served))),
+        table(["library and exporter", "verdict", "models", "for example"], list(_apart(served))),
         "",
         "## Models that padding changes",
         "",
@@ -207,9 +207,7 @@ def _report(date: str, machine: Machine, judged: Sequence[Judged]) -> str:
         "",
         table(["model", "exporters"], list(_changed(served))),
         "",
-        "## Every architecture",
-        "",
-        table(["library", "architecture", "task", "verdict by exporter"], list(_all(judged))),
+        "Every architecture, with its verdict and the reason, is in architectures.json.",
         "",
         "## Measured on",
         "",
@@ -239,10 +237,13 @@ def _wrong(judged: Sequence[Judged]) -> Iterator[list[str]]:
 
 
 def _apart(judged: Sequence[Judged]) -> Iterator[list[str]]:
+    groups: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for each in judged:
         if not each.joins:
-            name = f"{each.library} {each.architecture}, {each.task}"
-            yield [name, each.exporter, each.verdict, each.reason.replace("|", "\\|")]
+            groups[f"{each.library}, {each.exporter}", each.verdict].append(each)
+    for (group, verdict), members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        reason = members[0].reason.replace("|", "\\|")
+        yield [group, verdict, str(len(members)), f"{members[0].architecture}: {reason}"]
 
 
 def _changed(judged: Sequence[Judged]) -> Iterator[list[str]]:
@@ -251,13 +252,6 @@ def _changed(judged: Sequence[Judged]) -> Iterator[list[str]]:
         if each.padding == "changes":
             groups[f"{each.library} {each.architecture}, {each.task}"].append(each.exporter)
     return ([name, ", ".join(exporters)] for name, exporters in groups.items())
-
-
-def _all(judged: Sequence[Judged]) -> Iterator[list[str]]:
-    groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for each in judged:
-        groups[each.library, each.architecture, each.task].append(f"{each.exporter} {each.verdict}")
-    return ([*key, ", ".join(verdicts)] for key, verdicts in sorted(groups.items()))
 
 
 def main(

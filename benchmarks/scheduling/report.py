@@ -61,6 +61,10 @@ def save_figures(experiments: Sequence[Experiment], folder: Path) -> None:
             save(figure, folder / f"scheduling_{each.name}{end}")
 
 
+_MOST_TABLES, _MOST_ROWS, _LOAD = 2, 16, "0.9"
+_NOT_SHOWN = frozenset({"busy", "rows", "settings"})
+
+
 def render(document: Mapping[str, Any]) -> str:
     """The report as Markdown, of what `to_json` wrote."""
     notes, experiments = document["notes"], document["experiments"]
@@ -76,9 +80,24 @@ def render(document: Mapping[str, Any]) -> str:
     ]
     for name, each in experiments.items():
         parts += [f"## {each['title']}", each["text"], _seeds(each)]
-        parts += [_table(table["header"], table["rows"]) for table in each["tables"] if table["rows"]]
+        parts += [
+            _table(*_shown(table["header"], table["rows"])) for table in each["tables"][:_MOST_TABLES] if table["rows"]
+        ]
         parts += [f"![{each['title']}](scheduling_{name}{end}.svg)" for end in each["figures"]]
     return "\n\n".join(parts) + "\n"
+
+
+def _shown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """A table as the page has it: a comparison of many workloads at one load, without how systems were set.
+
+    The JSON has all of it.
+    """
+    if header[0] == "workload" and len(rows) > _MOST_ROWS:
+        loads = {row[0].rpartition("/")[2] for row in rows}
+        load = _LOAD if _LOAD in loads else min(loads)
+        rows = [row for row in rows if row[0].rpartition("/")[2] == load] or rows
+    kept = [at for at, name in enumerate(header) if name not in _NOT_SHOWN]
+    return [header[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 def _seeds(experiment: Mapping[str, Any]) -> str:

@@ -426,6 +426,14 @@ class Scheduler:
         vain = nbytes = 0
         if self._silent:
             self._silent.discard(bundle.replica)
+        # the entry is                      and the replica                         then
+        # QUEUED, and still in this bundle  answers it in time                      answered, out of the queue
+        # QUEUED, and still in this bundle  gives it back, drops it, or is late     stays queued, not in this bundle
+        # DONE, or past its deadline        whatever it says                        waste; RUNNING: expires in `decide`
+        # RUNNING, in other bundles too     gives it back or drops it, or another   left to the others
+        #                                   one has begun to answer it in parts
+        # RUNNING, here alone               gives it back                           queued again
+        # RUNNING                           anything else                           answered; recalled from others
         for entry in bundle.entries:
             if entry.state is _QUEUED and bundle_id in entry.bundles:  # its replica was silent: the answer still counts
                 if entry.deadline <= now or entry in returned or entry in dropped:
@@ -773,7 +781,28 @@ class Scheduler:
     # ------------------------------------------------------------- decisions
 
     def decide(self, now: float) -> Decisions:
-        """End what has expired, then form bundles while slots are free."""
+        """End expired entries, then form bundles while replicas have room.
+
+        It has four parts, in this order:
+
+        1. Entries that ended in flight are collected: answers that came after their deadline (`_late`), and running
+           entries whose deadline has passed, from a heap of bundles. No queue is looked at for that.
+        2. Each device to which something happened, or whose time has come (`Agenda`), expires the queues of its active
+           models, lets circuit breakers take out entries that they refuse, and gives bundles until none goes: no
+           replica has room, or the device waits for more rows. A device decides which model is next and how many rows
+           go; this loop only launches. So a decision costs as much as has happened since the last one, not as much as
+           there are models.
+        3. Entries are ended, once each. An entry may be found twice: tied to two replicas it is due in two bundles, and
+           one that was refused may have expired in the same moment. The first list that has it counts, by its state.
+        4. Recalls are handed over last: an entry that ended in part 3 is recalled in the same decision.
+
+        | an entry is in | because | its client gets |
+        |---|---|---|
+        | ``expired`` | its deadline passed, queued or running | 504, or 503 if no replica was within reach |
+        | ``given_up`` | it cannot be in time any more, or only at the cost of more others | 504 |
+        | ``refused`` | its model is gone or fails, or a tenant with less in the queue has its place | the refusal |
+        | ``dispatches`` | it is sent now; one that is tied is in several | its answer |
+        """
         expired: list[Entry] = []
         if self._late:
             expired += [entry for entry in self._late if entry.state is _RUNNING]
