@@ -1,4 +1,4 @@
-"""The size of the code, which may fall and not grow: each budget is today's figure, lowered by the change that shrinks it.
+"""The size of the code and of its documentation: each budget is today's figure, and only falls.
 
 A change that needs more pays for it elsewhere, or raises the budget in the same commit and says why.
 """
