@@ -19,7 +19,7 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.access.guard import Guard, wall_clock
-from serve_app.api import batches, hugging_face, jobs, openai, overview, predict, traffic
+from serve_app.api import batches, hugging_face, job_routes, openai, overview, predict, traffic
 from serve_app.api.gateway import Gateway
 from serve_app.api.items import ItemRoutes
 from serve_app.api.open_inference import administration, generate, infer, rest
@@ -35,7 +35,7 @@ from serve_app.http.errors import Headers, Rendered, RouteNotFound, internal_err
 from serve_app.http.exchange import AWAITED_SINCE
 from serve_app.http.request_id import RequestIds
 from serve_app.http.turns import Turns
-from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.job_service import Jobs
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
@@ -58,7 +58,7 @@ APIS: Final[tuple[Api, ...]] = (
 _ERRORS_BELOW: Final[Mapping[str, Errors]] = {
     openai.ERRORS_BELOW: openai.render_error,
     predict.ERRORS_BELOW: render,
-    jobs.ERRORS_BELOW: render,
+    job_routes.ERRORS_BELOW: render,
 }
 _Part: TypeAlias = tuple[Answer, Reply]
 _NOT_HTTP: Final = Router()
@@ -109,7 +109,7 @@ class HttpApp:
         self._request_id = RequestIds()
         self.items = ItemRoutes(gateway, self._find, wall_clock)
         routes = [route for api in apis for route in api(gateway)]
-        routes += jobs.routes(gateway, kept, self.items) + batches.routes(gateway, kept, self.items)
+        routes += job_routes.routes(gateway, kept, self.items) + batches.routes(gateway, kept, self.items)
         self.routes = RouteTable([*routes, *pages.routes(gateway, self.described)], _ERRORS_BELOW)
 
     def described(self) -> list[Route]:
