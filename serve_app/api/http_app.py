@@ -273,16 +273,15 @@ def create_app(
     """Make the ASGI application.
 
     Args:
-        inference: The models that it serves.
         administration: What operators see and change.
         settings: Limits; the defaults suit a router replica with 2 GiB.
         bodies: Reads bodies within limits that several applications of one process share; its limits count then.
         allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
-        guard: Lets requests in by their API keys; ``None``: everybody is let in.
-        log: Is told of requests that are refused before they reach a model.
-        apis: What is served, besides its description and jobs.
-        kept: Keeps jobs; ``None``: there are none.
-        turns: Say when inference requests are begun; ``None``: whoever takes them asked already.
+        guard: Checks API keys; ``None``: every request is allowed.
+        log: Logs requests that are refused before they reach a model.
+        apis: Served beside the API description and jobs.
+        kept: Stores jobs; ``None``: no jobs.
+        turns: Schedules the start of inference requests; ``None``: the caller does so.
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)

@@ -28,9 +28,7 @@ class Health:
     """Answers the calls of the service.
 
     Args:
-        inference: Knows which models are ready.
-        administration: Knows whether the server is ready.
-        names: Services that are served where this one is; each is as ready as the whole server.
+        names: Further services served here; each is as ready as the whole server.
         watch_s: How long the current call may watch, seconds.
     """
 
