@@ -245,7 +245,7 @@ class _Answering:
             self.started = True
             message["headers"] = [*message.get("headers", ()), *self._extra]
             if self._coding is not None and message["status"] != 206:  # a part of a body that is not compressed
-                self._held_back = message  # what it says depends on the body
+                self._held_back = message  # its headers depend on the body
                 return
         elif self._head:
             message["body"] = b""
@@ -283,7 +283,7 @@ def create_app(
         kept: Stores jobs; ``None``: no jobs.
         turns: Schedules the start of inference requests; ``None``: the caller does so.
     """
-    # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
+    # The form parser warns about every malformed form. The client gets the error; clients must not fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     settings = settings or HttpSettings()
     bodies = bodies or BodyReader(

@@ -21,7 +21,7 @@ NOT_SERVING: Final = pb.HealthCheckResponse.NOT_SERVING
 UNKNOWN_SERVICE: Final = pb.HealthCheckResponse.SERVICE_UNKNOWN
 
 LOOK_EVERY_S: Final = 1.0
-"""How late a watcher may hear of a change that nobody announced, seconds."""
+"""Longest delay of an unannounced change for watchers, seconds."""
 
 
 class Health:
