@@ -192,7 +192,7 @@ def _picture_of(array: npt.NDArray[Any]) -> Body:
 
 def _png(image: Any) -> Body:
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)  # the way to the server is short, and nobody keeps it
+    image.save(buffer, "PNG", compress_level=1)  # speed matters more than size
     return Body(buffer.getvalue(), "image/png")
 
 

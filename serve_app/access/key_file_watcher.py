@@ -75,7 +75,7 @@ class KeyFileWatcher:
             await self._apply_file()
         except ConfigError as error:
             self._failed(str(error))
-        except Exception as error:  # a fault of ours; what it says may hold a part of the file
+        except Exception as error:  # a bug; its message may hold a part of the file
             self._failed(f"cannot be understood: {type(error).__name__}")
 
     async def _run(self) -> None:

@@ -11,7 +11,7 @@ from serve_app.errors import InvalidRequest, UnsupportedMedia
 JSON = JSON_TYPE
 MULTIPART = "multipart/form-data"
 _MULTIPART = MULTIPART.encode()
-# What curl says when nobody told it anything better, and what says nothing: the processor looks at the bytes.
+# Curl's default, and generic types: the processor looks at the bytes.
 OPAQUE = frozenset({"", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded"})
 _AUDIO_ALIASES = frozenset({"application/ogg", "video/ogg", "video/webm"})
 _FIRST_BYTES = 256

@@ -204,15 +204,12 @@ class Operation(ABC, Generic[_Call, _Parsed, _Reply]):
 
 
 class Asked(Struct, Generic[_Call, _Parsed, _Reply]):
-    """A request that has been read and is still to be answered: once, by `Gateway.answer` or by `Gateway.parts`.
+    """A request that has been read, to be answered once by `Gateway.answer` or `Gateway.parts`.
 
     Attributes:
-        operation: How it was read, and its answer is written.
-        info: Its model.
-        version: The version that it names, if any.
-        parsed: What the operation found in its body.
-        payload: What the model takes; ``None`` once that was given to `Inference`.
-        options: How it wants to be treated.
+        version: As named, if any.
+        parsed: The operation's result of parsing the body.
+        payload: The model's input; ``None`` after it was handed to `Inference`.
     """
 
     operation: Operation[_Call, _Parsed, _Reply]
@@ -230,21 +227,19 @@ class Asked(Struct, Generic[_Call, _Parsed, _Reply]):
 
 
 class Gateway:
-    """What every request passes.
+    """The path of every request.
 
     Args:
-        inference: The models that are served.
         administration: What operators see and change.
         bodies: Reads bodies within limits, and runs long conversions in threads.
-        guard: Lets requests in by their API keys; ``None``: everybody is let in.
-        log: Is told of requests that are refused before they reach a model.
-        open_administration: Whether anybody may change the server, where there are no API keys.
-        turns: Say when requests are begun; ``None``: whoever takes them asked already.
+        guard: Checks API keys; ``None``: every request is allowed.
+        log: Logs requests that are refused before they reach a model.
+        open_administration: Whether any client may change the server if there are no API keys.
+        turns: Schedules the start of requests; ``None``: the caller does so.
 
     Attributes:
-        inference: The models as the key of the current request sees them.
+        inference: The models visible to the current request's key.
         administration: The server, likewise.
-        bodies: As given.
     """
 
     def __init__(
@@ -271,12 +266,11 @@ class Gateway:
         self._open_administration = open_administration
 
     def authorize(self, policy: Policy, headers: Mapping[bytes, bytes], model: str | None = None) -> None:
-        """Let one request in that asks no model to work, and count it against its key's rate.
+        """Admit a request that runs no model, and count it against its key's rate.
 
         Args:
-            policy: Who may ask it.
             headers: By lower-case name.
-            model: The model that its path names.
+            model: The model in its path.
 
         Raises:
             ServeAppError: As `Guard.authorize`, and where it would change the server also as `require_admin`, or as
@@ -406,7 +400,7 @@ class Gateway:
         return Asked(operation, info, version, parsed, payload, options)
 
     async def answer(self, asked: Asked[_Call, _Parsed, _Reply]) -> tuple[Answer, _Reply]:
-        """Have a request answered as a whole. Cancelling it cancels its work.
+        """Answer a request as a whole. Cancelling it cancels its work.
 
         Raises:
             ServeAppError: As `Inference.submit`.
@@ -416,7 +410,7 @@ class Gateway:
         return answer, await self._written(asked, answer)
 
     async def parts(self, asked: Asked[_Call, _Parsed, _Reply]) -> AsyncGenerator[tuple[Answer, _Reply], None]:
-        """Have a request answered in parts, one where its model does not stream. Must be closed, which ends its work.
+        """Answer a request in parts, or one without streaming. Must be closed, which ends its work.
 
         Raises:
             ServeAppError: As `Inference.stream`.

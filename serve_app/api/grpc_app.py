@@ -93,15 +93,14 @@ RPCS: Final[tuple[Rpc, ...]] = tuple(
 
 
 class GrpcApp:
-    """Answers every call. It must be made in the event loop that it is used in.
+    """Answers every call. Must be made in the event loop that uses it.
 
     Args:
-        inference: The models that it serves.
         administration: What operators see and change.
-        bodies: Limits large messages together with what other protocols hold.
-        guard: Lets calls in by their API keys; ``None``: everybody is let in.
-        log: Is told of requests that are refused before they reach a model.
-        open_administration: Whether anybody may change the server, where there are no API keys.
+        bodies: Limits large messages together with bodies of other protocols.
+        guard: Checks API keys; ``None``: every call is allowed.
+        log: Logs requests that are refused before they reach a model.
+        open_administration: Whether any client may change the server if there are no API keys.
         typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
         streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of
             anonymous callers are not among them, but have limits of their own (`ANONYMOUS_STREAMS`).
@@ -109,7 +108,7 @@ class GrpcApp:
             in flight is answered.
         reflection_idle_s: The same for streams of reflection, which are open to all.
         stranger_watch_s: How long health may be watched without a key, where others have keys, seconds.
-        turns: Say when inference requests are begun; ``None``: at once.
+        turns: Schedules the start of inference requests; ``None``: at once.
     """
 
     def __init__(

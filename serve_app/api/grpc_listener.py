@@ -156,7 +156,7 @@ class GrpcListener:
                 await self._arrivals.quiet()
             finally:
                 stopping = asyncio.create_task(server.stop(limit_s))
-            await asyncio.sleep(0)  # now they are told
+            await asyncio.sleep(0)  # sends the GOAWAY
             self._app.close()
         await stopping
 

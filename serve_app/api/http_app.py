@@ -19,7 +19,7 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.access.guard import Guard, wall_clock
-from serve_app.api import batches, hugging_face, jobs, openai, overview, predict, traffic
+from serve_app.api import batches, hugging_face, job_routes, openai, overview, predict, traffic
 from serve_app.api.gateway import Gateway
 from serve_app.api.items import ItemRoutes
 from serve_app.api.open_inference import administration, generate, infer, rest
@@ -35,7 +35,7 @@ from serve_app.http.errors import Headers, Rendered, RouteNotFound, internal_err
 from serve_app.http.exchange import AWAITED_SINCE
 from serve_app.http.request_id import RequestIds
 from serve_app.http.turns import Turns
-from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.job_service import Jobs
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
@@ -58,7 +58,7 @@ APIS: Final[tuple[Api, ...]] = (
 _ERRORS_BELOW: Final[Mapping[str, Errors]] = {
     openai.ERRORS_BELOW: openai.render_error,
     predict.ERRORS_BELOW: render,
-    jobs.ERRORS_BELOW: render,
+    job_routes.ERRORS_BELOW: render,
 }
 _Part: TypeAlias = tuple[Answer, Reply]
 _NOT_HTTP: Final = Router()
@@ -109,7 +109,7 @@ class HttpApp:
         self._request_id = RequestIds()
         self.items = ItemRoutes(gateway, self._find, wall_clock)
         routes = [route for api in apis for route in api(gateway)]
-        routes += jobs.routes(gateway, kept, self.items) + batches.routes(gateway, kept, self.items)
+        routes += job_routes.routes(gateway, kept, self.items) + batches.routes(gateway, kept, self.items)
         self.routes = RouteTable([*routes, *pages.routes(gateway, self.described)], _ERRORS_BELOW)
 
     def described(self) -> list[Route]:
@@ -245,7 +245,7 @@ class _Answering:
             self.started = True
             message["headers"] = [*message.get("headers", ()), *self._extra]
             if self._coding is not None and message["status"] != 206:  # a part of a body that is not compressed
-                self._held_back = message  # what it says depends on the body
+                self._held_back = message  # its headers depend on the body
                 return
         elif self._head:
             message["body"] = b""
@@ -273,18 +273,17 @@ def create_app(
     """Make the ASGI application.
 
     Args:
-        inference: The models that it serves.
         administration: What operators see and change.
         settings: Limits; the defaults suit a router replica with 2 GiB.
         bodies: Reads bodies within limits that several applications of one process share; its limits count then.
         allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
-        guard: Lets requests in by their API keys; ``None``: everybody is let in.
-        log: Is told of requests that are refused before they reach a model.
-        apis: What is served, besides its description and jobs.
-        kept: Keeps jobs; ``None``: there are none.
-        turns: Say when inference requests are begun; ``None``: whoever takes them asked already.
+        guard: Checks API keys; ``None``: every request is allowed.
+        log: Logs requests that are refused before they reach a model.
+        apis: Served beside the API description and jobs.
+        kept: Stores jobs; ``None``: no jobs.
+        turns: Schedules the start of inference requests; ``None``: the caller does so.
     """
-    # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
+    # The form parser warns about every malformed form. The client gets the error; clients must not fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     settings = settings or HttpSettings()
     bodies = bodies or BodyReader(

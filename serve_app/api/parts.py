@@ -99,7 +99,7 @@ def _optional(fields: Iterable[str]) -> list[tuple[str, Any, Any]]:
 async def parse_parts_form(info: ModelInfo, headers: Mapping[bytes, bytes], content: bytes) -> Parts:
     """Parse a form with one part per input, or several for a list. Raises what `parse_parts` raises."""
     plan = _plan(info)
-    most = 1 + sum(plan.max_parts if given.many else 1 for given in plan.inputs.values())  # one to be told of
+    most = 1 + sum(plan.max_parts if given.many else 1 for given in plan.inputs.values())  # one more, for the error
     values: dict[str, list[bytes]] = {}
     async with opened_form(headers, content, max_files=most, max_fields=most) as form:
         for name, value in form:

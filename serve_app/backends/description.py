@@ -60,7 +60,7 @@ def describe_build(
         return Description(file.signature, None, NO_ROWS, alone, streams=True)
     found = _judge(file, model, settings, rows_at)
     if exact is not None and found.rows and rows_at.axes and not exact.joinable.rows:
-        # Clients send what the exact model takes: nobody moves the rows for this build.
+        # Clients send the exact model's tensors: rows are not moved for this build.
         reason = f"requests come as the exact model takes them, which has no rows: {exact.joinable.reason}"
         found = Joinable("whole", reason, rows=False)
     has_rows = found.rows or (exact is not None and exact.joinable.rows)

@@ -12,7 +12,7 @@ _M_MMAP_THRESHOLD: Final = -3
 _LARGE: Final = 1024**2
 _LOOKED_AT: Final = 128 * 1024
 _LARGEST_IN_HEAP: Final = 32 * 1024**2
-"""What the C library takes from a heap at most, and what it gets to by itself where large blocks come and go."""
+"""The C library's largest block on a heap, and the size that it adapts to when large blocks come and go."""
 
 _keeps_more = False
 
@@ -65,7 +65,7 @@ def large_blocks_apart() -> Iterator[None]:
         yield
     finally:
         _keeps_more = True
-        # Once an option is set, the C library adapts it no more: both are what it would adapt them to.
+        # Once an option is set, the C library stops adapting it: both get their adapted values.
         _set_option(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
         _set_option(_M_TRIM_THRESHOLD, 2 * _LARGEST_IN_HEAP)
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from serve_app import __version__
-from serve_app.cli import imports, jobs, keys
+from serve_app.cli import imports, job_commands, keys
 from serve_app.cli.simulate import simulate
 from serve_app.cli.traffic import traffic
 from serve_app.errors import ConfigError, ServeAppError
@@ -280,7 +280,7 @@ def graph(
 
 app.command()(simulate)
 app.command()(traffic)
-app.add_typer(jobs.app, name="jobs")
+app.add_typer(job_commands.app, name="jobs")
 app.add_typer(keys.app, name="key")
 app.add_typer(imports.app, name="import")
 

@@ -105,7 +105,7 @@ def serve(listener: socket.socket, imports: Sequence[str] = IMPORTS) -> Order | 
     usable = _numbers_differ()
     if not usable:
         print("workers are not forked: they would draw the same random numbers", file=sys.stderr, flush=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children: the raylet watches them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no wait for children: the raylet watches them
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:

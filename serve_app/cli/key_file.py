@@ -75,7 +75,7 @@ def is_open_to_others(file: Path) -> bool:
 
 def _change(file: Path, change: Callable[[Entries], Entries]) -> None:
     """Rewrite the file, if the result is valid."""
-    target = file.resolve()  # of a link, what it points to
+    target = file.resolve()  # follows a link
     try:
         with _alone_in(target.parent):
             before = _entries(parse_api_keys(read_api_keys(target))) if target.exists() else []

@@ -16,7 +16,7 @@ _AT_ONCE = 2
 GPU_DEVICES = "nvidia[0-9]*"
 """What stands in ``/dev`` for each NVIDIA device."""
 _TOLD = 5
-"""How many models are told by name."""
+"""Most models listed by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from serve_app.config.files import HOME_VARIABLE, home
 _RUN_VARIABLE = "SERVE_APP_RUN"
 _HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", "RAY_SERVE_HAPROXY_METRICS_PORT": "9101"}
 # The first of the ports that HAProxy reaches the routers at, and where it goes while there is no router. Serve shares
-# them with whoever listens there already: two servers on one machine would answer each other's requests.
+# them with an existing listener: two servers on one machine would answer each other's requests.
 _DIRECT_PORTS = {
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": "8500",
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": "9500",
@@ -88,7 +88,7 @@ def run_file(
         return 1
     # All workers get one environment: `fork_server` starts those of its own.
     os.environ.update({**file.env_vars, **limits.variables})
-    os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str(cores))  # whatever Ray is told of CPUs
+    os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str(cores))  # regardless of Ray's CPUs
     fork = fork and FOLDER_VARIABLE in os.environ
     if fork:
         os.environ[SOCKET_VARIABLE] = str(Path(os.environ[FOLDER_VARIABLE]) / "fork.sock")
@@ -205,7 +205,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
         "RAY_worker_niceness": environ.get("RAY_worker_niceness", "0"),
         # Idle workers started in advance are of no use to replicas, and the driver would wait for them.
         "RAY_prestart_worker_first_driver": environ.get("RAY_prestart_worker_first_driver", "0"),
-        # Official builds of ONNX Runtime report to their maker unless told otherwise: a thread and a file per process.
+        # Official builds of ONNX Runtime send telemetry by default: a thread and a file per process.
         "ORT_DISABLE_TELEMETRY": environ.get("ORT_DISABLE_TELEMETRY", "1"),
         HOME_VARIABLE: str(home(environ).resolve()),
         _RUN_VARIABLE: uuid.uuid4().hex,

@@ -27,7 +27,7 @@ from serve_app.config import ROUTER, ServeFile
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PROXY = "haproxy"
 _MORE_S = 5.0
-"""How much longer than they were told the routers may take to say that they are done, seconds."""
+"""How much longer than their limit the routers may take to report the end, seconds."""
 
 
 class ForcedShutdown(BaseException):

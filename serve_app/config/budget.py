@@ -26,7 +26,7 @@ _LISTED = 8
 """How many parts of a sum a message names."""
 
 _SPARE_FILES = 512
-"""Files that HAProxy opens besides its connections: what it listens at, its checks, its log."""
+"""Files that HAProxy opens besides its connections: listeners, checks, log."""
 
 
 @dataclass(frozen=True, slots=True)

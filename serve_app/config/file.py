@@ -220,7 +220,7 @@ def _maxconn_problems(document: Mapping[str, Any], args: AppArgs) -> tuple[str, 
     place = f"controller_options.runtime_env.env_vars.{MAXCONN_VARIABLE}"
     given = _env_vars(document).get(MAXCONN_VARIABLE)
     if given is None:
-        return ()  # whoever starts the cluster sees to it: `serve-app run` by itself, others by what `validate` says
+        return ()  # `serve-app run` sets it, other ways to start follow `validate`
     if not str(given).isdecimal():
         return (f"{place}: must be a whole number in quotes, got {short_repr(given)}",)
     problem = args.budget().problem(int(given), args.router.fewest)

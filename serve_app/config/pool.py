@@ -74,7 +74,7 @@ def _check_defaults(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_own(given: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
     _check_keys(given, {**NOT_OF_MEMBERS, **_SET_BY_POOL})
-    if "defaults" in info.data:  # otherwise they have faults, which are told
+    if "defaults" in info.data:  # otherwise their faults are reported
         _member(_merged(info.data["defaults"], given))
     return given
 

@@ -38,7 +38,7 @@ def _check_order(levels: PriorityLevels) -> None:
     before, least = 0, Priority.HIGH
     for number, priority in sorted(levels.named.items()):
         if number > before + 1:
-            before, least = before + 1, Priority.LOW  # what lies between is named by nobody
+            before, least = before + 1, Priority.LOW  # numbers between are unnamed
         if priority < least:
             raise validation_error(
                 [((), f"{number} is {priority.label}, but {before}, which is more urgent, is {least.label}: name it")]

@@ -50,7 +50,7 @@ class ConnectionLimiter:
         self.refused = 0
         self._most = most
         self._most_per_client = most_per_client
-        self._leaving: set[EvictableConnection] = set()  # they were told, and their end has not come yet
+        self._leaving: set[EvictableConnection] = set()  # closing, but not ended yet
         self._per_client: Counter[str] = Counter()
         self._look_again_at = 0.0
 

@@ -285,7 +285,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _turn_away(self, reason: str) -> None:
         self._move(_Event.ENDED)
-        # Those that are told why are limited, too. Where the handshake is still to come, none can be told.
+        # Refusals with a reason are limited, too. Before the handshake none can be sent.
         if self._scheme == "https" or self._shared.limiter.over_hard_limit:
             self._transport.abort()
             return

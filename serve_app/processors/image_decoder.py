@@ -72,7 +72,7 @@ def decode_image(payload: Media, channels: int, max_pixels: int, enough: int | N
         InvalidRequest: The content is no image, or damaged or incomplete.
     """
     # Pillow's decoders meet hostile bytes here, and raise whatever they stumble over: struct.error, KeyError,
-    # SyntaxError, zlib.error... Each of them means that the picture is not what it claims to be.
+    # SyntaxError, zlib.error... Each of them means a damaged image.
     try:
         image = Image.open(io.BytesIO(payload.content), formats=FORMATS)
     except UnidentifiedImageError:

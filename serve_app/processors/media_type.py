@@ -9,7 +9,7 @@ from serve_app.errors import InvalidRequest, UnsupportedMedia
 from serve_app.payloads import Media, Texts
 
 _SAYS_NOTHING = frozenset(
-    # The third is what curl --data-binary sends when it is told nothing.
+    # The third is the default of curl --data-binary.
     {
         "",
         "image/*",

@@ -32,7 +32,7 @@ SIDECARS: Final = (
     MODULES,
     "1_Pooling/config.json",
 )
-"""Every file that processors look for beside a model without being told its name."""
+"""Every file with a fixed name that processors look for beside a model."""
 
 _TOKENIZER: Final = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",

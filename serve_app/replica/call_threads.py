@@ -125,11 +125,11 @@ class CallThreads:
                 self.begin(method)
                 try:
                     work()
-                except BaseException as error:  # a bug; whoever waits is told
+                except BaseException as error:  # a bug, reported to the waiter
                     future.set_exception(error)
                 else:
                     future.set_result(None)
                 finally:
                     with self._lock:
                         del self._inside[get_ident()]
-            del item, future, work  # what they hold is not kept until the next one comes
+            del item, future, work  # drop references before waiting for the next

@@ -167,7 +167,7 @@ class PoolHost:
             task = self._loading.get(load)
             if task is None:
                 task = self._loading[load] = asyncio.ensure_future(self._bring_in(load, urgent=urgent))
-        # Whoever asks may leave; what was begun is ended in order all the same.
+        # The caller may be cancelled; the work still completes.
         return await asyncio.shield(task)
 
     async def _bring_in(self, name: str, *, urgent: bool) -> LoadOutcome:

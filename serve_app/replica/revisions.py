@@ -174,7 +174,7 @@ class Revisions:
             raise ModelUnavailable(f"model {self._model}: another load is under way", 1.0)
         assert self._bringing is not None
         self._claim(claim)
-        # Whoever asks may leave; what was begun is ended in order all the same.
+        # The caller may be cancelled; the work still completes.
         return await asyncio.shield(self._bringing)
 
     def renew(self, claim: str) -> None:

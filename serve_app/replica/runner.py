@@ -191,7 +191,7 @@ class Runner:
         except asyncio.CancelledError:
             with self._lock:
                 self._take_out(staged)
-            staged.stop(RETURNED)  # whoever reads the parts of its answers is gone
+            staged.stop(RETURNED)  # its reader is gone
             raise
 
     def submit_background(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
@@ -472,7 +472,7 @@ class Runner:
                     with self._lock:
                         self._ended(bundles, ran)
                         turn = self._next(time.monotonic())
-                except BaseException:  # nobody would have the session any more, and nobody would be told
+                except BaseException:  # otherwise the session would be lost without a report
                     self._fault(bundles)
                     break
                 if turn.granted:
@@ -523,7 +523,7 @@ class Runner:
             for staged in waiting:
                 self._take_out(staged)
             for staged in self._held:
-                staged.stage = AFTER[staged.stage, Event.SUBMITTED]  # whoever joins them now comes too late
+                staged.stage = AFTER[staged.stage, Event.SUBMITTED]  # too late to join them now
             found = dict.fromkeys([*bundles, *self._held, *self._ended_now, *waiting])
             concerned = [staged for staged in found if staged.stage is not Stage.ENDED]
             self._held.clear()
@@ -594,7 +594,7 @@ class Runner:
                     staged.results[index] = RETURNED
                 else:
                     self._return_entry(here, ended, now)
-            # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
+            # A bundle whose caller has just left is still at the gate, without a waiter.
             staying: list[Staged] = []
             for staged in granted:
                 if staged.waiter is None or not staged.waiter.cancelled():

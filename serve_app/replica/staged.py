@@ -92,7 +92,7 @@ AFTER: Final[Mapping[tuple[Stage, Event], Stage]] = {
         Event.SUBMITTED,
     ): Stage.SUBMITTED,  # after a failure, whatever is granted counts as handed
     (Stage.SUBMITTED, Event.ENDED): Stage.ENDED,
-    (Stage.ENDED, Event.SUBMITTED): Stage.ENDED,  # so that the session's thread may find what it takes ended already,
+    (Stage.ENDED, Event.SUBMITTED): Stage.ENDED,  # the session's thread may find a bundle ended already,
     (Stage.ENDED, Event.ENDED): Stage.ENDED,  # and end it again
 }
 """Any other event is a bug, and raises KeyError."""

@@ -179,7 +179,7 @@ class RouterAdministration:
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``; ``compute``
             what one of them computes with: ``threads``, ``instances`` and the ``reason``. ``cache``
             of a model that has one is `ModelCache.status`.
-            ``jobs`` is there where there are jobs; see `serve_app.jobs.jobs.Jobs.status`.
+            ``jobs`` is there where there are jobs; see `serve_app.jobs.job_service.Jobs.status`.
             Each of several versions of a model is shown by itself, and ``traffic`` shows how requests are spread over
             them, by model.
         """

@@ -7,7 +7,7 @@ from typing import Final
 
 from serve_app.access.guard import wall_clock
 from serve_app.domain.service import Inference
-from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.job_service import Jobs
 from serve_app.jobs.post import post
 from serve_app.jobs.redis import RedisStore
 from serve_app.jobs.room import room

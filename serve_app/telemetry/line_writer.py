@@ -76,7 +76,7 @@ class LineWriter:
         ends = list(accumulate(map(len, (*first, *lines))))
         try:
             written = os.write(self._opened(), b"".join((*first, *lines)))
-        except OSError:  # the disk is full, or the folder gone: nobody may fail for that
+        except OSError:  # the disk is full, or the folder gone: no request may fail for that
             self._lost += len(lines)
             self._forget()
             return

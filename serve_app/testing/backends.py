@@ -43,7 +43,7 @@ __all__ = ["CHECKS", "Check", "NotConforming", "Subject", "name_of"]
 _MODEL: Final = "conformance"
 _CYCLES: Final = 4
 _SLACK_BYTES: Final = 16 * 2**20
-"""What a process may grow by while nothing leaks: allocators keep some of what they had."""
+"""Allowed growth of a process without a leak: allocators keep some freed memory."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ _CYCLES: Final = 4
 _CALLS: Final = 10
 _THREADS: Final = 4
 _SLACK_BYTES: Final = 16 * 2**20
-"""What a process may grow by while nothing leaks: allocators keep some of what they had."""
+"""Allowed growth of a process without a leak: allocators keep some freed memory."""
 _HUGE_BYTES: Final = 64 * 2**20
 _HUGE_CHARACTERS: Final = 1_000_000
 _DAMAGES: Final = 20

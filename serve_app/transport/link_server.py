@@ -257,7 +257,7 @@ class _ServerLink(FramedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._server.left(self)
-        for task in self._tasks:  # the router that asked is gone, and whoever asked it
+        for task in self._tasks:  # the router is gone, with its callers
             task.cancel()
 
     async def _answer(self, call: int, bundle: Bundle) -> None:

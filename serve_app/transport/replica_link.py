@@ -112,7 +112,7 @@ class ReplicaLink(FramedProtocol):
             return
         call = next(self._ids)
         parts, kept = encode_bundle(call, bundle, self._arena)
-        # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
+        # Kept until the answer, even without a waiter: only then is the replica done with the arrays.
         self._calls[call] = (done, bundle, kept)
         if bundle.parts is not None:
             for position in range(len(bundle.entries)):

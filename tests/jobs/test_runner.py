@@ -22,7 +22,7 @@ from serve_app.errors import (
     ModelUnavailable,
     QueueFull,
 )
-from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.job_service import Jobs
 from serve_app.jobs.records import JOB, Exchanged, Job, Lease
 from serve_app.jobs.runner import Reply, Runner
 from serve_app.jobs.settings import JobSettings

@@ -122,7 +122,7 @@ class GrpcCall:
         self.version = version_of(self.headers)
         if address := address_of(context.peer()):
             self.headers[CLIENT] = address.encode()
-        # Ray Serve's context knows no deadline, by which it is told apart.
+        # Unlike the own port's, Ray Serve's context knows no deadline.
         self.headers[LISTENER] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
 
     def again(self, message: bytes) -> GrpcCall:

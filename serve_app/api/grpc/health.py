@@ -21,16 +21,14 @@ NOT_SERVING: Final = pb.HealthCheckResponse.NOT_SERVING
 UNKNOWN_SERVICE: Final = pb.HealthCheckResponse.SERVICE_UNKNOWN
 
 LOOK_EVERY_S: Final = 1.0
-"""How late a watcher may hear of a change that nobody announced, seconds."""
+"""Longest delay of an unannounced change for watchers, seconds."""
 
 
 class Health:
     """Answers the calls of the service.
 
     Args:
-        inference: Knows which models are ready.
-        administration: Knows whether the server is ready.
-        names: Services that are served where this one is; each is as ready as the whole server.
+        names: Further services served here; each is as ready as the whole server.
         watch_s: How long the current call may watch, seconds.
     """
 

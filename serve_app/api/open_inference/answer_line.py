@@ -114,7 +114,7 @@ class AnswerLine:
             self._finish(self._in_order.popleft())
 
     def _finish(self, place: Place) -> None:
-        message, place.message = place.message, b""  # whoever has the place has no more to do with it
+        message, place.message = place.message, b""  # its place has ended
         self._make_ready(message, None)
         self._open -= 1
         if self._closing and not self._open:

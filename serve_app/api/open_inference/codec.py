@@ -556,7 +556,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _short(value: object) -> str:
-    # Integers of more than 4,300 digits have no decimal form in Python, and nobody reads one of 30.
+    # Integers of more than 4,300 digits have no decimal form in Python, and one of 30 is unreadable.
     if isinstance(value, list):
         return f"[{', '.join(_short(item) for item in value)}]"
     if isinstance(value, int) and abs(value) >= 10**18:

@@ -36,7 +36,7 @@ _M = TypeVar("_M", bound=Message)
 Unary: TypeAlias = Callable[[bytes, GrpcCall], Awaitable[bytes]]
 Stream: TypeAlias = Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[bytes]]
 Explain: TypeAlias = Callable[[Exception, GrpcCall, str], ServeAppError]
-"""Makes what a client may see of an exception, given the call and what it asked for."""
+"""Makes the client's error of an exception, given the call and the requested model."""
 
 AHEAD: Final = 256
 """Requests of one stream that may be in work at once. What comes beyond that waits in the connection."""

@@ -17,7 +17,7 @@ Draw: TypeAlias = Callable[[int, int, float], Tensors]
 """Makes (rows, seed, scale): so many rows, the same for the same seed, whose own floats are scaled by that."""
 
 _INTEGERS: Final = (1000, 10, 2)
-"""Integers of our own are below these, the first that the model takes: ids have a range that nobody declares."""
+"""Integers of our own are below these, the first that the model takes: ids have an undeclared range."""
 
 
 class Varied:

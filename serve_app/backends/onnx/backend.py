@@ -49,7 +49,7 @@ class OnnxBackend:
         self._input_axes: dict[str, int] = {}
         self._output_axes: dict[str, int] = {}
         self._bfloat16 = False
-        # What fails is raised and told to its client; it is not the server's log that has to hear of it.
+        # Failures are raised and reported to the client, not logged.
         self._run_options = onnxruntime.RunOptions()
         self._run_options.log_severity_level = _FATAL
 

@@ -33,7 +33,7 @@ from serve_app.threads import in_thread
 logger = logging.getLogger(__name__)
 
 _CLOSING_S: Final = 5.0
-"""For how long a class may close what it has, seconds."""
+"""Longest `close` of a class, seconds."""
 
 _LAST_WORDS_S: Final = 1.0
 """For how long what an ended process said is waited for, seconds: one that it has started may still hold its output."""

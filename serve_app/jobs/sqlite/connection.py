@@ -116,7 +116,7 @@ def _prepare(database: sqlite3.Connection) -> None:
 
 def _make_tables(database: sqlite3.Connection) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version == 0:  # nobody else has, meanwhile
+    if version == 0:  # no other process has created the tables meanwhile
         for statement in TABLES.split(";"):
             database.execute(statement)
         database.execute(f"PRAGMA user_version = {VERSION}")

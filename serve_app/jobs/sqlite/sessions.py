@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from serve_app.jobs.records import Exchanged, Lease, NewItem, Outcome
-from serve_app.jobs.sqlite.jobs import end_job, end_overdue
+from serve_app.jobs.sqlite.job_statements import end_job, end_overdue
 from serve_app.jobs.sqlite.rows import dumped, insert, loaded, only
 from serve_app.jobs.sqlite.schema import NUMBER, STATES
 from serve_app.jobs.states import JobEvent, State, job_after

@@ -16,7 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from serve_app.jobs.records import Bounds, Callback, Census, Exchanged, Item, Job, NewItem, NewJob, Outcome, StoredFile
 from serve_app.jobs.sqlite.connection import Connection, transaction
 from serve_app.jobs.sqlite.files import add_file, delete_file, find_content, find_file, list_files
-from serve_app.jobs.sqlite.jobs import (
+from serve_app.jobs.sqlite.job_statements import (
     cancel_job,
     create_job,
     due_callbacks,

@@ -8,7 +8,7 @@ from typing import Final
 
 from serve_app.jobs.records import Census
 from serve_app.jobs.sqlite.files import delete_file
-from serve_app.jobs.sqlite.jobs import end_overdue
+from serve_app.jobs.sqlite.job_statements import end_overdue
 from serve_app.jobs.sqlite.rows import only, used_bytes
 from serve_app.jobs.sqlite.schema import STATES
 from serve_app.jobs.sqlite.sessions import end_session

@@ -25,7 +25,7 @@ from serve_app.errors import (
 )
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import status_of
-from serve_app.jobs.jobs import Jobs
+from serve_app.jobs.job_service import Jobs
 from serve_app.jobs.records import JOB, Item
 from serve_app.jobs.shown import shown
 from serve_app.jobs.states import ENDED, State
