@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -79,17 +79,17 @@ def _private_cross_references() -> int:
     return sum(len(re.findall(r'"""(?:See|As) ', path.read_text("utf-8"))) for path in _files())
 
 
-BUDGETS: Final = {
-    "lines of serve_app": (lambda: sum(map(_lines, _files())), 0),
-    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 0),
-    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 0),
-    "methods of the stairwell": (_methods, 0),
-    "lines of the longest file": (lambda: max(map(_lines, _files())), 0),
-    "lines of the longest function": (lambda: max(lines for _, lines in _functions()), 0),
-    "lines of the longest constructor": (lambda: max(lines for name, lines in _functions() if name == "__init__"), 0),
-    "class names used twice": (_class_names_used_twice, 0),
-    "docstrings that begin with See or As": (_private_cross_references, 0),
-    "words of the documentation": (_words, 0),
+BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
+    "lines of serve_app": (lambda: sum(map(_lines, _files())), 76_870),
+    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 14_379),
+    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_839),
+    "methods of the stairwell": (_methods, 271),
+    "lines of the longest file": (lambda: max(map(_lines, _files())), 1_082),
+    "lines of the longest function": (lambda: max(lines for _, lines in _functions()), 104),
+    "lines of the longest constructor": (lambda: max(lines for name, lines in _functions() if name == "__init__"), 104),
+    "class names used twice": (_class_names_used_twice, 41),
+    "docstrings that begin with See or As": (_private_cross_references, 84),
+    "words of the documentation": (_words, 134_484),
 }
 
 
