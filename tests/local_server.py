@@ -266,6 +266,7 @@ class LocalServer:
             change_host=self._change_host,
             on_stale=self._catch_up,
         )
+        self.router.start()
         self.keeper = Keeper(self._config, self.router, self.register, self._deployed)
         self.app = self.router.app
         return repository

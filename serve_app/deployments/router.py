@@ -154,6 +154,7 @@ class RouterDeployment:
             change_host=self._change_host,
             on_stale=self._on_stale,
         )
+        self._router.start()
         self._router.restore_traffic()  # while all versions are there: tables belong to those that were deployed
         self._keeper = Keeper(config, self._router, register, deployed)
         self._resumed: list[asyncio.Task[None]] = []

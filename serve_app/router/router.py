@@ -89,13 +89,13 @@ class Peers(Protocol):
 
 
 class Router:
-    """One router process. It must be made in the event loop that it works in, and works from then on.
+    """One router process. It is made in the event loop that it works in; `start` binds its ports.
 
-    Whoever makes it says which replicas there are (`on_replicas`), and closes it. Bundles travel by links to replicas
-    that have told an address, and by ``call`` to others.
+    Its host starts it, lists the replicas (`on_replicas`), and closes it. Bundles travel by links to replicas with an
+    address, and by ``call`` to others.
 
     Args:
-        settings: What it serves. Raises ConfigError when a port cannot be had, or a certificate cannot be used.
+        settings: What it serves.
         call: The way to replicas without a link.
         peers: The other routers of the application; ``None``: there are none.
         traffic_store: Keeps how requests are spread over versions of models; ``None``: it lasts as long as the router.
@@ -159,24 +159,14 @@ class Router:
         self._cache = ResponseCache(settings.caches, self._dispatcher, self.metrics)
         file = settings.log_file
         self._log_lines = None if file is None else LineWriter(file.path, file.max_bytes, file.backups)
-        self._log = None
-        if self._log_lines is not None:
-            self._log = RequestLog(settings.log, self._log_lines, self._loop.call_later)
+        lines = self._log_lines
+        self._log = None if lines is None else RequestLog(settings.log, lines, self._loop.call_later)
         tracer = configured_tracer()
-        traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
+        self._traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
         self.models = Models(self._scheduler, self._cache, traffic_store, None if peers is None else peers.tell_traffic)
-        self._inference = RouterInference(self.models, self._dispatcher, self.metrics, traces, settings.streams)
-        self.inference: Inference = self._inference
-        self._pipelines: PipelineInference | None = None
-        if settings.pipelines:
-            self.inference = self._pipelines = PipelineInference(
-                self._inference,
-                settings.pipelines,
-                self._scheduler.solo_s,
-                self._inference.least_s,
-                self.metrics.registry,
-                traces,
-            )
+        self._inference = RouterInference(self.models, self._dispatcher, self.metrics, self._traces, settings.streams)
+        self._pipelines = self._make_pipelines()
+        self.inference: Inference = self._pipelines or self._inference
         self.administration = RouterAdministration(
             self.models,
             self.inference,
@@ -187,47 +177,71 @@ class Router:
             loading,
             self._pools.faults,
         )
-        if self._pipelines is not None:
-            self.administration.add_status("pipelines", self._pipelines.status)
-            for pipeline in settings.pipelines:
-                self.administration.add_statistics(pipeline.name, partial(self._pipelines.statistics, pipeline.name))
-        self.metrics.registry.register(Readings(TRAFFIC, self.administration.traffic_readings))
         self._removals: set[asyncio.Task[None]] = set()
+        self._guard = None if settings.keys is None else settings.keys.guard
+        self.jobs = None if settings.jobs is None else make_jobs(settings.jobs, self.inference)
+        self._turns = self._make_turns()
+        self.app = self._http_app()
+        self.grpc = self._grpc_app()
+        self._http_listener: Listener | None = None
+        self._grpc_listener: GrpcListener | None = None
+        self._ports = DirectPorts(())
+        self._show_parts()
         for model in settings.models:
             self._take(model)
-        keys = settings.keys
-        self._guard = None if keys is None else keys.guard
-        if keys is not None:
-            self.metrics.registry.register(Readings(KEYS, lambda: keys.guard))
-            keys.start()
-        self.jobs = None if settings.jobs is None else make_jobs(settings.jobs, self.inference)
-        if (jobs := self.jobs) is not None:
-            self.administration.add_status("jobs", jobs.status)
-            self.metrics.registry.register(Readings(JOBS, lambda: jobs))
-        self._turns = self._make_turns()
-        self.metrics.registry.register(Readings(TURNS, lambda: self._turns))
-        self.app = self._http_app()
-        grpc = settings.grpc
-        self.grpc = GrpcApp(
-            self.inference,
-            self.administration,
-            self.app.bodies,
-            self._guard,
-            self._log,
-            open_administration=grpc.open_administration,
-            streams=grpc.streams,
-            stream_idle_s=grpc.stream_idle_s,
-            typed_answers=grpc.typed_answers,
-            turns=self._turns,
-        )
-        self._certificates = None if settings.tls is None else Certificates(settings.tls)
-        self._http_listener = None if settings.http_port is None else self._listen_http(settings.http_port)
-        self._grpc_listener = None if settings.grpc_port is None else self._listen_grpc(settings.grpc_port)
+
+    def start(self) -> None:
+        """Bind the router's own ports, and start what works by itself: the file of keys, jobs.
+
+        The ports are opened when the models can take work: other routers may be serving on them.
+
+        Raises:
+            ConfigError: A port cannot be had, or a certificate cannot be used.
+        """
+        settings = self._settings
+        if settings.keys is not None:
+            settings.keys.start()
+        certificates = None if settings.tls is None else Certificates(settings.tls)
+        if settings.http_port is not None:
+            self._http_listener = self._listen_http(settings.http_port, certificates)
+        if settings.grpc_port is not None:
+            self._grpc_listener = self._listen_grpc(settings.grpc_port, certificates)
         listeners = self._http_listener, self._grpc_listener
         self._ports = DirectPorts([each for each in listeners if each is not None])
         self._loop.call_later(OPEN_ANYWAY_S, self._ports.open)
         if self.jobs is not None:
             self.jobs.start(self.app.items.run)
+
+    def _open_if_ready(self) -> None:
+        if self.administration.ready():
+            self._ports.open()
+
+    def _make_pipelines(self) -> PipelineInference | None:
+        if not self._settings.pipelines:
+            return None
+        return PipelineInference(
+            self._inference,
+            self._settings.pipelines,
+            self._scheduler.solo_s,
+            self._inference.least_s,
+            self.metrics.registry,
+            self._traces,
+        )
+
+    def _show_parts(self) -> None:
+        """Register what the parts of this router show: metrics, status and statistics."""
+        register, administration = self.metrics.registry.register, self.administration
+        if (pipelines := self._pipelines) is not None:
+            administration.add_status("pipelines", pipelines.status)
+            for info in self._settings.pipelines:
+                administration.add_statistics(info.name, partial(pipelines.statistics, info.name))
+        if (jobs := self.jobs) is not None:
+            administration.add_status("jobs", jobs.status)
+            register(Readings(JOBS, lambda: jobs))
+        if (guard := self._guard) is not None:
+            register(Readings(KEYS, lambda: guard))
+        register(Readings(TRAFFIC, administration.traffic_readings))
+        register(Readings(TURNS, lambda: self._turns))
 
     def _make_turns(self) -> Turns:
         settings, classes = self._settings, self._settings.classes
@@ -252,7 +266,22 @@ class Router:
             turns=self._turns,
         )
 
-    def _listen_http(self, port: HttpPort) -> Listener:
+    def _grpc_app(self) -> GrpcApp:
+        grpc = self._settings.grpc
+        return GrpcApp(
+            self.inference,
+            self.administration,
+            self.app.bodies,
+            self._guard,
+            self._log,
+            open_administration=grpc.open_administration,
+            streams=grpc.streams,
+            stream_idle_s=grpc.stream_idle_s,
+            typed_answers=grpc.typed_answers,
+            turns=self._turns,
+        )
+
+    def _listen_http(self, port: HttpPort, certificates: Certificates | None) -> Listener:
         """Take the port. It is opened when the models can take work: other routers may be serving on it."""
         try:
             sock = bind(port.host, port.port)
@@ -267,13 +296,13 @@ class Router:
             log=self._log,
             kept=self.jobs,
         )
-        listener = Listener(app, sock, port.limits, self._certificates, app.errors_of, self._turns)
+        listener = Listener(app, sock, port.limits, certificates, app.errors_of, self._turns)
         self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
         return listener
 
-    def _listen_grpc(self, port: GrpcPort) -> GrpcListener:
+    def _listen_grpc(self, port: GrpcPort, certificates: Certificates | None) -> GrpcListener:
         try:
-            return GrpcListener(self.grpc, port.host, port.port, port.limits, self._certificates)
+            return GrpcListener(self.grpc, port.host, port.port, port.limits, certificates)
         except OSError as error:
             raise _cannot_listen(port, error) from error
 
@@ -420,8 +449,7 @@ class Router:
         sent = self._dispatcher.remove_model(name, successor, refusal)
         self._links.update(name, {})  # they end when what they carry is answered
         self.grpc.changed()
-        if self.administration.ready():
-            self._ports.open()
+        self._open_if_ready()
         task = self._loop.create_task(self._forget(name, sent, served), context=contextvars.Context())
         self._removals.add(task)
         task.add_done_callback(self._removals.discard)
@@ -476,8 +504,7 @@ class Router:
             if self._links.find(name) is not None:
                 self._dispatcher.on_linked(model, name, linked=True)
         self.grpc.changed()
-        if self.administration.ready():
-            self._ports.open()
+        self._open_if_ready()
 
     # ---------------------------------------------------------------- pools
 
@@ -491,8 +518,7 @@ class Router:
         """See `serve_app.router.pools.Events`."""
         self._dispatcher.on_hosts(pool, hosts)
         self.grpc.changed()
-        if self.administration.ready():
-            self._ports.open()
+        self._open_if_ready()
 
     def member_loaded(self, pool: str, model: str, host: str, outcome: LoadOutcome, told: Told) -> None:
         """See `serve_app.router.pools.Events`."""

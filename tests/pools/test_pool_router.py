@@ -33,6 +33,7 @@ async def test_a_router_that_is_closed_leaves_its_hosts_to_the_next(tmp_path: Pa
     config = read_args(pool_args(tmp_path, 2))
     settings = router_settings(config, describe_models(config), priors={}, identities={})
     router = Router(replace(settings, http_port=HttpPort("127.0.0.1", 0)), call, change_host=change)
+    router.start()
     router.on_hosts("small", {"h": ReplicaReport()})
     await router.opened()
     assert router.http_address is not None

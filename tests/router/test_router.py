@@ -111,13 +111,14 @@ async def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = HttpPort("127.0.0.1", other.getsockname()[1], setting="args.router.http.port")
         with pytest.raises(ConfigError, match=r"args\.router\.http\.port: cannot listen on 127\.0\.0\.1:"):
-            Router(replace(_nothing_served(), http_port=port), no_replicas)
+            Router(replace(_nothing_served(), http_port=port), no_replicas).start()
 
 
 async def test_a_router_may_be_drained_and_closed_more_than_once() -> None:
     """Nothing is left open, and nothing is ended twice."""
     port = HttpPort("127.0.0.1", 0)
     router = Router(replace(_nothing_served(), http_port=port, grpc_port=GrpcPort("127.0.0.1", 0)), no_replicas)
+    router.start()
     await router.opened()
     address = router.http_address
     assert address is not None
