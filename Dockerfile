@@ -28,7 +28,8 @@ RUN echo "setuptools==84.2.1 --hash=sha256:ca140b45d5325a9478f880e351484f62fef15
     && backend/bin/pip install --no-cache-dir --require-hashes --requirement=backend.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY serve_app serve_app
-RUN backend/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir=wheels . \
+COPY rowproof rowproof
+RUN backend/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir=wheels . ./rowproof \
     && /opt/serve-app/venv/bin/pip install --no-cache-dir --no-deps --no-index wheels/*.whl \
     && /opt/serve-app/venv/bin/pip check
 

@@ -74,7 +74,7 @@ export UV_PYTHON_DOWNLOADS := never
 export PYTHONDONTWRITEBYTECODE :=
 
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	--no-emit-index-url --no-emit-find-links $(UPGRADE)
+	--no-emit-index-url --no-emit-find-links --no-emit-package rowproof $(UPGRADE)
 
 .PHONY: help
 help: ## List the targets
@@ -101,10 +101,10 @@ define make-environment
 	@$(UV) pip sync --quiet --require-hashes --python $(1)/bin/python $(2)
 endef
 
-.venv/.made: requirements/dev.txt pyproject.toml client/pyproject.toml simulator/pyproject.toml | .venv-uv/.made
+.venv/.made: requirements/dev.txt pyproject.toml client/pyproject.toml simulator/pyproject.toml rowproof/pyproject.toml | .venv-uv/.made
 	$(call make-environment,.venv,$<)
 	@$(UV) pip install --quiet --no-deps --no-build-isolation --python .venv/bin/python \
-		--editable . --editable client --editable simulator
+		--editable . --editable client --editable simulator --editable rowproof
 	@touch $@
 
 .venv-models/.made: requirements/models.txt | .venv-uv/.made
@@ -135,12 +135,12 @@ endef
 PIP_TORCH := .venv-uv/bin/python -m pip --python .venv-torch/bin/python install --quiet --disable-pip-version-check \
 	--no-deps --no-compile --require-hashes --requirement requirements/torch/torch.txt
 .venv-torch/.made: requirements/dev.txt requirements/torch/needs.txt requirements/torch/torch.txt pyproject.toml \
-		client/pyproject.toml simulator/pyproject.toml | .venv-uv/.made
+		client/pyproject.toml simulator/pyproject.toml rowproof/pyproject.toml | .venv-uv/.made
 	$(call make-environment,.venv-torch,$<)
 	@$(UV) pip install --quiet --no-deps --require-hashes --python .venv-torch/bin/python --requirement requirements/torch/needs.txt
 	@$(PIP_TORCH) --no-index 2>/dev/null || $(PIP_TORCH)
 	@$(UV) pip install --quiet --no-deps --no-build-isolation --python .venv-torch/bin/python \
-		--editable . --editable client --editable simulator
+		--editable . --editable client --editable simulator --editable rowproof
 	@.venv-torch/bin/python -c "import torch" || { echo "error: pip has to find the CPU's wheel of PyTorch:" \
 		"set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL"; exit 1; }
 	@touch $@

@@ -51,7 +51,7 @@ def prove(rounds: int, say: Callable[[str], None]) -> tuple[float, list[Build]]:
     # Not above: what this takes is one of the figures.
     import onnx.shape_inference  # noqa: PLC0415
 
-    from serve_app.backends.onnx.proof.proof import prove_rows  # noqa: PLC0415
+    from rowproof.onnx_graph.proof import prove_rows  # noqa: PLC0415
 
     imports = time.perf_counter() - began
     assert onnx.shape_inference

@@ -80,16 +80,16 @@ def _private_cross_references() -> int:
 
 
 BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
-    "lines of serve_app": (lambda: sum(map(_lines, _files())), 76_870),
-    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 14_379),
-    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_839),
-    "methods of the stairwell": (_methods, 271),
+    "lines of serve_app": (lambda: sum(map(_lines, _files())), 72_611),
+    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 13_987),
+    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_865),
+    "methods of the stairwell": (_methods, 276),
     "lines of the longest file": (lambda: max(map(_lines, _files())), 1_082),
-    "lines of the longest function": (lambda: max(lines for _, lines in _functions()), 104),
-    "lines of the longest constructor": (lambda: max(lines for name, lines in _functions() if name == "__init__"), 104),
-    "class names used twice": (_class_names_used_twice, 41),
-    "docstrings that begin with See or As": (_private_cross_references, 84),
-    "words of the documentation": (_words, 134_484),
+    "lines of the longest function": (lambda: max(lines for _, lines in _functions()), 93),
+    "lines of the longest constructor": (lambda: max(lines for name, lines in _functions() if name == "__init__"), 93),
+    "class names used twice": (_class_names_used_twice, 36),
+    "docstrings that begin with See or As": (_private_cross_references, 78),
+    "words of the documentation": (_words, 134_214),
 }
 
 

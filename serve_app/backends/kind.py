@@ -9,11 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from rowproof.result import RowProof
 from serve_app.backends.backend import Backend
 from serve_app.backends.device import Device
 from serve_app.backends.layout import ROWS_FIRST, Layout
 from serve_app.config.values import Section
-from serve_app.payloads import EqualSizes, GraphEnds, ModelSignature
+from serve_app.payloads import GraphEnds, ModelSignature
 
 
 class BackendOptions(Section):
@@ -34,26 +35,6 @@ class BackendOptions(Section):
 
 
 OptionsT = TypeVar("OptionsT", bound=BackendOptions)
-
-
-class RowProof(NamedTuple):
-    """Whether each row of a model's outputs depends only on the same row of its inputs.
-
-    Attributes:
-        independent: Proven.
-        reason: One line for the operator: what prevents independence, or that nothing does.
-        dependent: Known to mix rows, or to depend on their number or places; otherwise unknown.
-        random: The model draws random numbers, so that equal requests get different answers.
-        advice: A remedy for the author of the model; empty if none is known.
-        equal_sizes: The proof holds for requests in which these sizes are equal: groups of inputs and axes.
-    """
-
-    independent: bool
-    reason: str
-    dependent: bool = False
-    random: bool = False
-    equal_sizes: EqualSizes = ()
-    advice: str = ""
 
 
 class ModelFile(NamedTuple):

@@ -16,8 +16,9 @@ import onnx_models
 import pytest
 import python_models
 
+from rowproof.result import RowProof
 from serve_app.backends.backend import Backend
-from serve_app.backends.kind import BackendOptions, BuildSettings, ModelFile, RowProof
+from serve_app.backends.kind import BackendOptions, BuildSettings, ModelFile
 from serve_app.backends.onnx.kind import ONNX, OnnxOptions
 from serve_app.backends.python.backend import PythonBackend, StreamingPythonBackend
 from serve_app.backends.python.kind import PYTHON

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from serve_app.backends.onnx.proof.proof import prove_rows_of
+from rowproof.onnx_graph.proof import prove_rows_of
 
 _NODE = helper.make_node
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from rowproof.onnx_graph.skeleton import read_skeleton
 from serve_app.backends.graph_ends import Made, applied_function
-from serve_app.backends.onnx.proof.skeleton import read_skeleton
 from serve_app.payloads import GraphEnds
 
 _FUNCTIONS: Final = {

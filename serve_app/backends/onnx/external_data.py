@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from serve_app.backends.onnx.wire_format import fields
+from rowproof.wire_format import fields
 from serve_app.errors import ConfigError
 
 _TENSOR: Final = "tensor"

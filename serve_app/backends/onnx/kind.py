@@ -10,13 +10,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from rowproof.onnx_graph.proof import prove_rows
+from rowproof.onnx_graph.skeleton import read_skeleton
+from rowproof.result import RowProof
 from serve_app.backends.backend import Backend
-from serve_app.backends.kind import BackendKind, BackendOptions, BuildSettings, ModelFile, RowProof
+from serve_app.backends.kind import BackendKind, BackendOptions, BuildSettings, ModelFile
 from serve_app.backends.onnx.backend import OnnxBackend
 from serve_app.backends.onnx.ends import read_ends
 from serve_app.backends.onnx.external_data import external_data
-from serve_app.backends.onnx.proof.proof import prove_rows
-from serve_app.backends.onnx.proof.skeleton import read_skeleton
 from serve_app.backends.onnx.settings import OnnxSettings
 from serve_app.backends.onnx.signature import declared_by, open_to_inspect
 from serve_app.backends.warm_up import spaced_rows

@@ -15,8 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from serve_app.backends.onnx.proof.skeleton import with_weights
-from serve_app.backends.onnx.wire_format import fields
+from rowproof.onnx_graph.skeleton import with_weights
+from rowproof.wire_format import fields
 
 WORTH_BYTES: Final = 2**20
 """A smaller model is opened as quickly as it is."""

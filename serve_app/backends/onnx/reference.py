@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
+from rowproof.onnx_graph.skeleton import read_skeleton
 from serve_app.backends.backend import RuntimeCheck, not_compared
 from serve_app.backends.joining.experiment import SAME, Difference, difference
 from serve_app.backends.onnx.failure import describe_failure
-from serve_app.backends.onnx.proof.skeleton import read_skeleton
 from serve_app.errors import ConfigError
 from serve_app.payloads import Tensors
 

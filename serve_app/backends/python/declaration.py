@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from serve_app.backends.kind import RowProof
+from rowproof.result import RowProof
 from serve_app.config.problems import hint, nearest, short_repr
 from serve_app.errors import ConfigError
 from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec

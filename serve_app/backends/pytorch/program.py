@@ -9,14 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rowproof.aten import prove_rows
+from rowproof.result import RowProof
+from rowproof.sizes import symbol_of, text_of
 from serve_app.backends.graph_ends import Made, applied_function
-from serve_app.backends.kind import BackendOptions, ModelFile, RowProof
+from serve_app.backends.kind import BackendOptions, ModelFile
 from serve_app.backends.pytorch.archive import opened
 from serve_app.backends.pytorch.failure import describe_failure
 from serve_app.backends.pytorch.leftovers import drop_leftovers, generated_code
 from serve_app.backends.pytorch.opened import Opened, RowRange
-from serve_app.backends.pytorch.proof import prove_rows
-from serve_app.backends.pytorch.sizes import symbol_of, text_of
 from serve_app.backends.pytorch.tensors import import_torch
 from serve_app.errors import ConfigError
 from serve_app.payloads import DATATYPES, GraphEnds, ModelSignature, TensorSpec

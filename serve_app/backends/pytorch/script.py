@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serve_app.backends.kind import ModelFile, RowProof
+from rowproof.result import RowProof
+from serve_app.backends.kind import ModelFile
 from serve_app.backends.pytorch.archive import opened
 from serve_app.backends.pytorch.failure import describe_failure
 from serve_app.backends.pytorch.opened import Opened, RowRange

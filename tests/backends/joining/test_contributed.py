@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 from row_experiments import Case, experiment
 
-from serve_app.backends.onnx.proof.proof import prove_rows_of
+from rowproof.onnx_graph.proof import prove_rows_of
 
 RANDOM = np.random.default_rng(7)
 

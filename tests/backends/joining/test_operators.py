@@ -7,8 +7,8 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from serve_app.backends.kind import RowProof
-from serve_app.backends.onnx.proof.proof import prove_rows_of
+from rowproof.onnx_graph.proof import prove_rows_of
+from rowproof.result import RowProof
 
 PROVEN = RowProof(True, "the graph treats rows one by one")
 

@@ -15,10 +15,10 @@ from joining_backends import loaded
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
+from rowproof.onnx_graph.advice import advice_on
+from rowproof.onnx_graph.proof import prove_rows, prove_rows_of
+from rowproof.result import RowProof
 from serve_app.backends.joining.experiment import try_joining
-from serve_app.backends.kind import RowProof
-from serve_app.backends.onnx.proof.advice import advice_on
-from serve_app.backends.onnx.proof.proof import prove_rows, prove_rows_of
 from serve_app.payloads import ModelSignature, Tensors
 
 PROVEN = RowProof(True, "the graph treats rows one by one")

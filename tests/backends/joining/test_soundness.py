@@ -14,7 +14,7 @@ from mutated_graphs import GRAPHS, case, graph, mutated
 from random_graphs import ROWS, random_graph
 from row_experiments import Case, backend_cases, experiment
 
-from serve_app.backends.onnx.proof.proof import prove_rows_of
+from rowproof.onnx_graph.proof import prove_rows_of
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torch_models import exported, load, torch
 
+from rowproof.result import RowProof
 from serve_app.backends.description import describe_build
-from serve_app.backends.kind import RowProof
 from serve_app.backends.layout import ROWS_FIRST
 from serve_app.backends.pytorch.kind import TORCH_EXPORT
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve_app.backends.onnx.proof.dimensions import Dim
-from serve_app.backends.onnx.proof.operation import Mixes, Operation, Table, Unknown, table
-from serve_app.backends.onnx.proof.operators_elementwise import broadcast
-from serve_app.backends.onnx.proof.values import Kind, Value, is_uniform
+from rowproof.onnx_graph.dimensions import Dim
+from rowproof.onnx_graph.operation import Mixes, Operation, Table, Unknown, table
+from rowproof.onnx_graph.operators_elementwise import broadcast
+from rowproof.onnx_graph.values import Kind, Value, is_uniform
 
 
 def _recurrent(op: Operation) -> list[Value]:

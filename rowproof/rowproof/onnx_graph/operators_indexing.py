@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim
-from serve_app.backends.onnx.proof.operation import BY_PLACE, PICKS_BY_PLACE, Mixes, Operation, Table, Unknown
-from serve_app.backends.onnx.proof.operators_layout import FULL, inserted
-from serve_app.backends.onnx.proof.values import Kind, Span, Value
+from rowproof.onnx_graph.dimensions import ONE, Dim
+from rowproof.onnx_graph.operation import BY_PLACE, PICKS_BY_PLACE, Mixes, Operation, Table, Unknown
+from rowproof.onnx_graph.operators_layout import FULL, inserted
+from rowproof.onnx_graph.values import Kind, Span, Value
 
 
 def gathered(op: Operation, data: Value, indices: Value, axis: int) -> Value:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim
-from serve_app.backends.onnx.proof.operation import Mixes, Operation, Rule, Table, Unknown, table
-from serve_app.backends.onnx.proof.operators_elementwise import ELEMENTWISE, broadcast, together
-from serve_app.backends.onnx.proof.operators_indexing import INDEXING, gathered
-from serve_app.backends.onnx.proof.operators_layout import LAYOUT, inserted
-from serve_app.backends.onnx.proof.operators_linear import (
+from rowproof.onnx_graph.dimensions import ONE, Dim
+from rowproof.onnx_graph.operation import Mixes, Operation, Rule, Table, Unknown, table
+from rowproof.onnx_graph.operators_elementwise import ELEMENTWISE, broadcast, together
+from rowproof.onnx_graph.operators_indexing import INDEXING, gathered
+from rowproof.onnx_graph.operators_layout import LAYOUT, inserted
+from rowproof.onnx_graph.operators_linear import (
     added,
     convolved,
     matrices,
@@ -17,9 +17,9 @@ from serve_app.backends.onnx.proof.operators_linear import (
     quantized_matrices,
     transposed,
 )
-from serve_app.backends.onnx.proof.operators_recurrent import mask
-from serve_app.backends.onnx.proof.operators_reduction import layer_normalized, reduced
-from serve_app.backends.onnx.proof.values import Kind, Value
+from rowproof.onnx_graph.operators_recurrent import mask
+from rowproof.onnx_graph.operators_reduction import layer_normalized, reduced
+from rowproof.onnx_graph.values import Kind, Value
 
 _NEW = 28
 """The opset of ONNX as whose operators those of the same name count."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve_app.backends.onnx.proof.dimensions import ONE
-from serve_app.backends.onnx.proof.operation import Mixes, Operation, Table, Unknown, table
-from serve_app.backends.onnx.proof.values import Kind, Value, constant, is_uniform
+from rowproof.onnx_graph.dimensions import ONE
+from rowproof.onnx_graph.operation import Mixes, Operation, Table, Unknown, table
+from rowproof.onnx_graph.values import Kind, Value, constant, is_uniform
 
 
 def broadcast(op: Operation, values: Sequence[Value]) -> Value:

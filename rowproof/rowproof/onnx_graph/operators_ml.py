@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim
-from serve_app.backends.onnx.proof.operation import PICKS_BY_PLACE, Mixes, Operation, Table, Unknown, table
-from serve_app.backends.onnx.proof.operators_elementwise import alone
-from serve_app.backends.onnx.proof.operators_layout import inserted
-from serve_app.backends.onnx.proof.values import Kind, Value
+from rowproof.onnx_graph.dimensions import ONE, Dim
+from rowproof.onnx_graph.operation import PICKS_BY_PLACE, Mixes, Operation, Table, Unknown, table
+from rowproof.onnx_graph.operators_elementwise import alone
+from rowproof.onnx_graph.operators_layout import inserted
+from rowproof.onnx_graph.values import Kind, Value
 
 
 def _table_of(op: Operation, place: int = 0) -> Value:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serve_app.backends.onnx.wire_format import fields, tagged
+from rowproof.wire_format import fields, tagged
 
 KEEP = 65536
 """Bytes of a tensor that are always read. Small constants say where things go."""

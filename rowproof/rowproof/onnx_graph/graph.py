@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from serve_app.backends.onnx.proof.constant_shapes import shaped
-from serve_app.backends.onnx.proof.constants import folded
-from serve_app.backends.onnx.proof.control import Scope, controlled
-from serve_app.backends.onnx.proof.dimensions import Dim
-from serve_app.backends.onnx.proof.operation import Obstacle, Operation, Sizes
-from serve_app.backends.onnx.proof.operators import RANDOM, is_function, is_known, rule_of
-from serve_app.backends.onnx.proof.operators_elementwise import is_inference
-from serve_app.backends.onnx.proof.operators_row_index import indexed, shape_of_elements
-from serve_app.backends.onnx.proof.operators_sizes import computed, shape_of
-from serve_app.backends.onnx.proof.spans import span_of
-from serve_app.backends.onnx.proof.values import SMALL, Kind, Value, constant, constant_array, mixed, worst
+from rowproof.onnx_graph.constant_shapes import shaped
+from rowproof.onnx_graph.constants import folded
+from rowproof.onnx_graph.control import Scope, controlled
+from rowproof.onnx_graph.dimensions import Dim
+from rowproof.onnx_graph.operation import Obstacle, Operation, Sizes
+from rowproof.onnx_graph.operators import RANDOM, is_function, is_known, rule_of
+from rowproof.onnx_graph.operators_elementwise import is_inference
+from rowproof.onnx_graph.operators_row_index import indexed, shape_of_elements
+from rowproof.onnx_graph.operators_sizes import computed, shape_of
+from rowproof.onnx_graph.spans import span_of
+from rowproof.onnx_graph.values import SMALL, Kind, Value, constant, constant_array, mixed, worst
 
 Inferred = Mapping[str, tuple[int | None, ...]]
 

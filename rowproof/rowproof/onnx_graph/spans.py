@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim
-from serve_app.backends.onnx.proof.operation import Operation
-from serve_app.backends.onnx.proof.values import Kind, Span, Value
+from rowproof.onnx_graph.dimensions import ONE, Dim
+from rowproof.onnx_graph.operation import Operation
+from rowproof.onnx_graph.values import Kind, Span, Value
 
 _KEEPS = frozenset(
     {"Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose", "Expand", "Slice", "Tile", "Cast"}

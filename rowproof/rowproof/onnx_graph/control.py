@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
-from serve_app.backends.onnx.proof.dimensions import Dim, Shape
-from serve_app.backends.onnx.proof.operation import Mixes, Operation, Sizes, Unknown
-from serve_app.backends.onnx.proof.values import Kind, Value, constant, mixed, without_content, worst
+from rowproof.onnx_graph.dimensions import Dim, Shape
+from rowproof.onnx_graph.operation import Mixes, Operation, Sizes, Unknown
+from rowproof.onnx_graph.values import Kind, Value, constant, mixed, without_content, worst
 
 Scope: TypeAlias = dict[str, Value]
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim, Shape
-from serve_app.backends.onnx.proof.operation import BY_PLACE, PICKS_BY_PLACE, Mixes, Operation, Rule
-from serve_app.backends.onnx.proof.operators_elementwise import ELEMENTWISE, alone, broadcast, together
-from serve_app.backends.onnx.proof.operators_indexing import INDEXING
-from serve_app.backends.onnx.proof.operators_layout import LAYOUT
-from serve_app.backends.onnx.proof.spans import fits, span_of_value, sum_of
-from serve_app.backends.onnx.proof.values import Kind, Span, Value, constant, mixed
+from rowproof.onnx_graph.dimensions import ONE, Dim, Shape
+from rowproof.onnx_graph.operation import BY_PLACE, PICKS_BY_PLACE, Mixes, Operation, Rule
+from rowproof.onnx_graph.operators_elementwise import ELEMENTWISE, alone, broadcast, together
+from rowproof.onnx_graph.operators_indexing import INDEXING
+from rowproof.onnx_graph.operators_layout import LAYOUT
+from rowproof.onnx_graph.spans import fits, span_of_value, sum_of
+from rowproof.onnx_graph.values import Kind, Span, Value, constant, mixed
 
 _INDEXED = (Kind.ROW_INDEX, Kind.INDEX_TUPLES)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim, Shape, product
-from serve_app.backends.onnx.proof.operation import Operation, Unknown
-from serve_app.backends.onnx.proof.operators_elementwise import ELEMENTWISE, alone, broadcast, together
-from serve_app.backends.onnx.proof.operators_layout import permuted
-from serve_app.backends.onnx.proof.values import Value, constant
+from rowproof.onnx_graph.dimensions import ONE, Dim, Shape, product
+from rowproof.onnx_graph.operation import Operation, Unknown
+from rowproof.onnx_graph.operators_elementwise import ELEMENTWISE, alone, broadcast, together
+from rowproof.onnx_graph.operators_layout import permuted
+from rowproof.onnx_graph.values import Value, constant
 
 
 def shaped(op: Operation) -> Value | None:

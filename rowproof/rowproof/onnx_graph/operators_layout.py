@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim, product
-from serve_app.backends.onnx.proof.operation import Mixes, Operation, Table, Unknown
-from serve_app.backends.onnx.proof.values import Kind, Value, constant, is_uniform
+from rowproof.onnx_graph.dimensions import ONE, Dim, product
+from rowproof.onnx_graph.operation import Mixes, Operation, Table, Unknown
+from rowproof.onnx_graph.values import Kind, Value, constant, is_uniform
 
 FULL = 2**31 - 1
 """The end of a slice that ends where the axis does, as exporters write it."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim
-from serve_app.backends.onnx.proof.operation import Mixes, Operation, Table, Unknown, table
-from serve_app.backends.onnx.proof.operators_elementwise import broadcast
-from serve_app.backends.onnx.proof.operators_layout import permuted
-from serve_app.backends.onnx.proof.values import Kind, Value, constant
+from rowproof.onnx_graph.dimensions import ONE, Dim
+from rowproof.onnx_graph.operation import Mixes, Operation, Table, Unknown, table
+from rowproof.onnx_graph.operators_elementwise import broadcast
+from rowproof.onnx_graph.operators_layout import permuted
+from rowproof.onnx_graph.values import Kind, Value, constant
 
 
 def multiplied(op: Operation, left: Value, right: Value) -> Value:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim, Shape
+from rowproof.onnx_graph.dimensions import ONE, Dim, Shape
 
 SMALL = 4096
 """Elements of a constant that are kept; what is larger is known by its shape alone."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from serve_app.backends.onnx.proof.constants import FOLDS
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim, product
-from serve_app.backends.onnx.proof.operation import Operation
-from serve_app.backends.onnx.proof.values import Value, sizes
+from rowproof.onnx_graph.constants import FOLDS
+from rowproof.onnx_graph.dimensions import ONE, Dim, product
+from rowproof.onnx_graph.operation import Operation
+from rowproof.onnx_graph.values import Value, sizes
 
 _Elements = Sequence[Dim | None]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from serve_app.backends.kind import RowProof
-from serve_app.backends.pytorch.sizes import symbol_of, text_of
+from rowproof.result import RowProof
+from rowproof.sizes import symbol_of, text_of
 
 _END: Final = 2**63 - 1
 

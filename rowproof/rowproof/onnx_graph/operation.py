@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from serve_app.backends.onnx.proof.dimensions import ONE, Dim, Shape, named, product
-from serve_app.backends.onnx.proof.values import Kind, Value, constant, constant_array
+from rowproof.onnx_graph.dimensions import ONE, Dim, Shape, named, product
+from rowproof.onnx_graph.values import Kind, Value, constant, constant_array
 
 _LONGEST = 64
 """Whole numbers that are followed one by one; shapes, axes and pads are fewer."""

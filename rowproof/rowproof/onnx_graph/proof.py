@@ -17,14 +17,14 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from serve_app.backends.kind import RowProof
-from serve_app.backends.onnx.proof.advice import advice_on
-from serve_app.backends.onnx.proof.dimensions import ONE, ROWS_IN_BATCH, Dim, named
-from serve_app.backends.onnx.proof.graph import Walk
-from serve_app.backends.onnx.proof.operation import Sizes
-from serve_app.backends.onnx.proof.operators import NEWEST, OLDEST
-from serve_app.backends.onnx.proof.skeleton import read_skeleton
-from serve_app.backends.onnx.proof.values import Kind, Value
+from rowproof.onnx_graph.advice import advice_on
+from rowproof.onnx_graph.dimensions import ONE, ROWS_IN_BATCH, Dim, named
+from rowproof.onnx_graph.graph import Walk
+from rowproof.onnx_graph.operation import Sizes
+from rowproof.onnx_graph.operators import NEWEST, OLDEST
+from rowproof.onnx_graph.skeleton import read_skeleton
+from rowproof.onnx_graph.values import Kind, Value
+from rowproof.result import RowProof
 
 PROVEN = "the graph treats rows one by one"
 

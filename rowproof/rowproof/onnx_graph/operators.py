@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from serve_app.backends.onnx.proof.operation import Rule, Table
-from serve_app.backends.onnx.proof.operators_contrib import CONTRIB, NCHWC
-from serve_app.backends.onnx.proof.operators_elementwise import ELEMENTWISE
-from serve_app.backends.onnx.proof.operators_indexing import INDEXING
-from serve_app.backends.onnx.proof.operators_layout import LAYOUT
-from serve_app.backends.onnx.proof.operators_linear import LINEAR
-from serve_app.backends.onnx.proof.operators_ml import ML, words
-from serve_app.backends.onnx.proof.operators_recurrent import RECURRENT
-from serve_app.backends.onnx.proof.operators_reduction import REDUCTION
+from rowproof.onnx_graph.operation import Rule, Table
+from rowproof.onnx_graph.operators_contrib import CONTRIB, NCHWC
+from rowproof.onnx_graph.operators_elementwise import ELEMENTWISE
+from rowproof.onnx_graph.operators_indexing import INDEXING
+from rowproof.onnx_graph.operators_layout import LAYOUT
+from rowproof.onnx_graph.operators_linear import LINEAR
+from rowproof.onnx_graph.operators_ml import ML, words
+from rowproof.onnx_graph.operators_recurrent import RECURRENT
+from rowproof.onnx_graph.operators_reduction import REDUCTION
 
 OLDEST = 6
 """The first opset that ONNX Runtime runs anything of. Until 7 some operators had other rules: those are refused."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.backends.onnx.proof.operation import Operation
-from serve_app.backends.onnx.proof.values import SMALL, Value, constant_array
+from rowproof.onnx_graph.operation import Operation
+from rowproof.onnx_graph.values import SMALL, Value, constant_array
 
 _Array = npt.NDArray[Any]
 
