@@ -139,6 +139,7 @@ async def _count(counter: _Counter, model: Path, folder: Path, requests: int) ->
     info = model_info(model_config, config, builds)
     settings = router_settings(config, {_NAME: info}, priors={}, identities={}, log_file=folder / "requests.log")
     router = Router(replace(settings, http_port=HttpPort("127.0.0.1", 0)), call)
+    router.start()
     router.on_replicas(_NAME, {"only": replace(report, address=links.address)})
     try:
         await router.opened()
