@@ -80,11 +80,11 @@ def _private_cross_references() -> int:
 
 
 BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
-    "lines of serve_app": (lambda: sum(map(_lines, _files())), 72_611),
-    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 13_987),
-    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_865),
-    "methods of the stairwell": (_methods, 276),
-    "lines of the longest file": (lambda: max(map(_lines, _files())), 1_082),
+    "lines of serve_app": (lambda: sum(map(_lines, _files())), 72_627),
+    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 13_988),
+    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_881),
+    "methods of the stairwell": (_methods, 277),
+    "lines of the longest file": (lambda: max(map(_lines, _files())), 1_098),
     "lines of the longest function": (lambda: max(lines for _, lines in _functions()), 93),
     "lines of the longest constructor": (lambda: max(lines for name, lines in _functions() if name == "__init__"), 93),
     "class names used twice": (_class_names_used_twice, 36),

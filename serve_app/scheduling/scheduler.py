@@ -330,6 +330,8 @@ class Scheduler:
         device = self._pool(pool)
         device.loaded(model, host, seconds, nbytes, now)
         self._residency_changed(device, model, now)
+        if self._silent and (known := self._models.get(model)) is not None:
+            self._try_silent_elsewhere(known)
 
     def on_load_failed(self, pool: str, model: str, host: str, now: float, refusal: Rejection | None = None) -> None:
         """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s.
@@ -424,8 +426,12 @@ class Scheduler:
             self._agenda.touched[device] = None
         answered: list[Entry] = []
         vain = nbytes = 0
-        if self._silent:
+        if bundle.replica in self._silent:  # it works: its other entries are left to it, and not sent there again
             self._silent.discard(bundle.replica)
+            if model is not None:
+                for other_id in bundle.replica.bundles:
+                    if (other := self._bundles.get(other_id)) is not None:
+                        self._take_back(other, model)
         # the entry is                      and the replica                         then
         # QUEUED, and still in this bundle  answers it in time                      answered, out of the queue
         # QUEUED, and still in this bundle  gives it back, drops it, or is late     stays queued, not in this bundle
@@ -829,6 +835,9 @@ class Scheduler:
                 breakers = model.breakers
                 if breakers is not None and (breakers.tripped or breakers.changes):
                     refused += breakers.sweep(model.queue, now)
+                    if breakers.changes and self._silent and not breakers.tripped:
+                        self._try_silent_elsewhere(model)
+                        waiting = waiting or queue.total.rows > 0
                     changes += breakers.changes
                     breakers.changes.clear()
             while waiting and (following := device.next_bundle(now, given_up)) is not None:
@@ -947,12 +956,19 @@ class Scheduler:
         model.queue.push(entry)
         self._touch(model)
 
+    def _try_silent_elsewhere(self, model: ModelState) -> None:
+        """Queue entries that were left to silent replicas, now that the model can run them elsewhere again."""
+        for bundle in self._bundles.all():
+            if bundle.model == model.settings.name and bundle.replica in self._silent:
+                for entry in bundle.entries:
+                    self._try_elsewhere(entry, bundle)
+
     def _take_back(self, bundle: Bundle, model: ModelState) -> None:
         """Leave queued entries of a replica that is silent no more to that replica."""
         for entry in bundle.entries:
             if entry.state is _QUEUED and bundle.id in entry.bundles:
                 model.queue.remove(entry)
-                entry.state = _RUNNING
+                entry.state, entry.avoid = _RUNNING, None
 
     def _uncarried(self, taken: Iterable[Entry]) -> list[Entry]:
         """Entries taken out of a queue that no bundle carries. Others are left to their bundle."""

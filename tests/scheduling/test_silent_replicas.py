@@ -229,3 +229,56 @@ def test_an_entry_ends_once_when_its_load_fails_while_a_silent_host_has_it() -> 
     assert scheduler.totals()["bytes"] == 100
     assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 4.0) == [entry]
     assert (scheduler.totals()["bytes"], scheduler.decide(4.0).refused) == (0, ())
+
+
+def test_a_silent_replica_that_answers_keeps_its_other_entries() -> None:
+    """They are not sent to it a second time, and its death later is their first failure."""
+    scheduler = make_scheduler(profile=AFFINE, replicas=("a",), window=4)
+    first, second = (_sent(scheduler, make_entry(LOW, deadline=60.0), now=now) for now in (0.0, 0.1))
+    scheduler.on_unresponsive("m", "a", 2.0)
+    assert scheduler.decide(2.0).dispatches == []
+    assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 3.0) == first.entries
+    assert scheduler.decide(3.0).dispatches == []
+    assert [entry.state for entry in second.entries] == [EntryState.RUNNING]
+    result = scheduler.on_failed(second.bundle_id, 4.0, replica_lost=True)
+    assert (result.requeued, result.poisoned) == (second.entries, [])
+
+
+def test_a_silence_is_no_failure() -> None:
+    """An entry that is given back after it, and fails once, is tried again."""
+    scheduler = make_scheduler(profile=AFFINE, replicas=("a",))
+    first = _sent(scheduler, make_entry(LOW, deadline=60.0))
+    scheduler.on_unresponsive("m", "a", 2.0)
+    scheduler.decide(2.0)
+    scheduler.on_responsive("m", "a", 3.0)
+    assert scheduler.on_done(first.bundle_id, _NO_ANSWER, 3.1, returned=first.entries) == []
+    (again,) = scheduler.decide(3.1).dispatches
+    result = scheduler.on_failed(again.bundle_id, 4.0, replica_lost=False)
+    assert (result.requeued, result.poisoned) == (first.entries, [])
+
+
+def test_an_entry_that_a_breaker_kept_at_a_silent_replica_goes_elsewhere_when_it_closes() -> None:
+    """It does not wait for a replica that may never answer."""
+    breaker = BreakerSettings(consecutive_failures=2, reset_s=1.0, probes=1, max_ejected=0.0)
+    model = ModelScheduling("m", max_rows=32, slo_s=0.1, window=1, breaker=breaker)
+    scheduler = make_scheduler(models=[model], profile=AFFINE, replicas=("a", "b"))
+    entry = make_entry(HIGH, deadline=60.0, nbytes=7)
+    first = _sent(scheduler, entry)
+    sent: list[Dispatch] = []
+
+    def ask(now: float, outcome: BundleOutcome) -> None:
+        accept(scheduler, make_entry(HIGH, deadline=now + 20.0, arrival=now), now=now)
+        for dispatch in scheduler.decide(now).dispatches:
+            sent.append(dispatch)
+            scheduler.on_outcome(dispatch.bundle_id, dispatch.variant, outcome, now)
+            scheduler.on_done(dispatch.bundle_id, [(1, 0, 0.006, "")], now)
+
+    ask(0.5, BundleOutcome.FAILURE)
+    ask(0.6, BundleOutcome.FAILURE)
+    scheduler.on_unresponsive("m", str(first.replica), 0.7)
+    scheduler.decide(0.7)
+    assert entry.state is EntryState.RUNNING
+    for now in (2.0, 2.5, 3.0):
+        ask(now, BundleOutcome.ANSWERED)
+    assert [each.replica != first.replica for each in sent if entry in each.entries] == [True]
+    assert scheduler.totals()["bytes"] == 0
