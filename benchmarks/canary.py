@@ -33,8 +33,7 @@ from benchmarks.publishing import machine_table, now, publish_report, table
 from benchmarks.requests import Request
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.session import ending_in_order, measuring, steps
-from serve_app.config import IMPORT_PATH
-from serve_app.config.file import read_document
+from serve_app.config.file import IMPORT_PATH, read_document
 from serve_app.scheduling.entry import Priority
 
 _CONFIG = ROOT / "configs" / "bench.yaml"

@@ -15,7 +15,10 @@ from serve_app.composition.pipelines import pipeline_infos
 from serve_app.composition.references import pin_models
 from serve_app.composition.revision import find_revisions
 from serve_app.composition.router import encode_description
-from serve_app.config import ROUTER, AppArgs, ModelConfig, PoolConfig
+from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
+from serve_app.config.names import ROUTER
+from serve_app.config.pool import PoolConfig
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.pool import PoolDeployment
 from serve_app.deployments.register import forget

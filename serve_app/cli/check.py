@@ -16,7 +16,8 @@ from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
 from serve_app.composition.locate import looking_once, missing_models
 from serve_app.composition.pipelines import pipeline_infos
-from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
+from serve_app.config.args import AppArgs
+from serve_app.config.file import IMPORT_PATH, ServeFile, parse_document, read_document
 from serve_app.config.problems import Location, place, problems_of, short_repr
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError

@@ -19,7 +19,7 @@ from serve_app.cli.traffic import traffic
 from serve_app.errors import ConfigError, ServeAppError
 
 if TYPE_CHECKING:
-    from serve_app.config import ModelConfig
+    from serve_app.config.model import ModelConfig
     from serve_app.domain.service import ModelInfo
 
 app = typer.Typer(

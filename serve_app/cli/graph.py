@@ -7,7 +7,7 @@ from pathlib import Path
 from serve_app.api.pipeline_chart import draw
 from serve_app.composition import describe_models, expand_pools, read_args, with_versions
 from serve_app.composition.pipelines import pipeline_infos
-from serve_app.config import load_file
+from serve_app.config.file import load_file
 from serve_app.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from serve_app.composition.triton import read_repository
-from serve_app.config import AppArgs, parse_args
+from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.repository import RepositoryConfig
 from serve_app.errors import ConfigError
 

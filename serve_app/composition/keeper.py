@@ -12,7 +12,7 @@ from typing import Final
 
 from serve_app.composition.revision import find_revision
 from serve_app.composition.router import describe_revision, route_revision
-from serve_app.config import AppArgs
+from serve_app.config.args import AppArgs
 from serve_app.domain.agreed import Agreed, Register, Told
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.router.router import Router

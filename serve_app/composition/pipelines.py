@@ -28,7 +28,7 @@ from serve_app.composition.forms import (
     result_of,
     single,
 )
-from serve_app.config import AppArgs
+from serve_app.config.args import AppArgs
 from serve_app.config.pipeline import PipelineConfig
 from serve_app.config.problems import Location, hint, place, short_repr
 from serve_app.domain.pipeline import (

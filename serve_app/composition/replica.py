@@ -20,7 +20,7 @@ from serve_app.composition.compute import choose_compute, choose_rows, of_one, w
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, memory_of
 from serve_app.composition.revision import Revision, keep_revision
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
 from serve_app.payloads import Compute, Execution

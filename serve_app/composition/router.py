@@ -18,7 +18,8 @@ from serve_app.composition.jobs import job_settings
 from serve_app.composition.model import file_bytes, find_files, make_processor
 from serve_app.composition.pipelines import pipeline_infos
 from serve_app.composition.revision import Revision, open_revision
-from serve_app.config import AppArgs, ModelConfig
+from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Agreed, not_loaded
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import TlsFiles

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from serve_app.composition.locate import resolve_model
-from serve_app.config import AppArgs, ModelConfig
+from serve_app.config.args import AppArgs
 from serve_app.config.device_group import DeviceGroupConfig, group_problems
+from serve_app.config.model import ModelConfig
 from serve_app.config.problems import place
 from serve_app.config.versions import LatestVersions
 from serve_app.domain.traffic import faults_of, newest_last

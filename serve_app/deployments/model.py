@@ -19,7 +19,8 @@ from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.memory import large_blocks_apart
 from serve_app.composition.replica import expected_memory, host_revision, make_replica
 from serve_app.composition.revision import forget_revisions, open_revision
-from serve_app.config import ModelConfig, cache_folder
+from serve_app.config.files import cache_folder
+from serve_app.config.model import ModelConfig
 from serve_app.deployments.autoscaling import BUSY, IDLE_CORES
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.garbage import leave_out_what_is_there

@@ -12,8 +12,8 @@ from serve_app.cli.limits import run_limits
 from serve_app.composition import describe_models, expand_pools
 from serve_app.composition.identity import identities
 from serve_app.composition.model import find_files, memory_of
-from serve_app.config import AppArgs, parse_args, parse_document
-from serve_app.config.file import IMPORT_PATH
+from serve_app.config.args import AppArgs, parse_args
+from serve_app.config.file import IMPORT_PATH, parse_document
 from serve_app.errors import ConfigError
 from serve_app.scheduling.settings import Pool
 

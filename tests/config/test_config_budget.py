@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import Budget, parse_args, parse_document
+from serve_app.config.args import parse_args
+from serve_app.config.budget import Budget
+from serve_app.config.file import parse_document
 from serve_app.errors import ConfigError
 
 REMEDY = "or lower classes.*.queue, autoscaling.max_replicas or batching.max_rows"

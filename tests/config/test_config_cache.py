@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import AppArgs, parse_args
+from serve_app.config.args import AppArgs, parse_args
 from serve_app.errors import ConfigError
 
 CACHED = {"name": "m", "path": "m", "cache": {}}

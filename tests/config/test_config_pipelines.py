@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.config.pipeline import StepConfig
 from serve_app.domain.pipeline import Constant, Reference, SwitchStep
 from serve_app.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from api.authority import Authority
 
-from serve_app.config import AppArgs, parse_args
+from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.redis import RedisConfig
 from serve_app.errors import ConfigError
 

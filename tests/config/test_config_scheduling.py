@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.composition.jobs import job_settings
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.config.jobs import JobsConfig
 from serve_app.errors import ConfigError
 

@@ -12,7 +12,7 @@ import onnx_models
 import pytest
 
 from serve_app.composition import describe_models, router_settings
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.errors import ConfigError
 from serve_app.payloads import Bundle, BundleResult, Execution
 from serve_app.router.router import Router

@@ -16,8 +16,8 @@ from serve_app.composition.triton.ensembles import is_ensemble, translate_ensemb
 from serve_app.composition.triton.fields import FILE, Document
 from serve_app.composition.triton.step_models import Neighbours
 from serve_app.composition.triton.translation import Translated, translate
-from serve_app.config import ModelConfig
 from serve_app.config.files import home, is_remote
+from serve_app.config.model import ModelConfig
 from serve_app.config.problems import problems_of
 from serve_app.errors import ConfigError, ServeAppError
 

@@ -12,7 +12,8 @@ from serve_app.composition.pipelines import pipeline_faults, pipeline_infos
 from serve_app.composition.triton.fields import Document, Fields
 from serve_app.composition.triton.tensors import triton_type
 from serve_app.composition.versions import with_versions
-from serve_app.config import AppArgs, ModelConfig
+from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
 from serve_app.config.pipeline import PipelineConfig
 from serve_app.config.problems import hint, short_repr
 from serve_app.domain.service import ModelInfo
