@@ -11,10 +11,10 @@ from ray.serve.config import RequestRouterConfig
 from serve_app.composition import expand_pools, model_info, read_args, read_models, read_priors, with_versions
 from serve_app.composition.hosting import MemberPlan, members_of
 from serve_app.composition.locate import looking_once
-from serve_app.composition.pipelines import pipeline_infos
 from serve_app.composition.references import pin_models
 from serve_app.composition.revision import find_revisions
 from serve_app.composition.router import encode_description
+from serve_app.composition.wing_parts import check_wings
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import ROUTER
@@ -47,7 +47,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     revisions = find_revisions(config.models)
     infos = {name: info._replace(revision=revisions[name].name) for name, info in infos.items()}
-    pipeline_infos(config, infos)
+    check_wings(config, infos)
     members = members_of(config)
     # Replicas that start later must not pick up a version that appeared in the meantime.
     pinned = [revision.model for revision in revisions.values()]

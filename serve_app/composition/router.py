@@ -14,10 +14,9 @@ from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
 from serve_app.composition.hosting import members_of
-from serve_app.composition.jobs import job_settings
 from serve_app.composition.model import file_bytes, find_files, make_processor
-from serve_app.composition.pipelines import pipeline_infos
 from serve_app.composition.revision import Revision, open_revision
+from serve_app.composition.wing_parts import router_parts
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Agreed, not_loaded
@@ -80,7 +79,7 @@ def router_settings(
             replace(model, base=deployed[model.name].revision) if model.name in deployed else model
             for model in _routed(config, infos, priors, identities, changed)
         ],
-        pipelines=pipeline_infos(config, infos),
+        parts=router_parts(config, infos),
         classes=config.class_settings(),
         limits=config.process_limits(),
         groups=config.groups(),
@@ -122,7 +121,6 @@ def router_settings(
         log_file=None
         if log_file is None
         else LogFile(log_file, int(config.logging.max_bytes), config.logging.files - 1),
-        jobs=job_settings(router.jobs),
     )
 
 

@@ -9,25 +9,31 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from serve_app import wings
 from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VARIABLE, MAXCONN_VARIABLE, Budget
 from serve_app.config.device_group import DeviceGroupConfig, group_problems, size
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
-from serve_app.config.pipeline import PipelineConfig, pipeline_problems
 from serve_app.config.pool import PoolConfig, pool_problems
 from serve_app.config.problems import Location, problems_of, short_repr, validation_error
 from serve_app.config.repository import RepositoryConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
+from serve_app.config.wing_sections import section
 from serve_app.domain.settings import CacheSettings
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+
+if TYPE_CHECKING:
+    from serve_app.pipelines.config import PipelineConfig
+else:
+    PipelineConfig = section("pipelines", "PipelineConfig")
 
 
 def _models_from_somewhere(schema: dict[str, Any]) -> None:
@@ -123,8 +129,8 @@ class AppArgs(Section):
             faults.append((("router", "limits", "max_ongoing_requests"), problem))
         models = {model.name: model for model in self.models}
         faults.extend((("device_groups", *where), fault) for where, fault in group_problems(self.device_groups, models))
-        named = {name: f"models[{number}]" for name, number in seen.items()}
-        faults.extend((("pipelines", *where), fault) for where, fault in pipeline_problems(self.pipelines, named))
+        for problems in wings.hooks("config", "problems"):
+            faults.extend(problems(self))
         faults.extend(pool_problems(self.pools, self.models, self.router.fewest))
         limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
         faults.extend(
@@ -180,15 +186,6 @@ class AppArgs(Section):
             | ({"waiting for the same request": waiting} if waiting else {}),
             headroom=self.router.limits.headroom,
         )
-
-    def redis_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """Find problems with Redis' files on this machine, one line each.
-
-        Args:
-            environ: Default: this process's.
-        """
-        jobs = self.router.jobs
-        return () if jobs is None or jobs.redis is None else jobs.redis.problems(environ)
 
     def class_settings(self) -> Mapping[Priority, ClassSettings]:
         """Limits of each class, for one router's scheduler."""

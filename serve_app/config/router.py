@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 from serve_app.config.cache import CacheConfig
-from serve_app.config.jobs import JobsConfig
 from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.problems import Location, validation_error
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
+from serve_app.config.wing_sections import section
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scaling import routers_on
 from serve_app.scheduling.settings import ClassSettings
+
+if TYPE_CHECKING:
+    from serve_app.jobs.config import JobsConfig
+else:
+    JobsConfig = section("jobs", "JobsConfig")
 
 _AUTO_ROUTERS = 8
 

@@ -189,7 +189,7 @@ class RouterAdministration:
         return {
             "ready": self.ready(),
             **({"pools": self._scheduler.pools()} if self._scheduler.has_pools else {}),
-            **{name: read() for name, read in self._more_status.items()},
+            **{name: shown for name, read in self._more_status.items() if (shown := read()) is not None},
             **({"traffic": {name: self.traffic(name) for name in several}} if several else {}),
             "models": {
                 name: {

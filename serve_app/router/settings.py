@@ -13,10 +13,10 @@ from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import CacheSettings, LogSettings, TlsFiles
 from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
-from serve_app.jobs.settings import JobSettings
 from serve_app.payloads import Compute, Execution, Joinable
 from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCacheSettings
+from serve_app.router.part import MakePart
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS
@@ -147,7 +147,7 @@ class RouterSettings:
         models: What it serves at first; more can come, and all of them go.
         classes: Limits of every class.
         limits: Limits of the process.
-        pipelines: What is known of the pipelines; each has a `ModelInfo.pipeline`.
+        parts: Make the parts of wings, the innermost first.
         groups: Devices that models share.
         pools: Processes that models share.
         named_members: How many members of pools have series of their own in the metrics.
@@ -165,13 +165,12 @@ class RouterSettings:
         keys: API keys; ``None``: everybody is let in. The router starts and ends it.
         log: Which requests get a line in the log.
         log_file: Where these go; ``None``: there is no log.
-        jobs: How jobs are kept and run; ``None``: there are none.
     """
 
     classes: Mapping[Priority, ClassSettings]
     limits: ProcessLimits
     models: Sequence[RoutedModel] = ()
-    pipelines: Sequence[ModelInfo] = ()
+    parts: Sequence[MakePart] = ()
     groups: Sequence[DeviceGroup] = ()
     pools: Sequence[RoutedPool] = ()
     named_members: int = NAMED_MEMBERS
@@ -189,7 +188,6 @@ class RouterSettings:
     keys: KeyFileWatcher | None = None
     log: LogSettings = field(default_factory=LogSettings)
     log_file: LogFile | None = None
-    jobs: JobSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

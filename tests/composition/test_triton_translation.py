@@ -11,8 +11,8 @@ from triton_repositories import SUM_DIFF, add_model
 
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition import describe_models, read_args, with_versions
-from serve_app.composition.triton import RepositoryModel, read_repository
 from serve_app.errors import ConfigError
+from serve_app.triton.repository import RepositoryModel, read_repository
 
 PICTURE = """\
 backend: "onnxruntime"

@@ -15,8 +15,8 @@ from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.settings import CacheSettings
 from serve_app.errors import DeadlineExceeded
 from serve_app.payloads import Joinable, ModelSignature, TensorSpec
+from serve_app.pipelines.inference import PipelineInference
 from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
-from serve_app.router.pipelines.inference import PipelineInference
 from serve_app.scheduling.entry import Priority
 
 LONG_S = 2000.0

@@ -101,6 +101,7 @@ class GrpcCall:
 
     arrived: ClassVar[bool] = True
     waited_s: ClassVar[float] = 0.0
+    scheduled: ClassVar[bool] = False
     __slots__ = ("_context", "_held", "_message", "asked_id", "asked_model", "headers", "model", "version")
 
     def __init__(self, context: Context, message: bytes = b"") -> None:

@@ -6,30 +6,10 @@ What a value is, a `Form` says: as far as it is known before any request.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
-from serve_app.composition.forms import (
-    ANYTHING,
-    TEXT,
-    UNKNOWN,
-    WANTED,
-    Form,
-    Misfit,
-    check_tensor,
-    common,
-    form_of,
-    has_rows,
-    joined_shape,
-    media_in,
-    meets,
-    outputs_form,
-    part_of,
-    pick,
-    result_of,
-    single,
-)
 from serve_app.config.args import AppArgs
-from serve_app.config.pipeline import PipelineConfig
 from serve_app.config.problems import Location, hint, place, short_repr
 from serve_app.domain.pipeline import (
     PIPELINE,
@@ -50,10 +30,44 @@ from serve_app.domain.tasks import kind_of
 from serve_app.domain.traffic import Traffic, model_of, newest_last, version_of
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import TENSORS, Joinable, ModelSignature, TensorSpec
+from serve_app.pipelines.config import PipelineConfig
+from serve_app.pipelines.forms import (
+    ANYTHING,
+    TEXT,
+    UNKNOWN,
+    WANTED,
+    Form,
+    Misfit,
+    check_tensor,
+    common,
+    form_of,
+    has_rows,
+    joined_shape,
+    media_in,
+    meets,
+    outputs_form,
+    part_of,
+    pick,
+    result_of,
+    single,
+)
+from serve_app.pipelines.router import PipelinesPart
 from serve_app.processors import parse_parameters
 from serve_app.processors.registry import PARAMETERS
+from serve_app.router.part import MakePart
 
 _JOINABLE: Final = Joinable("whole", "each step shares the runs of its model", rows=False)
+
+
+def check(args: AppArgs, infos: Mapping[str, ModelInfo]) -> None:
+    """Check that the pipelines fit their models; `pipeline_infos` says how."""
+    pipeline_infos(args, infos)
+
+
+def router_part(args: AppArgs, infos: Mapping[str, ModelInfo]) -> MakePart | None:
+    """Make the part of a router that runs pipelines; ``None``: there are none."""
+    pipelines = pipeline_infos(args, infos)
+    return partial(PipelinesPart, pipelines) if pipelines else None
 
 
 def pipeline_infos(config: AppArgs, infos: Mapping[str, ModelInfo]) -> tuple[ModelInfo, ...]:

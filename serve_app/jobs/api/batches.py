@@ -21,9 +21,6 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.api.forms import opened_form
 from serve_app.api.gateway import Gateway
-from serve_app.api.items import ItemRoutes
-from serve_app.api.job_body import check_metadata
-from serve_app.api.job_routes import aside, idempotency_key, json_of, number, off, page
 from serve_app.api.left_out import BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.openai import render_error
@@ -32,6 +29,9 @@ from serve_app.api.routes import Handler, Route
 from serve_app.errors import InvalidRequest, JobNotFound, ServeAppError, error_from_code
 from serve_app.http.body import BYTE_ORDER_MARK, BodyReader
 from serve_app.http.errors import status_of
+from serve_app.jobs.api.bodies import check_metadata
+from serve_app.jobs.api.items import ItemRoutes
+from serve_app.jobs.api.routes import aside, idempotency_key, json_of, number, off, page
 from serve_app.jobs.job_service import Jobs
 from serve_app.jobs.records import BATCH, Item, Job, NewItem, StoredFile
 from serve_app.jobs.states import ENDED, State

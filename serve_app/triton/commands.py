@@ -15,6 +15,16 @@ app = typer.Typer(no_args_is_help=True, help="Write a configuration for what ano
 _INVALID = 2
 
 
+def add_to(commands: typer.Typer) -> None:
+    """Add the command."""
+    commands.add_typer(app, name="import")
+
+
+@app.callback()
+def _import() -> None:
+    """Write a configuration for what another server serves."""
+
+
 @app.command()
 def triton(
     path: Annotated[str, typer.Argument(metavar="REPOSITORY", help="The model repository's folder.")],
@@ -23,7 +33,7 @@ def triton(
     ] = None,
 ) -> None:
     """Write a configuration for Triton's REPOSITORY, with a comment for each thing that is done otherwise here."""
-    from serve_app.cli.import_triton import triton_file  # noqa: PLC0415 - brings backends
+    from serve_app.triton.import_file import triton_file  # noqa: PLC0415 - brings backends
 
     try:
         text = triton_file(path, os.environ)

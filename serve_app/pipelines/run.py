@@ -28,10 +28,10 @@ from serve_app.domain.service import Answer, Inference, ModelInfo, RequestOption
 from serve_app.domain.traffic import Asker
 from serve_app.errors import DeadlineExceeded, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.payloads import Payload, Tensors, payload_bytes
-from serve_app.router.pipelines import values
-from serve_app.router.pipelines.branches import Branches
+from serve_app.pipelines import values
+from serve_app.pipelines.branches import Branches
+from serve_app.pipelines.policy import Budget
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.pipeline import Budget
 from serve_app.telemetry.trace import StepTimes
 
 _IN_A_THREAD: Final = 2**20

@@ -11,8 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.gateway import Gateway
-from serve_app.api.items import ItemRoutes
-from serve_app.api.job_body import JobBodies
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import Handler, Route
 from serve_app.errors import (
@@ -25,6 +23,8 @@ from serve_app.errors import (
 )
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import status_of
+from serve_app.jobs.api.bodies import JobBodies
+from serve_app.jobs.api.items import ItemRoutes
 from serve_app.jobs.job_service import Jobs
 from serve_app.jobs.records import JOB, Item
 from serve_app.jobs.shown import shown

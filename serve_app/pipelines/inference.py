@@ -30,14 +30,14 @@ from serve_app.errors import (
 )
 from serve_app.http.errors import code_of, internal_error
 from serve_app.payloads import Payload
+from serve_app.pipelines.metrics import PipelineMetrics
+from serve_app.pipelines.policy import Budget, Course
+from serve_app.pipelines.run import CANCELLED, Run, gone, model_of_step, served_in
+from serve_app.pipelines.values import count_parts, pick, read_inputs
 from serve_app.router.in_work import InWork, shutting_down
 from serve_app.router.lateness import default_timeout_s, read_too_long
-from serve_app.router.pipelines.run import CANCELLED, Run, gone, model_of_step, served_in
-from serve_app.router.pipelines.values import count_parts, pick, read_inputs
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.pipeline import Budget, Course
 from serve_app.scheduling.queueing.lateness import shown_s
-from serve_app.telemetry.pipeline_metrics import PipelineMetrics
 from serve_app.telemetry.statistics import describe
 from serve_app.telemetry.trace import RequestTrace, RequestTraces
 

@@ -5,15 +5,35 @@ from __future__ import annotations
 import binascii
 import os
 from collections.abc import Mapping
+from functools import partial
 
+from serve_app.config.args import AppArgs
 from serve_app.config.files import home, read_file
-from serve_app.config.jobs import CallbacksConfig, JobsConfig
+from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
+from serve_app.jobs.config import CallbacksConfig, JobsConfig
+from serve_app.jobs.router import make_part
 from serve_app.jobs.settings import CallbackSettings, JobSettings
+from serve_app.router.part import MakePart
 
 _PLACE = "args.router.jobs.callbacks"
 _ENCODED = b"whsec_"
 """Begins a secret that is written in base64, as Standard Webhooks has it."""
+
+
+def router_part(args: AppArgs, infos: Mapping[str, ModelInfo]) -> MakePart:  # noqa: ARG001 - of all wings
+    """Make the part of a router that keeps jobs; without ``router.jobs`` it has the routes alone."""
+    return partial(make_part, job_settings(args.router.jobs))
+
+
+def machine_problems(args: AppArgs, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Find problems with Redis' files on this machine, one line each.
+
+    Args:
+        environ: Default: this process's.
+    """
+    jobs = args.router.jobs
+    return () if jobs is None or jobs.redis is None else jobs.redis.problems(environ)
 
 
 def job_settings(config: JobsConfig | None, environ: Mapping[str, str] | None = None) -> JobSettings | None:

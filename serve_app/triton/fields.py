@@ -9,9 +9,9 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from serve_app.api.open_inference.model_config_pb2 import DESCRIPTOR, ModelConfig
-from serve_app.composition.triton.positions import Path, Position, find_positions
 from serve_app.config.problems import nearest
 from serve_app.errors import ConfigError
+from serve_app.triton.positions import Path, Position, find_positions
 
 Level: TypeAlias = Literal["note", "refusal", "fault"]
 """What is served otherwise; why a model is not served; what is wrong with the file."""

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import yaml
 
-from serve_app.composition.triton import Repository, RepositoryModel, read_repository
 from serve_app.errors import ConfigError
+from serve_app.triton.repository import Repository, RepositoryModel, read_repository
 
 _HEAD: Final = """\
 # The models of Triton's repository {path}. A comment tells what is done otherwise than by Triton.

@@ -13,12 +13,12 @@ import msgspec
 from starlette.requests import Request
 
 from serve_app.api.base64_text import from_base64
-from serve_app.api.items import KEPT, ItemRoutes
 from serve_app.api.left_out import NULL, BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json
 from serve_app.domain.service import Inference
 from serve_app.errors import InvalidRequest, ModelNotFound, PayloadTooLarge, ServeAppError, error_from_code
+from serve_app.jobs.api.items import KEPT, ItemRoutes
 from serve_app.jobs.records import NewItem
 from serve_app.payloads import TENSORS
 

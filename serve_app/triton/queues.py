@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from serve_app.composition.triton.fields import Fields
-from serve_app.composition.triton.positions import Path
 from serve_app.domain.priorities import DEFAULT_LEVELS
 from serve_app.scheduling.entry import Priority
+from serve_app.triton.fields import Fields
+from serve_app.triton.positions import Path
 
 _MOST_LEVELS: Final = 64
 _DAY_US: Final = 86_400_000_000

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_app.composition.tensors import NO_ORDER, read_labels, values_of_row
-from serve_app.composition.triton.fields import Fields
 from serve_app.config.problems import hint
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.processors.model_folder import ModelFolder
+from serve_app.triton.fields import Fields
 
 _PICTURE_AXES = 3
 _NO_FORMAT = "FORMAT_NONE"

@@ -1,13 +1,13 @@
 """Settings of pipelines: models in sequence, in parallel branches, behind a switch, over the parts of a list.
 
-`serve_app.composition.pipelines`, which knows the models, checks references to models and their types.
+`serve_app.pipelines.composition`, which knows the models, checks references to models and their types.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
@@ -28,6 +28,9 @@ from serve_app.domain.pipeline import (
     all_needs,
     case_text,
 )
+
+if TYPE_CHECKING:
+    from serve_app.config.args import AppArgs
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _REFERENCE: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[^.\s]+)*")
@@ -389,20 +392,15 @@ def find_cycle(steps: Mapping[str, Step]) -> tuple[str, ...]:
     return ()
 
 
-def pipeline_problems(
-    pipelines: tuple[PipelineConfig, ...], names: Mapping[str, str]
-) -> Iterator[tuple[Location, str]]:
-    """Find duplicate names.
-
-    Args:
-        pipelines: In the configuration's order.
-        names: Other names, with their places.
-
-    Yields:
-        Location below the list of pipelines, and the problem.
-    """
-    seen = dict(names)
-    for number, pipeline in enumerate(pipelines):
+def problems(args: AppArgs) -> Iterator[tuple[Location, str]]:
+    """Find names that a model or another pipeline has."""
+    seen: dict[str, str] = {}
+    for number, model in enumerate(args.models):
+        seen.setdefault(model.name, f"models[{number}]")
+    for number, pipeline in enumerate(args.pipelines):
         if pipeline.name in seen:
-            yield (number, "name"), f"{short_repr(pipeline.name)} is also the name of {seen[pipeline.name]}; rename one"
+            yield (
+                ("pipelines", number, "name"),
+                f"{short_repr(pipeline.name)} is also the name of {seen[pipeline.name]}; rename one",
+            )
         seen.setdefault(pipeline.name, f"pipelines[{number}]")

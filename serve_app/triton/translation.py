@@ -10,14 +10,14 @@ from serve_app.backends.description import describe_build
 from serve_app.backends.kind import AnyKind, BackendOptions
 from serve_app.backends.registry import BACKENDS, kinds_of
 from serve_app.composition.locate import ModelLocation, resolve_model
-from serve_app.composition.triton.fields import Document, Fields
-from serve_app.composition.triton.instances import Instances, read_instances, read_optimization, read_parameters
-from serve_app.composition.triton.queues import QueueSettings, read_queues
-from serve_app.composition.triton.tensors import read_tensors, triton_type
 from serve_app.config.problems import short_repr
 from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
 from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
+from serve_app.triton.fields import Document, Fields
+from serve_app.triton.instances import Instances, read_instances, read_optimization, read_parameters
+from serve_app.triton.queues import QueueSettings, read_queues
+from serve_app.triton.tensors import read_tensors, triton_type
 
 _UNSUPPORTED: Final = {
     "sequence_batching": (

@@ -32,6 +32,12 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+
+def add_to(commands: typer.Typer) -> None:
+    """Add the commands."""
+    commands.add_typer(app, name="jobs")
+
+
 Url = Annotated[str | None, typer.Option(help=f"Address of the server; default: ${URL_VARIABLE}, {URL}.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", show_default=False)]
 

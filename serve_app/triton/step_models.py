@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from serve_app.composition.description import describe_models
-from serve_app.composition.pipelines import pipeline_faults, pipeline_infos
-from serve_app.composition.triton.fields import Document, Fields
-from serve_app.composition.triton.tensors import triton_type
 from serve_app.composition.versions import with_versions
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
-from serve_app.config.pipeline import PipelineConfig
 from serve_app.config.problems import hint, short_repr
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import ServeAppError
 from serve_app.payloads import TensorSpec
-
-
-class Neighbours(NamedTuple):
-    """What the steps of an ensemble may name.
-
-    Attributes:
-        models: Entries of `models` by name; ``None`` for a folder whose model is not served.
-        pipelines: Names of the other ensembles and of pipelines.
-        complete: Whether there is nothing else.
-    """
-
-    models: Mapping[str, Mapping[str, Any] | None]
-    pipelines: Collection[str]
-    complete: bool = True
+from serve_app.pipelines.composition import pipeline_faults, pipeline_infos
+from serve_app.pipelines.config import PipelineConfig
+from serve_app.triton.fields import Document, Fields
+from serve_app.triton.neighbours import Neighbours
+from serve_app.triton.tensors import triton_type
 
 
 class Tensor(NamedTuple):

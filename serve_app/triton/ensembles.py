@@ -10,28 +10,22 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from serve_app.composition.triton.fields import Document, Fields
-from serve_app.composition.triton.step_models import (
-    Neighbours,
+from serve_app.config.problems import hint, problems_of, short_repr
+from serve_app.domain.pipeline import ModelStep, Reference
+from serve_app.pipelines.config import MOST_STEPS, PipelineConfig, checked_step_name, find_cycle
+from serve_app.triton.fields import Document, Fields
+from serve_app.triton.neighbours import ENSEMBLE, Neighbours
+from serve_app.triton.step_models import (
     Step,
     Tensor,
     compare_tensors,
 )
-from serve_app.composition.triton.tensors import refuse_forms
-from serve_app.composition.triton.translation import NO_TYPE, check_name, refuse_unsupported
-from serve_app.config.pipeline import MOST_STEPS, PipelineConfig, checked_step_name, find_cycle
-from serve_app.config.problems import hint, problems_of, short_repr
-from serve_app.domain.pipeline import ModelStep, Reference
+from serve_app.triton.tensors import refuse_forms
+from serve_app.triton.translation import NO_TYPE, check_name, refuse_unsupported
 
-ENSEMBLE: Final = "ensemble"
 _NEWEST: Final = -1
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _READABLE: Final = 48
-
-
-def is_ensemble(document: Document) -> bool:
-    """Whether a `config.pbtxt` is that of an ensemble."""
-    return document.fields.has("ensemble_scheduling") or document.fields.value("platform") == ENSEMBLE
 
 
 def translate_ensemble(document: Document, name: str, folder: Path, neighbours: Neighbours) -> dict[str, Any] | None:

@@ -11,15 +11,15 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from serve_app.composition.triton.classes import ModelQueues, merge_classes
-from serve_app.composition.triton.ensembles import is_ensemble, translate_ensemble
-from serve_app.composition.triton.fields import FILE, Document
-from serve_app.composition.triton.step_models import Neighbours
-from serve_app.composition.triton.translation import Translated, translate
+from serve_app import wings
 from serve_app.config.files import home, is_remote
 from serve_app.config.model import ModelConfig
 from serve_app.config.problems import problems_of
 from serve_app.errors import ConfigError, ServeAppError
+from serve_app.triton.classes import ModelQueues, merge_classes
+from serve_app.triton.fields import FILE, Document
+from serve_app.triton.neighbours import Neighbours, is_ensemble
+from serve_app.triton.translation import Translated, translate
 
 _SHARES: Final = 10_000
 """Ray divides a GPU into as many parts."""
@@ -205,6 +205,9 @@ class _Model:
     def read_ensemble(self, neighbours: Neighbours, *, strict: bool) -> None:
         """The same of an ensemble."""
         assert self.document is not None
+        wings.need("pipelines", "config", f"{self.path}: an ensemble")
+        from serve_app.triton.ensembles import translate_ensemble  # noqa: PLC0415 - needs pipelines
+
         self.pipeline = translate_ensemble(self.document, self.name, self._folder, neighbours)
         self._settle(strict=strict)
 

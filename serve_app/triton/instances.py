@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from serve_app.backends.kind import AnyKind
-from serve_app.composition.triton.fields import Fields
+from serve_app.triton.fields import Fields
 
 _DEVICES: Final = {"KIND_CPU": "cpu", "KIND_GPU": "cuda", "KIND_AUTO": "auto", "KIND_MODEL": "auto"}
 _YES: Final = frozenset({"1", "true"})

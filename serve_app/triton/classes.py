@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from serve_app.composition.triton.fields import Document
-from serve_app.composition.triton.positions import Path
-from serve_app.composition.triton.queues import CLASSES, ClassSetting, QueueSettings, priorities_of
+from serve_app.triton.fields import Document
+from serve_app.triton.positions import Path
+from serve_app.triton.queues import CLASSES, ClassSetting, QueueSettings, priorities_of
 
 
 class ModelQueues(NamedTuple):

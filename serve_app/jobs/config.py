@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from serve_app.config.problems import Location, short_repr, validation_error
-from serve_app.config.redis import RedisConfig
 from serve_app.config.values import Positive, Seconds, Section, Size
+from serve_app.jobs.redis_config import RedisConfig
 
 _HOST = re.compile(r"(?=.{1,253}(:|$))[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[1-9][0-9]{0,4})?")
 LongSeconds = Annotated[float, Field(gt=0, le=366 * 86_400, allow_inf_nan=False)]
