@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from serve_app.errors import ConfigError
 
-WINGS: Final = ("pipelines", "jobs", "triton")
+WINGS: Final = ("cache", "pipelines", "jobs", "triton")
 """In the order in which they wrap inference, the innermost first."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from serve_app import wings
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
@@ -27,7 +28,7 @@ from serve_app.http.http1 import Limits
 from serve_app.http.listener import within_open_files
 from serve_app.payloads import Execution
 from serve_app.processors.processor import Processor
-from serve_app.router.cache.response_cache import ModelCacheSettings
+from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.router.settings import (
     GrpcPort,
     GrpcSettings,
@@ -98,7 +99,7 @@ def router_settings(
             all_bytes=int(router.limits.all_streams_bytes),
             reader_s=router.limits.slow_reader_s,
         ),
-        caches=config.cache_settings(),
+        make_caches=next((make(config) for make in wings.hooks("composition", "answer_caches")), None),
         http=HttpSettings(
             max_body=router.limits.max_body,
             max_held_bytes=max(router.limits.max_body, router.limits.max_bytes // 2),

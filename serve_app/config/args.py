@@ -25,7 +25,6 @@ from serve_app.config.repository import RepositoryConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.config.wing_sections import section
-from serve_app.domain.settings import CacheSettings
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
@@ -170,7 +169,6 @@ class AppArgs(Section):
 
     def budget(self) -> Budget:
         """What one router process may have to hold."""
-        waiting = self.router.cache.max_waiting if any(model.caches for model in self.models) else 0
         return Budget(
             queues={priority.label: limits.queue for priority, limits in self.classes.by_priority().items()},
             # Of replicas that `auto` may add the first alone: they come to few models, while there are idle cores.
@@ -183,7 +181,9 @@ class AppArgs(Section):
                 if model.pool is None
             }
             | {pool.name: pool.most_rows(members) for pool, members in self.pools_with_members()}
-            | ({"waiting for the same request": waiting} if waiting else {}),
+            | {
+                name: most for in_flight in wings.hooks("config", "in_flight") for name, most in in_flight(self).items()
+            },
             headroom=self.router.limits.headroom,
         )
 
@@ -199,16 +199,6 @@ class AppArgs(Section):
         """The same of one model."""
         weights = (group.weights[model.name] for group in self.device_groups if model.name in group.weights)
         return replace(model.scheduling(), weight=next(weights, 1.0))
-
-    def cache_settings(self) -> CacheSettings:
-        """Bounds that the response caches of one router process share."""
-        router = self.router
-        return CacheSettings(
-            max_followers=router.cache.max_waiting,
-            follower_bytes=int(router.cache.waiting_bytes),
-            offload_above=int(router.transport.offload_above),
-            threads=router.transport.decode_threads,
-        )
 
     def groups(self) -> tuple[DeviceGroup, ...]:
         """The device groups, for the scheduler."""

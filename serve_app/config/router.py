@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
-from serve_app.config.cache import CacheConfig
 from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.problems import Location, validation_error
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
-from serve_app.config.wing_sections import section
+from serve_app.config.wing_sections import defaults, section
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scaling import routers_on
 from serve_app.scheduling.settings import ClassSettings
 
 if TYPE_CHECKING:
+    from serve_app.cache.config import CacheConfig
     from serve_app.jobs.config import JobsConfig
 else:
+    CacheConfig = section("cache", "CacheConfig")
     JobsConfig = section("jobs", "JobsConfig")
 
 _AUTO_ROUTERS = 8
@@ -222,7 +223,7 @@ class RouterConfig(Section):
     transport: TransportConfig = TransportConfig()
     """Decoding of large bodies, and the memory and ways that tensors take to the replicas."""
 
-    cache: CacheConfig = CacheConfig()
+    cache: CacheConfig = Field(default_factory=defaults("cache", "CacheConfig"))
     """What the response caches of all models share. Which models have one is said there."""
 
     jobs: JobsConfig | None = None

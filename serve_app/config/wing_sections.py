@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -19,3 +20,9 @@ def section(wing: str, name: str) -> Any:
         raise ValueError(wings.missing(wing))
 
     return Annotated[Any, BeforeValidator(refuse)]
+
+
+def defaults(wing: str, name: str) -> Callable[[], Any]:
+    """What makes a wing's section with its defaults; ``None`` where the wing is not installed."""
+    module = wings.find(wing, "config")
+    return (lambda: None) if module is None else getattr(module, name)

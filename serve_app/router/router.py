@@ -27,7 +27,6 @@ from serve_app.http.tls import Certificates
 from serve_app.http.turns import Turns
 from serve_app.payloads import STALE, Bundle, BundleResult, Failure
 from serve_app.router.administration import Loading, RouterAdministration
-from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.inference import RouterInference
@@ -153,14 +152,17 @@ class Router:
             self._dispatcher.on_responsive,
         )
         self._links = Links(ties, self._arena, self._on_link, watch)
-        self._cache = ResponseCache(settings.caches, self._dispatcher, self.metrics)
+        make_caches = settings.make_caches
+        self._caches = None if make_caches is None else make_caches(self._dispatcher, self.metrics)
         file = settings.log_file
         self._log_lines = None if file is None else LineWriter(file.path, file.max_bytes, file.backups)
         lines = self._log_lines
         self._log = None if lines is None else RequestLog(settings.log, lines, self._loop.call_later)
         tracer = configured_tracer()
         self._traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
-        self.models = Models(self._scheduler, self._cache, traffic_store, None if peers is None else peers.tell_traffic)
+        self.models = Models(
+            self._scheduler, self._caches, traffic_store, None if peers is None else peers.tell_traffic
+        )
         self._inference = RouterInference(self.models, self._dispatcher, self.metrics, self._traces, settings.streams)
         self.inference: Inference = self._inference
         self._parts = self._make_parts()
@@ -449,7 +451,8 @@ class Router:
             await end
         if name not in self.models.keys:
             self.metrics.forget(name)
-            self._cache.forget(name)
+            if self._caches is not None:
+                self._caches.forget(name)
         if model_of(name) not in self.models.by_name:
             self.metrics.forget(model_of(name))  # what was refused before its version was known
 
@@ -482,9 +485,10 @@ class Router:
             self.models.on_joinable(model, report.joinable)
         addresses = {name: report.address for name, report in replicas.items() if report.address is not None}
         # Those that are told which revision to run answer by no other.
-        self._cache.on_replicas(
-            model, [report.identities for report in replicas.values() if not base or report.base != base]
-        )
+        if self._caches is not None:
+            self._caches.on_replicas(
+                model, [report.identities for report in replicas.values() if not base or report.base != base]
+            )
         if telling or not replicas:
             self.models.on_warm_up(model, telling)
         self._links.update(model, addresses)

@@ -10,12 +10,12 @@ from serve_app.access.key_file_watcher import KeyFileWatcher
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.domain.service import ModelInfo
-from serve_app.domain.settings import CacheSettings, LogSettings, TlsFiles
+from serve_app.domain.settings import LogSettings, TlsFiles
 from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
 from serve_app.payloads import Compute, Execution, Joinable
 from serve_app.processors.processor import Processor
-from serve_app.router.cache.response_cache import ModelCacheSettings
+from serve_app.router.answer_cache import MakeCaches, ModelCacheSettings
 from serve_app.router.part import MakePart
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
@@ -156,7 +156,7 @@ class RouterSettings:
         replica_kill_s: After so long without a response such a replica is killed, seconds; ``None``: never.
         shared_memory: Bytes of memory that large bodies share with replicas on this node; 0: none.
         streams: How much of answers in parts may wait for their readers.
-        caches: What the caches of all models share.
+        make_caches: Makes the caches of models that have one; ``None``: none has.
         http: Limits and manners of HTTP on every port.
         grpc: The same of gRPC.
         http_port: Its own port for HTTP; ``None`` for none.
@@ -179,7 +179,7 @@ class RouterSettings:
     replica_kill_s: float | None = 10.0
     shared_memory: int = 0
     streams: StreamSettings = StreamSettings()
-    caches: CacheSettings = field(default_factory=CacheSettings)
+    make_caches: MakeCaches | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     http_port: HttpPort | None = None

@@ -16,7 +16,7 @@ from runtime_harness import tensor
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import ModelNotFound, ServeAppError
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success
-from serve_app.router.cache.response_cache import ModelCacheSettings
+from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport, RoutedModel, RouterSettings
 from serve_app.scheduling.entry import Priority

@@ -1,55 +1,31 @@
 """The response cache: answers that were given before, in front of the queues.
 
 Off unless a model's configuration turns it on. What is found needs no room in a queue, no replica and no device. What
-is not found is executed once for all that ask for it at the same time (`serve_app.router.cache.single_flight`). Only
+is not found is executed once for all that ask for it at the same time (`serve_app.cache.single_flight`). Only
 answers are kept, never errors, and only those that anybody would have got who asks for the same: none of a fallback.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from serve_app.cache.key import CacheKeys
+from serve_app.cache.metrics import CacheMetrics
+from serve_app.cache.settings import CacheSettings
+from serve_app.cache.single_flight import Caller, Lead, SingleFlight, is_plain
+from serve_app.cache.store import CacheStore
 from serve_app.domain.service import Answer, RequestOptions
-from serve_app.domain.settings import CacheSettings
 from serve_app.errors import DeadlineExceeded, ServeAppError
 from serve_app.payloads import Payload
-from serve_app.router.cache.key import CacheKeys
-from serve_app.router.cache.metrics import CacheMetrics
-from serve_app.router.cache.single_flight import Caller, Lead, SingleFlight, is_plain
-from serve_app.router.cache.store import CacheStore
+from serve_app.router.answer_cache import ModelCacheSettings, Submit
 from serve_app.router.dispatcher import Dispatcher
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.metrics import RouterMetrics
-
-
-class ModelCacheSettings(NamedTuple):
-    """The cache of one model.
-
-    Attributes:
-        ttl_s: How long an answer may be used, seconds.
-        max_bytes: Memory of one router process for its answers.
-        identities: By variant: see `CacheKeys`.
-        revision: The state of the model that these are of; empty where it is not known.
-    """
-
-    ttl_s: float
-    max_bytes: int
-    identities: Mapping[str, str]
-    revision: str = ""
-
-
-class Submit(Protocol):
-    """Queues, runs and answers a request, and says what entry it has become."""
-
-    def __call__(
-        self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
-    ) -> Awaitable[Answer]:
-        """Raises `ServeAppError`; cancelling it cancels the work."""
 
 
 class ResponseCache:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ByteSize, Field
 
 from serve_app.config.values import Seconds, Section, Size
+
+if TYPE_CHECKING:
+    from serve_app.config.args import AppArgs
 
 
 class ModelCacheConfig(Section):
@@ -30,3 +33,9 @@ class CacheConfig(Section):
 
     waiting_bytes: Size = ByteSize(64 * 1024**2)
     """Most bytes of those requests, and apart from them of large ones that wait for their key to be computed."""
+
+
+def in_flight(args: AppArgs) -> dict[str, int]:
+    """Most requests that wait outside the queues, by what they wait for."""
+    waiting = args.router.cache.max_waiting if any(model.caches for model in args.models) else 0
+    return {"waiting for the same request": waiting} if waiting else {}

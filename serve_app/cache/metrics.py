@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from serve_app.router.cache.store import CacheStore
+from serve_app.cache.store import CacheStore
 from serve_app.telemetry.model_names import ModelNames
 from serve_app.telemetry.readings import Gauge, Readings, Samples, Total
 from serve_app.telemetry.series import Counter

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from cachetools import TLRUCache
 
-from serve_app.payloads import Embeddings
+from serve_app.payloads import Embeddings, held_bytes
 
 ENTRY_BYTES: Final = 512
 """What an entry takes besides its value: the key, and its places in the tables of the cache."""
@@ -110,15 +109,3 @@ def frozen(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [frozen(item) for item in value]
     return value
-
-
-def held_bytes(value: Any) -> int:
-    """Memory that an answer takes, bytes; of an array, what its elements take."""
-    if isinstance(value, np.ndarray):
-        elements = sum(map(sys.getsizeof, value.reshape(-1))) if value.dtype.hasobject else 0
-        return 128 + value.nbytes + elements
-    if isinstance(value, Mapping):
-        return sys.getsizeof(value) + sum(held_bytes(key) + held_bytes(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return sys.getsizeof(value) + sum(map(held_bytes, value))
-    return sys.getsizeof(value)
