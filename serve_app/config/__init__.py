@@ -10,7 +10,6 @@ from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import BatchingConfig
 from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE, Budget
-from serve_app.config.device_group import DeviceGroupConfig
 from serve_app.config.file import IMPORT_PATH, ServeFile, load_file, parse_document, read_document
 from serve_app.config.files import cache_folder
 from serve_app.config.logging import LoggingConfig
@@ -37,7 +36,6 @@ __all__ = [
     "Budget",
     "ClassConfig",
     "ClassesConfig",
-    "DeviceGroupConfig",
     "HealthConfig",
     "LoggingConfig",
     "ModelConfig",
