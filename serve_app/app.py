@@ -53,14 +53,12 @@ def build(args: dict[str, Any]) -> serve.Application:
     pinned = [revision.model for revision in revisions.values()]
     known = {model.name: revisions[model.name].identities for model in pinned if model.caches}
     min_share = {priority: limits.min_share for priority, limits in config.class_settings().items()}
-    grouped = {member for group in config.groups() for member in group.models}
     models = {
         model.name: _model_deployment(model, config).bind(
             model,
             base=revisions[model.name].name,
             identities=known.get(model.name, {}),
             min_share=min_share,
-            planned=model.name in grouped,
         )
         for model in pinned
         if model.pool is None

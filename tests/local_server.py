@@ -397,7 +397,7 @@ class LocalServer:
                 for model in config.models
                 if model.pool == pool.name
             }
-            self._loaders[pool.name] = MemberLoader(plans, partial(make_replica, batch=batch_same_turn, planned=True))
+            self._loaders[pool.name] = MemberLoader(plans, partial(make_replica, batch=batch_same_turn))
             self._add_hosts(pool.name, pool.hosts)
 
 

@@ -83,7 +83,6 @@ def router_settings(
         parts=router_parts(config, infos),
         classes=config.class_settings(),
         limits=config.process_limits(),
-        groups=config.groups(),
         pools=[
             RoutedPool(pool.scheduling(names), pool.load_timeout_s)
             for pool, names in zip(config.pools, members_of(config).values(), strict=True)
@@ -175,7 +174,6 @@ def _routed(
     """Every model as a router serves it from what it was deployed with."""
     return [
         _routed_model(
-            config,
             model,
             infos[model.name],
             priors.get(model.name, ()),
@@ -207,21 +205,19 @@ def encode_description(info: ModelInfo, identities: Mapping[str, str]) -> bytes:
     return pickle.dumps((info, dict(identities)))
 
 
-def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> RoutedModel:
+def route_revision(model: ModelConfig, agreed: Agreed) -> RoutedModel:
     """A model as a router serves it from a state of its files.
 
     Args:
-        config: The configuration.
         model: The model.
         agreed: That state. Where what is beside its files, by which requests are priced, cannot be read,
             `ModelInfo.fault` of the model says why.
     """
     info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
-    return _routed_model(config, model, info, agreed.executions, identities)
+    return _routed_model(model, info, agreed.executions, identities)
 
 
 def _routed_model(
-    config: AppArgs,
     model: ModelConfig,
     info: ModelInfo,
     prior: Sequence[Execution],
@@ -230,7 +226,7 @@ def _routed_model(
     opened: bool = True,
 ) -> RoutedModel:
     """A model as a router serves it, with a processor if it is ``opened``."""
-    scheduling = config.scheduling_of(model)
+    scheduling = model.scheduling()
     if model.pool is not None:
         scheduling = replace(scheduling, resident_bytes=_resident_bytes(model))
     processor = None
@@ -244,7 +240,6 @@ def _routed_model(
         info=info,
         scheduling=scheduling,
         processor=processor,
-        group=next((group.name for group in config.device_groups if model.name in group.models), None),
         pool=model.pool,
         prior=prior,
         on_demand=model.pool is None and model.autoscaling.min_replicas == 0,

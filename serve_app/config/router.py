@@ -187,7 +187,7 @@ class RouterConfig(Section):
     """Router processes. Each has its own queues, so the order between requests of different routers is approximate.
 
     `auto`: one, and another whenever all of them are busy and cores are idle, up to half of the cores of a node and 8;
-    one with pools or device groups.
+    one with pools.
     """
 
     cpus: Cpus = 0.25

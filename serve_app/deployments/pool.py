@@ -63,7 +63,6 @@ class PoolDeployment:
             batch=batch_with_serve(max_rows),
             records=VerdictStore(cache_folder() / "joinable"),
             min_share=min_share,
-            planned=True,
         )
         loader = MemberLoader(plans, make)
         if plans:

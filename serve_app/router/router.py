@@ -130,7 +130,7 @@ class Router:
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._arena = Arena(settings.shared_memory) if Arena.supported() and settings.shared_memory else None
-        groups = (*settings.groups, *(pool.scheduling for pool in settings.pools))
+        groups = [pool.scheduling for pool in settings.pools]
         self._scheduler = Scheduler((), settings.classes, settings.limits, groups)
         self._pools = Pools(settings.pools, change_host, self)
         self.metrics = RouterMetrics(self._scheduler, settings.named_members)
@@ -325,7 +325,7 @@ class Router:
 
         Raises:
             ValueError: There is a model of that name.
-            KeyError: There is no such device group.
+            KeyError: There is no such pool.
         """
         self._take(model)
         self.grpc.changed()
@@ -334,7 +334,7 @@ class Router:
         known = self.models.by_name.get(model.info.name)
         if known is not None and not (known.key and model.info.key):
             raise ValueError(f"there is a model {model.info.name!r} already")
-        self._dispatcher.add_model(model.scheduling, model.pool or model.group)
+        self._dispatcher.add_model(model.scheduling, model.pool)
         if model.pool is not None:
             self._pools.add_member(model.name, model.pool)
             self.metrics.names.add_member(model.name)

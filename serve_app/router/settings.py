@@ -18,7 +18,7 @@ from serve_app.processors.processor import Processor
 from serve_app.router.answer_cache import MakeCaches, ModelCacheSettings
 from serve_app.router.part import MakePart
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, Pool, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS
 
 
@@ -99,7 +99,6 @@ class RoutedModel:
         info: What clients are told of it.
         scheduling: How its requests are scheduled; under the same name.
         processor: Prices its requests where it takes media.
-        group: The device group that it is a member of.
         pool: The pool that it is a member of: it has no replicas then.
         prior: What batches cost, until a replica has measured it.
         on_demand: Whether it may have no replica while nobody asks for it.
@@ -112,7 +111,6 @@ class RoutedModel:
     info: ModelInfo
     scheduling: ModelScheduling
     processor: Processor | None = None
-    group: str | None = None
     pool: str | None = None
     prior: Sequence[Execution] = ()
     on_demand: bool = False
@@ -148,7 +146,6 @@ class RouterSettings:
         classes: Limits of every class.
         limits: Limits of the process.
         parts: Make the parts of wings, the innermost first.
-        groups: Devices that models share.
         pools: Processes that models share.
         named_members: How many members of pools have series of their own in the metrics.
         bundle_timeout_s: A replica that has not answered for so long is not asked any more, seconds.
@@ -171,7 +168,6 @@ class RouterSettings:
     limits: ProcessLimits
     models: Sequence[RoutedModel] = ()
     parts: Sequence[MakePart] = ()
-    groups: Sequence[DeviceGroup] = ()
     pools: Sequence[RoutedPool] = ()
     named_members: int = NAMED_MEMBERS
     bundle_timeout_s: float = 60.0

@@ -214,14 +214,6 @@ def test_settings_that_a_member_cannot_have(where: str, value: Any) -> None:
             {"pools": [{"name": "p", "path": "m/*", "memory": 1}], "models": [{"name": "a", "path": "a", "pool": "q"}]},
             "args.models[0].pool: there is no pool 'q'; there is p",
         ),
-        (
-            {
-                "pools": [{"name": "p", "memory": 1}],
-                "models": [{"name": "a", "path": "a", "pool": "p"}],
-                "device_groups": [{"name": "g", "models": ["a"]}],
-            },
-            "args.device_groups[0].models[0]: 'a' is in the pool p; leave one of them out",
-        ),
     ],
 )
 def test_faults_of_pools(args: dict[str, Any], told: str) -> None:
