@@ -15,10 +15,11 @@ from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
 from serve_app.jobs.settings import JobSettings
 from serve_app.payloads import Compute, Execution, Joinable
+from serve_app.pools.policy.settings import Pool
 from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCacheSettings
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS
 
 
