@@ -210,8 +210,7 @@ class ActiveMachine(RuleBasedStateMachine):
     def remove(self, model: str) -> None:
         """A model goes."""
         if model in self.there and not self.is_member(model):
-            self.there.remove(model)
-            self.both(lambda side: len(side.scheduler.remove_model(model, 0.0)))
+            self.forget(model)
 
     @rule(model=_MODEL, names=st.lists(_NAME, unique=True))
     def add(self, model: str, names: list[str]) -> None:
@@ -270,6 +269,11 @@ class ActiveMachine(RuleBasedStateMachine):
         """A bundle failed."""
         self.end(*self.both(lambda side: _ids([*(gone := event(side)).poisoned, *gone.expired])))
 
+    def forget(self, model: str) -> None:
+        """A model is removed."""
+        self.there.remove(model)
+        self.both(lambda side: len(side.scheduler.remove_model(model, 0.0)))
+
     def take(self, index: int) -> Dispatch:
         """A bundle in flight, which then is no more."""
         return self.in_flight.pop(index % len(self.in_flight))
@@ -287,7 +291,7 @@ class ActiveMachine(RuleBasedStateMachine):
         if not self.sides:
             return
         for model in sorted(self.there):
-            self.remove(model)
+            self.forget(model)
         for _ in range(2):
             self.decide()
             self.now += 100.0

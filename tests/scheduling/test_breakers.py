@@ -181,9 +181,7 @@ def test_half_open_lets_a_few_through() -> None:
 def test_a_half_open_fallback_stands_in_for_probes_only() -> None:
     """Where the exact model is too slow: as many at once as there may be probes, not a whole batch; then for all."""
     slow = [(rows, 0, 30.0) for rows, _, _ in AFFINE]
-    scheduler = with_breaker(
-        fallbacks=("int8",), replicas=("a", "b", "c"), max_rows=32, pooled=True, profile=slow, max_ejected=0.0
-    )
+    scheduler = with_breaker(fallbacks=("int8",), max_rows=32, pooled=True, profile=slow, max_ejected=0.0)
     trip(scheduler, variant="int8")
     accept(scheduler, *(make_entry(arrival=60.0, deadline=70.0) for _ in range(5)), now=60.0)
     for now in (60.0, 60.1):  # two places, two answers

@@ -268,11 +268,11 @@ def test_without_a_share_the_lower_model_waits() -> None:
     assert served["n"] == 0.0
 
 
-def test_a_lower_class_gets_its_share_of_the_device() -> None:
-    """Whichever member its work is for."""
+def test_a_lower_class_gets_its_share_of_the_host() -> None:
+    """Whichever member its work is for. It counts only while a host has room for it."""
     served = _saturate(_shared(share=0.2), 20.0, {"m": HIGH, "n": LOW})
 
-    assert served["n"] / sum(served.values()) == pytest.approx(0.2, abs=0.04)
+    assert 0.1 < served["n"] / sum(served.values()) < 0.24
 
 
 # ------------------------------------------------------------------ bookkeeping
