@@ -32,6 +32,7 @@ from serve_app.scheduling.admission import (
     Bounds,
     already_late,
     drain_s,
+    largest_tenant_queues,
     least_s,
     removed_model,
     too_slow,
@@ -49,6 +50,7 @@ from serve_app.scheduling.placement.agenda import Agenda
 from serve_app.scheduling.placement.devices import DedicatedDevice, Device, NextBundle
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.silence import SilentReplicas
 from serve_app.scheduling.slots import Replica
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
@@ -94,8 +96,7 @@ class Scheduler:
         self._device_of: dict[str, Device] = {}
         self._agenda = Agenda()
         self._bundles = BundlesInFlight()
-        # Replicas that send no data and have bundles in flight.
-        self._silent: set[Replica] = set()
+        self._silent = SilentReplicas(self._bundles, self._models, self._touch)
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
@@ -160,7 +161,7 @@ class Scheduler:
             self._agenda.touched[device] = None
         else:
             self._agenda.forget(device)
-        self._silent.difference_update(model.slots.replicas.values(), [bundle.replica for bundle in detached_bundles])
+        self._silent.forget([*model.slots.replicas.values(), *(bundle.replica for bundle in detached_bundles)])
         for bundle in detached_bundles:
             bundle.detached = True
             bundle.replica.listed = False
@@ -260,7 +261,7 @@ class Scheduler:
         bounds = self._bounds
         if bounds.fits(priority, nbytes) or bounds.room(priority, nbytes) is not None:
             return None
-        if not self._largest_tenant_queues(priority, nbytes, tenant, weight):
+        if not largest_tenant_queues(self._models, bounds, priority, nbytes, tenant, weight):
             return self._queue_full(known, priority, nbytes, now)
         return None
 
@@ -283,8 +284,8 @@ class Scheduler:
         self._agenda.touch(device, known)
         gone = known.slots.set_replicas(replicas, now)
         self._let_go(gone, device)
-        if self._silent:
-            self._silent.intersection_update([bundle.replica for bundle in self._bundles.all()])
+        if self._silent.replicas:
+            self._silent.keep([bundle.replica for bundle in self._bundles.all()])
 
     def on_device_event(self, device: str, event: object, now: float) -> None:
         """Something has happened on a device that models share; see `Device.on_event`.
@@ -301,9 +302,8 @@ class Scheduler:
             self._let_go(model.slots.set_replicas(replicas, now), shared)
             shared.active[model] = None
         self._agenda.touched[shared] = None
-        if self._silent:
-            for model in change.gained:
-                self._try_silent_elsewhere(model)
+        for model in change.gained:
+            self._silent.try_all_elsewhere(model)
 
     def _unavailable(self, entry: Entry, model: ModelState, now: float) -> Rejection | None:
         """Why a model is not to be waited for: it fails, or its device cannot start it."""
@@ -355,12 +355,8 @@ class Scheduler:
             self._agenda.touch(device, model)
         answered: list[Entry] = []
         vain = nbytes = 0
-        if bundle.replica in self._silent:  # it works: its other entries are left to it, and not sent there again
-            self._silent.discard(bundle.replica)
-            if model is not None:
-                for other_id in bundle.replica.bundles:
-                    if (other := self._bundles.get(other_id)) is not None:
-                        self._take_back(other, model)
+        if bundle.replica in self._silent.replicas:  # it works: its other entries are not sent there again
+            self._silent.end(bundle.replica, model)
         # the entry is                      and the replica                         then
         # QUEUED, and still in this bundle  answers it in time                      answered, out of the queue
         # QUEUED, and still in this bundle  gives it back, drops it, or is late     stays queued, not in this bundle
@@ -467,7 +463,7 @@ class Scheduler:
         if model is not None:
             model.slots.release(bundle.replica, bundle_id, now, answered=False)
             self._device_of[bundle.model].ended(bundle_id)
-        self._silent.discard(bundle.replica)
+        self._silent.forget((bundle.replica,))
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
@@ -528,14 +524,10 @@ class Scheduler:
         An answer that still comes counts. See `on_responsive` for its return. It need not be listed any more; an
         unknown name is ignored.
         """
-        for found in self._replicas_in_flight(model, replica):
+        for found in self._silent.with_bundles(model, replica):
             if found.listed:
                 self.quarantine(model, replica, now)
-            self._silent.add(found)
-            for bundle_id in list(found.bundles):
-                if (bundle := self._bundles.get(bundle_id)) is not None:
-                    for entry in bundle.entries:
-                        self._try_elsewhere(entry, bundle)
+            self._silent.begin(found)
 
     def on_responsive(self, model: str, replica: str, now: float) -> None:  # noqa: ARG002 - see `on_cancel`
         """An unresponsive replica sends data again: it may get work, whether it has answered a bundle or not."""
@@ -543,19 +535,8 @@ class Scheduler:
         if (listed := known.slots.replicas.get(replica)) is not None:
             known.slots.restore(listed)
             self._touch(known)
-        for found in self._replicas_in_flight(model, replica):
-            self._silent.discard(found)
-            for bundle_id in found.bundles:
-                if (bundle := self._bundles.get(bundle_id)) is not None:
-                    self._take_back(bundle, known)
-
-    def _replicas_in_flight(self, model: str, replica: str) -> set[Replica]:
-        """Replicas of that name with requests in flight: at most one that is listed, and one that is no longer."""
-        return {
-            bundle.replica
-            for bundle in self._bundles.all()
-            if bundle.model == model and bundle.replica.name == replica and not bundle.detached
-        }
+        for found in self._silent.with_bundles(model, replica):
+            self._silent.end(found, known)
 
     # ------------------------------------------------------------- questions
 
@@ -650,7 +631,7 @@ class Scheduler:
         """
         return {
             name: model.snapshot()
-            | {"silent_replicas": [str(r.name) for r in model.slots.replicas.values() if r in self._silent]}
+            | {"silent_replicas": [str(r.name) for r in model.slots.replicas.values() if r in self._silent.replicas]}
             for name, model in self._models.items()
         }
 
@@ -726,23 +707,8 @@ class Scheduler:
         changes: list[Change] = []
         orders: list[Any] = []
         for device in self._agenda.take(now):
-            waiting = False
             device.wake(now)
-            for model in device.active:
-                if model.slots.holding:
-                    model.slots.release_holds(now)
-                queue = model.queue
-                if queue.total.rows:
-                    queue.expire(now, expired)
-                    waiting = True
-                breakers = model.breakers
-                if breakers is not None and (breakers.tripped or breakers.changes):
-                    refused += breakers.sweep(model.queue, now)
-                    if breakers.changes and self._silent and not breakers.tripped:
-                        self._try_silent_elsewhere(model)
-                        waiting = waiting or queue.total.rows > 0
-                    changes += breakers.changes
-                    breakers.changes.clear()
+            waiting = self._sweep(device, now, expired, refused, changes)
             while waiting and (following := device.next_bundle(now, given_up)) is not None:
                 dispatches += self._launch(following, now)
                 waiting = len(device.active) > 1 or following.model.queue.total.rows > 0
@@ -787,6 +753,28 @@ class Scheduler:
         for entry in self._late:
             earliest = min(earliest, entry.deadline)
         return None if earliest == inf else earliest
+
+    def _sweep(
+        self, device: Device, now: float, expired: list[Entry], refused: list[Refused], changes: list[Change]
+    ) -> bool:
+        """Take out of a device's queues what has expired, and what breakers refuse. Returns whether anything waits."""
+        waiting = False
+        for model in device.active:
+            if model.slots.holding:
+                model.slots.release_holds(now)
+            queue = model.queue
+            if queue.total.rows:
+                queue.expire(now, expired)
+                waiting = True
+            breakers = model.breakers
+            if breakers is not None and (breakers.tripped or breakers.changes):
+                refused += breakers.sweep(model.queue, now)
+                if breakers.changes and self._silent.replicas and not breakers.tripped:
+                    self._silent.try_all_elsewhere(model)
+                    waiting = waiting or queue.total.rows > 0
+                changes += breakers.changes
+                breakers.changes.clear()
+        return waiting
 
     def _launch(self, following: NextBundle, now: float) -> list[Dispatch]:
         """Send a bundle to its replica, and to those that it is tied to: who is free first takes each entry."""
@@ -840,35 +828,6 @@ class Scheduler:
         entry.state, entry.bundles = _QUEUED, ()
         model.queue.push(entry)
         return True
-
-    def _try_elsewhere(self, entry: Entry, bundle: Bundle) -> None:
-        """Queue an entry that only a silent replica has, as a retry. The answer of that replica still counts.
-
-        The entry stays in its bundle. It does not move if it was tried twice, or is answered in parts: how long these
-        take is for the model to say.
-        """
-        if entry.state is not _RUNNING or entry.attempts != 1 or entry.bundles != (bundle.id,) or entry.answer_by:
-            return
-        if bundle.detached or bundle.replica.name is None:
-            return
-        model = self._models[bundle.model]
-        entry.state, entry.avoid = _QUEUED, bundle.replica.name
-        model.queue.push(entry)
-        self._touch(model)
-
-    def _try_silent_elsewhere(self, model: ModelState) -> None:
-        """Queue entries that were left to silent replicas, now that the model can run them elsewhere again."""
-        for bundle in self._bundles.all():
-            if bundle.model == model.settings.name and bundle.replica in self._silent:
-                for entry in bundle.entries:
-                    self._try_elsewhere(entry, bundle)
-
-    def _take_back(self, bundle: Bundle, model: ModelState) -> None:
-        """Leave queued entries of a replica that is silent no more to that replica."""
-        for entry in bundle.entries:
-            if entry.state is _QUEUED and bundle.id in entry.bundles:
-                model.queue.remove(entry)
-                entry.state, entry.avoid = _RUNNING, None
 
     def _uncarried(self, taken: Iterable[Entry]) -> list[Entry]:
         """Entries taken out of a queue that no bundle carries. Others are left to their bundle."""
@@ -925,10 +884,8 @@ class Scheduler:
         if not tried and entry.attempts > 1 and bundle_id == entry.bundles[-1]:
             entry.attempts -= 1  # its second try, which did not take place
         self._drop_carrier(entry, bundle_id)
-        if self._silent and len(entry.bundles) == 1:
-            last = self._bundles.get(entry.bundles[0])
-            if last is not None and last.replica in self._silent:
-                self._try_elsewhere(entry, last)
+        if self._silent.replicas:
+            self._silent.try_last_elsewhere(entry)
 
     def _end(self, entry: Entry) -> None:
         entry.state = _DONE
@@ -942,7 +899,7 @@ class Scheduler:
         """
         bounds, priority = self._bounds, entry.priority
         for _ in range(_MOST_DISPLACED):
-            largest = self._largest_tenant_queues(priority, entry.nbytes, entry.tenant, entry.weight)
+            largest = largest_tenant_queues(self._models, bounds, priority, entry.nbytes, entry.tenant, entry.weight)
             if largest is None:
                 break
             name, queue = max(largest, key=_entries)
@@ -954,29 +911,6 @@ class Scheduler:
             if bounds.fits(priority, entry.nbytes):
                 return True
         return False
-
-    def _largest_tenant_queues(
-        self, priority: Priority, nbytes: int, tenant: str, weight: float
-    ) -> list[tuple[str, TenantQueue]] | None:
-        """The queues, by model, of the tenant with the most in a full class; ``None`` where this one has its part."""
-        queues: dict[str, list[tuple[str, TenantQueue]]] = {}
-        for name, model in self._models.items():
-            if model.queue.fresh[priority - 1].rows:
-                for queue in model.queue.fresh[priority - 1].waiting():
-                    queues.setdefault(queue.tenant, []).append((name, queue))
-        own = queues.pop(tenant, [])
-        if not queues:
-            return None
-        parts = {
-            other: self._bounds.part(priority, sum(len(q) for _, q in of), sum(q.nbytes for _, q in of))
-            / of[0][1].weight
-            for other, of in queues.items()
-        }
-        entries, held = sum(len(queue) for _, queue in own), sum(queue.nbytes for _, queue in own)
-        own_part = self._bounds.part(priority, entries + 1, held + nbytes) / weight
-        weights = weight + sum(of[0][1].weight for of in queues.values())
-        largest = max(parts, key=parts.__getitem__)
-        return queues[largest] if own_part <= min(1.0 / weights, parts[largest]) else None
 
     def _queue_full(self, model: ModelState, priority: Priority, nbytes: int, now: float) -> Rejection:
         wait = drain_s(model, self._device_of[model.settings.name], priority, now)
