@@ -15,8 +15,8 @@ from serve_app.config.model import HealthConfig, ModelConfig
 from serve_app.config.names import checked_model_name, deployment_name
 from serve_app.config.problems import Location, hint, short_repr, validation_error
 from serve_app.config.values import Cpus, Positive, Seconds, Section, Size
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import Pool
 
 _ONE_VERSION: Final = "a member has one version; a model with several stands in models, without pool"
 _HOSTS: Final = "hosts of a pool compute on the CPU; a model on a GPU stands in models, without pool"

@@ -1,4 +1,4 @@
-"""Has the hosts of pools load and unload members: the router core's `serve_app.scheduling.core.Loader`.
+"""Has the hosts of pools load and unload members: carries out the orders of their devices.
 
 Orders of one host are sent one after the other, with what is to be unloaded before a load in the same call. A host
 whose call is lost, or takes too long, is left alone for a while, and then taken over anew, which empties it: so what
@@ -21,8 +21,9 @@ from typing import Any, Final, Protocol
 from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.errors import ModelUnavailable
+from serve_app.pools.policy.messages import Eviction, Load, Order
 from serve_app.router.settings import RoutedPool
-from serve_app.scheduling.decisions import Eviction, Load, Rejection
+from serve_app.scheduling.decisions import Rejection
 from serve_app.transport.send import ReplicaLost
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class _Host:
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
-        self.orders: deque[Load | Eviction] = deque()
+        self.orders: deque[Order] = deque()
         self.worker: asyncio.Task[None] | None = None
         self.loads: set[asyncio.Task[None]] = set()
 
@@ -162,17 +163,8 @@ class Pools:
                 known.hosts[name] = _Host(self._claim())
         self._events.hosts_listed(pool, tuple(known.hosts))
 
-    # ------------------------------------------------------------ as `Loader`
-
-    def load(self, load: Load) -> None:
-        """See `Loader.load`."""
-        self._order(load)
-
-    def evict(self, eviction: Eviction) -> None:
-        """See `Loader.evict`."""
-        self._order(eviction)
-
-    def _order(self, order: Load | Eviction) -> None:
+    def carry_out(self, order: Order) -> None:
+        """Have a host load or unload a member. It keeps the order; see `serve_app.scheduling.core.CarryOut`."""
         pool = self._members[order.model]
         host = self._pools[pool].hosts[order.host]
         host.orders.append(order)
@@ -203,9 +195,7 @@ class Pools:
         finally:
             host.worker = None
 
-    async def _send(
-        self, pool: str, name: str, host: _Host, evicted: Sequence[str], load: Load | Eviction | None
-    ) -> None:
+    async def _send(self, pool: str, name: str, host: _Host, evicted: Sequence[str], load: Order | None) -> None:
         known = self._pools[pool]
         model = "" if load is None else load.model
         urgent = isinstance(load, Load) and load.urgent

@@ -26,6 +26,8 @@ from serve_app.http.listener import Listener, bind
 from serve_app.http.tls import Certificates
 from serve_app.http.turns import Turns
 from serve_app.payloads import STALE, Bundle, BundleResult, Failure
+from serve_app.pools.policy.device import PoolDevice
+from serve_app.pools.policy.messages import HostsListed, LoadFailed, MemberLoaded, MemberMissing
 from serve_app.router.administration import Loading, RouterAdministration
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
@@ -130,8 +132,9 @@ class Router:
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._arena = Arena(settings.shared_memory) if Arena.supported() and settings.shared_memory else None
-        groups = [pool.scheduling for pool in settings.pools]
-        self._scheduler = Scheduler((), settings.classes, settings.limits, groups)
+        devices = [PoolDevice(pool.scheduling, settings.classes) for pool in settings.pools]
+        self._pool_devices = {device.name: device for device in devices}
+        self._scheduler = Scheduler((), settings.classes, settings.limits, devices)
         self._pools = Pools(settings.pools, change_host, self)
         self.metrics = RouterMetrics(self._scheduler, settings.named_members)
         ties = TieTable() if Arena.supported() else None
@@ -143,7 +146,7 @@ class Router:
             self._recall,
             ties,
             self._revision_for,
-            self._pools,
+            self._pools.carry_out,
         )
         watch = Watch(
             settings.replica_silence_s,
@@ -509,7 +512,7 @@ class Router:
 
     def hosts_listed(self, pool: str, hosts: Collection[str]) -> None:
         """See `serve_app.router.pools.Events`."""
-        self._dispatcher.on_hosts(pool, hosts)
+        self._dispatcher.on_device_event(pool, HostsListed(hosts))
         self.grpc.changed()
         self._open_if_ready()
 
@@ -520,20 +523,21 @@ class Router:
             self._scheduler.seed(model, told.executions)
             self.models.on_joinable(model, told.joinable)
             self.models.on_warm_up(model, [told])
-        self._dispatcher.on_loaded(pool, model, host, outcome.seconds, outcome.nbytes)
+        self._dispatcher.on_device_event(pool, MemberLoaded(model, host, outcome.seconds, outcome.nbytes))
+        self._dispatcher.tell_slowness(model)
         if self._links.find(host) is not None:
             self._dispatcher.on_linked(model, host, linked=True)
 
     def member_failed(self, pool: str, model: str, host: str, refusal: Rejection) -> None:
         """See `serve_app.router.pools.Events`."""
-        self._dispatcher.on_load_failed(pool, model, host, refusal)
+        self._dispatcher.on_device_event(pool, LoadFailed(model, host, refusal))
 
     def _on_unresponsive(self, model: str, replica: str) -> None:
         """What is in flight at a host is tried elsewhere, and it gets nothing more until it is taken over anew."""
         if model not in self._pools:
             self._dispatcher.on_unresponsive(model, replica)
             return
-        for member in self._scheduler.in_use(model, replica):
+        for member in self._pool_devices[model].in_use(replica):
             self._dispatcher.on_unresponsive(member, replica)
         self._pools.on_lost(model, replica)
 
@@ -569,9 +573,9 @@ class Router:
         """Take note of a result. `ReplicaLost` where the replica did not have the model or the revision."""
         if result.results and isinstance(first := result.results[0], Failure) and first.code == STALE.code:
             if bundle.model:
-                pool = self._scheduler.pool_of(model)
+                pool = self._scheduler.device_of(model)
                 if pool is not None and replica is not None:
-                    self._dispatcher.on_unloaded(pool, model, replica)
+                    self._dispatcher.on_device_event(pool, MemberMissing(model, replica))
                 return ReplicaLost(f"host {replica} has not loaded {model}", reached=False)
             if self._on_stale is not None:
                 self._on_stale(model)
@@ -592,7 +596,7 @@ class Router:
         if model not in self._pools:
             self._dispatcher.on_linked(model, replica, linked=up)
         elif up:
-            for member in self._scheduler.resident(model, replica):
+            for member in self._pool_devices[model].resident(replica):
                 self._dispatcher.on_linked(member, replica, linked=True)
         else:
             self._pools.on_lost(model, replica)

@@ -14,11 +14,12 @@ from serve_app.domain.settings import LogSettings, TlsFiles
 from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
 from serve_app.payloads import Compute, Execution, Joinable
+from serve_app.pools.policy.settings import Pool
 from serve_app.processors.processor import Processor
 from serve_app.router.answer_cache import MakeCaches, ModelCacheSettings
 from serve_app.router.part import MakePart
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS
 
 

@@ -92,12 +92,12 @@ class RouterMetrics:
         self.registry.register(Readings(SCHEDULER, scheduler.snapshot, self.names))
         self.registry.register(Readings(BREAKERS, scheduler.breakers, self.names))
         self._loads: Histogram | None = None
-        if scheduler.has_pools:
+        if scheduler.devices:
             self._loads = Histogram(
                 "serve_app_pool_load_seconds", "One load of a member of a pool.", ("pool",), _LOAD_BUCKETS
             )
             self.registry.register(self._loads)
-            self.registry.register(Readings(POOLS, scheduler.pools))
+            self.registry.register(Readings(POOLS, scheduler.device_snapshots))
         self._tenants = TenantCollector()
         self.registry.register(self._tenants)
         self._of_models: list[Counter | Histogram | Family[Any]] = []

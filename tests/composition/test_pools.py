@@ -15,7 +15,7 @@ from serve_app.composition.model import find_files, memory_of
 from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.file import IMPORT_PATH, parse_document
 from serve_app.errors import ConfigError
-from serve_app.scheduling.settings import Pool
+from serve_app.pools.policy.settings import Pool
 
 
 @pytest.fixture

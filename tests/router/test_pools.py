@@ -11,12 +11,14 @@ from runtime_harness import batch_same_turn, settle, until
 
 from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.pools.policy.messages import Eviction, Load
+from serve_app.pools.policy.settings import Pool
 from serve_app.replica.pool_host import LoadedMember, PoolHost
 from serve_app.replica.worker import Worker
 from serve_app.router.pools import Pools
 from serve_app.router.settings import RoutedPool
-from serve_app.scheduling.decisions import Eviction, Load, Rejection
-from serve_app.scheduling.settings import ModelScheduling, Pool
+from serve_app.scheduling.decisions import Rejection
+from serve_app.scheduling.settings import ModelScheduling
 from serve_app.transport.send import ReplicaLost
 
 LOADED = LoadOutcome(0.1, 10, Told())
@@ -70,11 +72,11 @@ async def test_a_host_is_told_one_thing_after_the_other() -> None:
     """What is to be unloaded goes with the load that follows."""
     steered = Steered()
     steered.pools.on_hosts("pool", ["h"])
-    steered.pools.load(Load("a", "h", 10, 0.1))
+    steered.pools.carry_out(Load("a", "h", 10, 0.1))
     await settle()
-    steered.pools.evict(Eviction("b", "h"))
-    steered.pools.load(Load("c", "h", 10, 0.1, urgent=True))
-    steered.pools.evict(Eviction("a", "h"))
+    steered.pools.carry_out(Eviction("b", "h"))
+    steered.pools.carry_out(Load("c", "h", 10, 0.1, urgent=True))
+    steered.pools.carry_out(Eviction("a", "h"))
     await settle()
     assert steered.orders == [("h", [], "a")]
     steered.answers[0].set_result(LOADED)
@@ -91,9 +93,9 @@ async def test_several_loads_at_once_wait_for_what_makes_room() -> None:
     """And not for each other."""
     steered = Steered(loads=2)
     steered.pools.on_hosts("pool", ["h"])
-    steered.pools.load(Load("a", "h", 10, 0.1))
-    steered.pools.evict(Eviction("b", "h"))
-    steered.pools.load(Load("c", "h", 10, 0.1))
+    steered.pools.carry_out(Load("a", "h", 10, 0.1))
+    steered.pools.carry_out(Eviction("b", "h"))
+    steered.pools.carry_out(Load("c", "h", 10, 0.1))
     await settle()
     assert sorted(steered.orders) == [("h", [], "a"), ("h", ["b"], "")]
     steered.answers[[load for _, _, load in steered.orders].index("")].set_result(LoadOutcome())
@@ -105,13 +107,13 @@ async def test_a_fault_of_a_member_is_kept_until_it_is_loaded() -> None:
     """It says nothing of the host."""
     steered = Steered()
     steered.pools.on_hosts("pool", ["h"])
-    steered.pools.load(Load("a", "h", 10, 0.1))
+    steered.pools.carry_out(Load("a", "h", 10, 0.1))
     await settle()
     steered.answers[0].set_result(LoadOutcome(0.1, fault="model 'a' is broken"))
     await settle()
     assert steered.told[1:] == [("failed", "a", "h", "model 'a' is broken")]
     assert steered.pools.faults == {"a": "model 'a' is broken"}
-    steered.pools.load(Load("a", "h", 10, 0.1))
+    steered.pools.carry_out(Load("a", "h", 10, 0.1))
     await settle()
     steered.answers[1].set_result(LOADED)
     await settle()
@@ -122,14 +124,14 @@ async def test_a_host_whose_call_is_lost_is_taken_over_anew() -> None:
     """The later claim makes it drop what it may have loaded; what else it was to do is forgotten."""
     steered = Steered()
     steered.pools.on_hosts("pool", ["h", "other"])
-    steered.pools.load(Load("a", "h", 10, 0.1))
-    steered.pools.load(Load("b", "h", 10, 0.1))
+    steered.pools.carry_out(Load("a", "h", 10, 0.1))
+    steered.pools.carry_out(Load("b", "h", 10, 0.1))
     await settle()
     steered.answers.pop(0).set_exception(ReplicaLost("it died"))
     await until(lambda: ("hosts", "other") in steered.told)
     await until(lambda: len(steered.told) > 2)
     assert set(steered.told[2]) == {"hosts", "h", "other"}
-    steered.pools.load(Load("c", "h", 10, 0.1))
+    steered.pools.carry_out(Load("c", "h", 10, 0.1))
     await settle()
     assert steered.orders == [("h", [], "a"), ("h", [], "c")]
     assert steered.calls[1][1].since > steered.calls[0][1].since
@@ -140,7 +142,7 @@ async def test_a_load_that_takes_too_long_loses_the_host_for_a_while() -> None:
     """Nobody waits for it without end."""
     steered = Steered(load_timeout_s=0.01)
     steered.pools.on_hosts("pool", ["h"])
-    steered.pools.load(Load("a", "h", 10, 0.1))
+    steered.pools.carry_out(Load("a", "h", 10, 0.1))
     await until(lambda: ("hosts",) in steered.told)
     await until(lambda: len(steered.told) > 2)
     assert steered.told[2] == ("hosts", "h")
@@ -152,16 +154,16 @@ async def test_a_host_that_another_router_has_is_taken_over_anew(load: bool) -> 
     steered = Steered()
     steered.pools.on_hosts("pool", ["h"])
     if load:
-        steered.pools.load(Load("a", "h", 10, 0.1))
+        steered.pools.carry_out(Load("a", "h", 10, 0.1))
     else:
-        steered.pools.evict(Eviction("a", "h"))
+        steered.pools.carry_out(Eviction("a", "h"))
     await settle()
     ahead = steered.calls[0][1].since + 3600.0
     steered.answers[0].set_result(LoadOutcome(fault="another has it", superseded=ahead))
     await until(lambda: len(steered.told) > 2)
     assert steered.told == [("hosts", "h"), ("hosts",), ("hosts", "h")]
     assert not steered.pools.faults
-    steered.pools.load(Load("a", "h", 10, 0.1))
+    steered.pools.carry_out(Load("a", "h", 10, 0.1))
     await settle()
     assert steered.calls[1][1].since > ahead
     steered.answers[1].set_result(LOADED)
@@ -176,12 +178,12 @@ async def test_a_router_that_ends_leaves_hosts_to_the_next() -> None:
     steered.pools.on_hosts("pool", ["h"])
     steered.pools.stop_claiming()
     steered.pools.on_hosts("pool", ["h", "new"])
-    steered.pools.load(Load("a", "h", 10, 0.1))
+    steered.pools.carry_out(Load("a", "h", 10, 0.1))
     await settle()
     steered.answers[0].set_result(LOADED)
     await settle()
-    steered.pools.evict(Eviction("a", "h"))
-    steered.pools.load(Load("b", "h", 10, 0.1))
+    steered.pools.carry_out(Eviction("a", "h"))
+    steered.pools.carry_out(Load("b", "h", 10, 0.1))
     await settle()
     steered.answers[1].set_result(LoadOutcome(fault="another has it", superseded=1e12))
     await settle()
@@ -216,7 +218,7 @@ class OnHost(Steered):
 
     async def load(self, member: str) -> None:
         """Have a member loaded."""
-        self.pools.load(Load(member, "h", 10, 0.1))
+        self.pools.carry_out(Load(member, "h", 10, 0.1))
         await until(lambda: self.told[-1][0] != "hosts")
 
 
@@ -235,7 +237,7 @@ async def test_a_router_outlives_its_predecessors_later_claim() -> None:
     former.pools.on_hosts("pool", ["h"])
     await former.load("a")
     former.pools.close()
-    following.pools.load(Load("b", "h", 10, 0.1))
+    following.pools.carry_out(Load("b", "h", 10, 0.1))
     await until(lambda: len(following.told) > 2)
     assert following.told == [("hosts", "h"), ("hosts",), ("hosts", "h")]
     await following.load("b")
@@ -249,7 +251,7 @@ async def test_what_comes_of_a_host_that_is_gone_counts_no_more() -> None:
     """Another of its name is a new one."""
     steered = Steered()
     steered.pools.on_hosts("pool", ["h"])
-    steered.pools.load(Load("a", "h", 10, 0.1))
+    steered.pools.carry_out(Load("a", "h", 10, 0.1))
     await settle()
     steered.pools.on_hosts("pool", [])
     steered.pools.on_hosts("pool", ["h"])

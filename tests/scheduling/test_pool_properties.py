@@ -8,10 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_class, make_entry
 
-from serve_app.scheduling.decisions import Decisions, Dispatch, Eviction, Load, Rejection
+from serve_app.pools.policy.device import PoolDevice
+from serve_app.pools.policy.messages import Eviction, HostsListed, Load, LoadFailed, MemberLoaded
+from serve_app.pools.policy.settings import Pool
+from serve_app.scheduling.decisions import Decisions, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 
 _MEMBERS = "abcdef"
 _BYTES = dict(zip(_MEMBERS, (10, 10, 15, 20, 5, 30), strict=True))
@@ -30,11 +33,12 @@ class _Host:
 
 
 def _make() -> Scheduler:
+    classes = {priority: make_class(min_share=0.0 if priority is Priority.HIGH else 0.1) for priority in Priority}
     scheduler = Scheduler(
         [ModelScheduling(name, 4, 0.1, resident_bytes=nbytes) for name, nbytes in _BYTES.items()],
-        {priority: make_class(min_share=0.0 if priority is Priority.HIGH else 0.1) for priority in Priority},
+        classes,
         ProcessLimits(total_bytes=10**12, network_s=0.002),
-        [Pool("pool", tuple(_MEMBERS), memory_bytes=_MEMORY, load_s=0.05)],
+        [PoolDevice(Pool("pool", tuple(_MEMBERS), memory_bytes=_MEMORY, load_s=0.05), classes)],
     )
     for name in _MEMBERS:
         scheduler.seed(name, [(*point, "") for point in AFFINE])
@@ -90,9 +94,9 @@ class PoolMachine(RuleBasedStateMachine):
         load = host.loads.pop(0)
         for scheduler in self.schedulers:
             if fails:
-                scheduler.on_load_failed("pool", load.model, name, self.now, refusal)
+                scheduler.on_device_event("pool", LoadFailed(load.model, name, refusal), self.now)
             else:
-                scheduler.on_loaded("pool", load.model, name, 0.05, load.nbytes + more, self.now)
+                scheduler.on_device_event("pool", MemberLoaded(load.model, name, 0.05, load.nbytes + more), self.now)
         if not fails:
             host.has[load.model] = load.nbytes + more
         self.decide()
@@ -134,9 +138,11 @@ class PoolMachine(RuleBasedStateMachine):
         name = list(self.hosts)[at % len(self.hosts)]
         self.silent.update(self.hosts.pop(name).runs)
         for scheduler in self.schedulers:
-            for member in scheduler.in_use("pool", name):
+            device = scheduler.devices["pool"]
+            assert isinstance(device, PoolDevice)
+            for member in device.in_use(name):
                 scheduler.on_unresponsive(member, name, self.now)
-            scheduler.on_hosts("pool", list(self.hosts), self.now)
+            scheduler.on_device_event("pool", HostsListed(list(self.hosts)), self.now)
         self.decide()
 
     @precondition(lambda self: self.silent)
@@ -163,7 +169,7 @@ class PoolMachine(RuleBasedStateMachine):
         name = list(self.hosts)[at % len(self.hosts)]
         host = self.hosts.pop(name)
         for place, scheduler in enumerate(self.schedulers):
-            scheduler.on_hosts("pool", list(self.hosts), self.now)
+            scheduler.on_device_event("pool", HostsListed(list(self.hosts)), self.now)
             for bundle_id in host.runs:
                 lost = scheduler.on_failed(bundle_id, self.now, True)
                 if place == 0:
@@ -177,7 +183,7 @@ class PoolMachine(RuleBasedStateMachine):
         if free:
             self.hosts[free[at % len(free)]] = _Host()
             for scheduler in self.schedulers:
-                scheduler.on_hosts("pool", list(self.hosts), self.now)
+                scheduler.on_device_event("pool", HostsListed(list(self.hosts)), self.now)
             self.decide()
 
     def decide(self) -> None:
@@ -238,14 +244,14 @@ TestPools.settings = settings(max_examples=examples(40), stateful_step_count=40,
 def test_under_lasting_overload_every_member_is_loaded_again_and_again() -> None:
     """Six members and room for two or three, and always something waiting for each."""
     scheduler = _make()
-    scheduler.on_hosts("pool", ["h1"], 0.0)
+    scheduler.on_device_event("pool", HostsListed(["h1"]), 0.0)
     loads = dict.fromkeys(_MEMBERS, 0)
     now, busy_until, loading = 0.0, 0.0, None
     while now < 20.0:
         for model in _MEMBERS:
             scheduler.on_arrival(make_entry(Priority.NORMAL, now + 1.0, model=model, arrival=now), now)
         if loading is not None and busy_until <= now:
-            scheduler.on_loaded("pool", loading.model, "h1", 0.05, 0, now)
+            scheduler.on_device_event("pool", MemberLoaded(loading.model, "h1", 0.05, 0), now)
             loading = None
         decided = scheduler.decide(now)
         for order in decided.orders:

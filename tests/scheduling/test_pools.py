@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_class, make_entry
 
+from serve_app.pools.policy.device import PoolDevice
+from serve_app.pools.policy.messages import Eviction, HostsListed, Load, LoadFailed, MemberLoaded, MemberMissing
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.core import RouterCore
-from serve_app.scheduling.decisions import Decisions, Dispatch, Eviction, Load
+from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 
 LOAD_S = 0.1
 """A load; a batch of one row takes 6 ms."""
@@ -21,15 +24,16 @@ def _make(
 ) -> Scheduler:
     """A scheduler of one pool whose hosts have room for some of its members."""
     settings.setdefault("load_s", LOAD_S)
+    classes = {priority: make_class() for priority in (HIGH, NORMAL, LOW)}
     scheduler = Scheduler(
         [ModelScheduling(name, 8, slo_s=0.1, resident_bytes=10, high_slowdown=high_slowdown) for name in members],
-        {priority: make_class() for priority in (HIGH, NORMAL, LOW)},
+        classes,
         ProcessLimits(total_bytes=10**12, network_s=0.002),
-        [Pool("pool", tuple(members), memory_bytes=10 * room, **settings)],
+        [PoolDevice(Pool("pool", tuple(members), memory_bytes=10 * room, **settings), classes)],
     )
     for name in members:
         scheduler.seed(name, [(*point, "") for point in AFFINE])
-    scheduler.on_hosts("pool", hosts, 0.0)
+    scheduler.on_device_event("pool", HostsListed(hosts), 0.0)
     return scheduler
 
 
@@ -38,7 +42,7 @@ def _load(scheduler: Scheduler, name: str, now: float, host: str = "h1", nbytes:
     accept(scheduler, make_entry(model=name, deadline=now + 10.0, arrival=now), now=now)
     decided = scheduler.decide(now)
     assert Load(name, host, 10, LOAD_S) in decided.orders
-    scheduler.on_loaded("pool", name, host, LOAD_S, nbytes, now + LOAD_S)
+    scheduler.on_device_event("pool", MemberLoaded(name, host, LOAD_S, nbytes), now + LOAD_S)
     (sent,) = scheduler.decide(now + LOAD_S).dispatches
     _answer(scheduler, sent, now + LOAD_S + 0.01)
     return decided
@@ -55,7 +59,7 @@ def test_a_request_for_a_member_that_is_not_loaded_has_it_loaded_and_then_runs_t
     decided = scheduler.decide(0.0)
     assert decided.orders == [Load("a", "h1", 10, LOAD_S)]
     assert not decided.dispatches
-    scheduler.on_loaded("pool", "a", "h1", LOAD_S, 0, 0.1)
+    scheduler.on_device_event("pool", MemberLoaded("a", "h1", LOAD_S, 0), 0.1)
     decided = scheduler.decide(0.1)
     assert [(sent.replica, sent.entries) for sent in decided.dispatches] == [("h1", [entry])]
     assert not decided.orders
@@ -111,7 +115,7 @@ def test_what_waited_too_long_for_a_loader_is_given_up_before_its_deadline() -> 
     other = "b" if order.model == "a" else "a"
     (late,) = accept(scheduler, make_entry(model="c", deadline=0.3))
     assert not scheduler.decide(0.0).given_up
-    scheduler.on_loaded("pool", order.model, "h1", 0.25, 0, 0.25)
+    scheduler.on_device_event("pool", MemberLoaded(order.model, "h1", 0.25, 0), 0.25)
     decided = scheduler.decide(0.25)
     assert late in decided.given_up
     assert [each.model for each in decided.orders] in ([other], [])
@@ -122,7 +126,7 @@ def test_one_load_at_a_time_the_most_urgent_class_first() -> None:
     scheduler = _make()
     accept(scheduler, make_entry(LOW, model="a"), make_entry(NORMAL, model="b"), make_entry(HIGH, model="c"))
     assert scheduler.decide(0.0).orders == [Load("c", "h1", 10, LOAD_S, urgent=True)]
-    scheduler.on_loaded("pool", "c", "h1", LOAD_S, 0, 0.1)
+    scheduler.on_device_event("pool", MemberLoaded("c", "h1", LOAD_S, 0), 0.1)
     decided = scheduler.decide(0.1)
     assert not decided.orders  # not beside `high`
     _answer(scheduler, decided.dispatches[0], 0.11)
@@ -187,14 +191,14 @@ def test_a_member_that_is_hot_is_loaded_at_a_host_that_idles() -> None:
     scheduler = _make(hosts=("h1", "h2"), load_s=0.01)
     accept(scheduler, make_entry(model="a", deadline=9.0))
     (order,) = scheduler.decide(0.0).orders
-    scheduler.on_loaded("pool", "a", order.host, 0.01, 0, 0.01)
+    scheduler.on_device_event("pool", MemberLoaded("a", order.host, 0.01, 0), 0.01)
     assert len(scheduler.decide(0.01).dispatches) == 1
     assert not scheduler.decide(0.01).orders
     accept(scheduler, *(make_entry(model="a", deadline=9.0, arrival=0.01) for _ in range(20)), now=0.01)
     decided = scheduler.decide(0.01)
     other = "h2" if order.host == "h1" else "h1"
     assert decided.orders == [Load("a", other, 10, 0.01)]
-    scheduler.on_loaded("pool", "a", other, 0.01, 0, 0.02)
+    scheduler.on_device_event("pool", MemberLoaded("a", other, 0.01, 0), 0.02)
     assert {sent.replica for sent in scheduler.decide(0.02).dispatches} == {other}
 
 
@@ -203,7 +207,7 @@ def test_a_failed_load_is_tried_again_later_and_its_entries_wait_for_that() -> N
     scheduler = _make()
     accept(scheduler, make_entry(model="a", deadline=10.0))
     scheduler.decide(0.0)
-    scheduler.on_load_failed("pool", "a", "h1", 0.1)
+    scheduler.on_device_event("pool", LoadFailed("a", "h1"), 0.1)
     assert not scheduler.decide(0.1).orders
     assert scheduler.wake_at == pytest.approx(1.1)
     assert scheduler.decide(1.1).orders == [Load("a", "h1", 10, LOAD_S)]
@@ -213,7 +217,7 @@ def test_what_a_host_has_lost_is_loaded_again() -> None:
     """As if it had never been there."""
     scheduler = _make()
     _load(scheduler, "a", 0.0)
-    scheduler.on_unloaded("pool", "a", "h1", 1.0)
+    scheduler.on_device_event("pool", MemberMissing("a", "h1"), 1.0)
     accept(scheduler, make_entry(model="a", deadline=10.0), now=1.0)
     assert [order.model for order in scheduler.decide(1.0).orders] == ["a"]
 
@@ -223,13 +227,13 @@ def test_entries_at_a_host_that_vanishes_run_elsewhere() -> None:
     scheduler = _make(hosts=("h1", "h2"))
     (entry,) = accept(scheduler, make_entry(model="a", deadline=10.0))
     host = scheduler.decide(0.0).orders[0].host
-    scheduler.on_loaded("pool", "a", host, LOAD_S, 0, 0.1)
+    scheduler.on_device_event("pool", MemberLoaded("a", host, LOAD_S, 0), 0.1)
     (sent,) = scheduler.decide(0.1).dispatches
     other = "h2" if host == "h1" else "h1"
-    scheduler.on_hosts("pool", [other], 0.2)
+    scheduler.on_device_event("pool", HostsListed([other]), 0.2)
     assert scheduler.on_failed(sent.bundle_id, 0.2, True).requeued == [entry]
     assert scheduler.decide(0.2).orders == [Load("a", other, 10, LOAD_S)]
-    scheduler.on_loaded("pool", "a", other, LOAD_S, 0, 0.3)
+    scheduler.on_device_event("pool", MemberLoaded("a", other, LOAD_S, 0), 0.3)
     assert [again.replica for again in scheduler.decide(0.3).dispatches] == [other]
 
 
@@ -249,7 +253,7 @@ def test_a_host_with_more_than_its_memory_unloads_what_is_worth_least() -> None:
     _load(scheduler, "a", 0.0)
     accept(scheduler, make_entry(model="b", deadline=10.0), now=1.0)
     scheduler.decide(1.0)
-    scheduler.on_loaded("pool", "b", "h1", LOAD_S, 25, 1.1)
+    scheduler.on_device_event("pool", MemberLoaded("b", "h1", LOAD_S, 25), 1.1)
     assert scheduler.decide(1.1).orders == [Eviction("a", "h1")]
 
 
@@ -258,18 +262,20 @@ def test_a_member_that_seems_larger_than_a_host_is_loaded_again() -> None:
     scheduler = _make(room=3)
     accept(scheduler, make_entry(model="a", deadline=10.0), now=0.0)
     scheduler.decide(0.0)
-    scheduler.on_loaded("pool", "a", "h1", LOAD_S, 35, 0.1)
-    scheduler.on_unloaded("pool", "a", "h1", 0.2)
+    scheduler.on_device_event("pool", MemberLoaded("a", "h1", LOAD_S, 35), 0.1)
+    scheduler.on_device_event("pool", MemberMissing("a", "h1"), 0.2)
     accept(scheduler, make_entry(model="a", deadline=10.0), now=1.0)
     assert [type(order) for order in scheduler.decide(1.0).orders] == [Load]
 
 
-def test_pools_need_a_loader_and_are_told_by_name() -> None:
-    """Faults of whoever puts a router together."""
+def test_orders_need_who_carries_them_out_and_a_pool_is_known_by_its_name() -> None:
+    """Faults in how a router is put together."""
     scheduler = _make()
-    with pytest.raises(ValueError, match="needs a loader"):
+    with pytest.raises(ValueError, match="carries them out"):
         RouterCore(scheduler, None, 30.0)  # type: ignore[arg-type]
     with pytest.raises(KeyError):
-        scheduler.on_hosts("other", [], 0.0)
+        scheduler.on_device_event("other", HostsListed([]), 0.0)
+    with pytest.raises(TypeError, match="PoolDevice has no event 'hosts'"):
+        scheduler.on_device_event("pool", "hosts", 0.0)
     with pytest.raises(ValueError, match="declares 0 bytes"):
         scheduler.add_model(ModelScheduling("d", 8, 0.1), "pool")

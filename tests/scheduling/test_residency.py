@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.scheduling.decisions import Eviction, Load
-from serve_app.scheduling.placement.residency import Order, Residency
-from serve_app.scheduling.settings import Pool
+from serve_app.pools.policy.messages import Eviction, Load, Order
+from serve_app.pools.policy.residency import Residency
+from serve_app.pools.policy.settings import Pool
 
 LOAD_S = 0.1
 

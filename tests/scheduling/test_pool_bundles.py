@@ -1,4 +1,4 @@
-"""Models that share a device: whose bundle is next, and when."""
+"""Members of a pool at one host: whose bundle is next, and when."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from heapq import heappop, heappush
 import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, accept, make_class, make_entry, make_scheduler
 
+from serve_app.pools.policy.device import PoolDevice
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
+from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 
-_GROUP = DeviceGroup("g", ("m", "n"))
+_POOL = Pool("g", ("m", "n"), concurrency=1, memory_bytes=9)
 _HEAVY = [(1, 0, 0.05), (8, 0, 0.4)]
 
 
@@ -21,11 +23,11 @@ def _model(name: str, policy: Policy = "auto", **changes: float) -> ModelSchedul
     return ModelScheduling(name, 32, 1.0, policy=policy, **changes)  # type: ignore[arg-type]
 
 
-def _shared(*models: ModelScheduling, group: DeviceGroup = _GROUP, share: float = 0.0) -> Scheduler:
-    """Models ``m`` and ``n`` on one device."""
+def _shared(*models: ModelScheduling, pool: Pool = _POOL, share: float = 0.0) -> Scheduler:
+    """Models ``m`` and ``n`` at one host."""
     return make_scheduler(
         models=models or (_model("m"), _model("n")),
-        groups=[group],
+        pool=pool,
         profile=AFFINE,
         normal=make_class(min_share=share),
         low=make_class(min_share=share),
@@ -45,8 +47,8 @@ def _only(scheduler: Scheduler, now: float = 0.0) -> Dispatch:
 # ------------------------------------------------------------------ one after the other
 
 
-def test_models_without_a_group_do_not_wait_for_each_other() -> None:
-    """Each replica has a device of its own."""
+def test_models_without_a_pool_do_not_wait_for_each_other() -> None:
+    """Each has replicas of its own."""
     scheduler = make_scheduler(models=("m", "n"), profile=AFFINE)
     accept(scheduler, make_entry(model="m"), make_entry(model="n"))
 
@@ -76,28 +78,27 @@ def test_the_policy_of_a_model_makes_no_difference() -> None:
         assert _models(scheduler) == ["m"]
 
 
-def test_a_device_may_run_several_at_once() -> None:
-    """As many as it is said to, of different models or at different replicas of one."""
-    group = DeviceGroup("g", ("m", "n"), concurrency=2)
-    scheduler = _shared(group=group)
+def test_a_host_may_have_several_at_once() -> None:
+    """As many as the pool says, of different members or of one."""
+    pool = Pool("g", ("m", "n"), concurrency=2, memory_bytes=9)
+    scheduler = _shared(pool=pool)
     accept(scheduler, make_entry(deadline=1.0), make_entry(model="n", deadline=2.0))
     assert _models(scheduler) == ["m", "n"]
     accept(scheduler, make_entry(deadline=3.0), now=0.001)
     assert _models(scheduler, 0.001) == []
 
-    scheduler = _shared(group=group)
+    scheduler = _shared(pool=pool)
     accept(scheduler, *(make_entry(deadline=1.0, rows=32) for _ in range(3)))
-    assert _models(scheduler) == ["m"], "its one replica runs"
-    scheduler.on_replicas("m", ["a", "b", "c"], 0.001)
-    assert _models(scheduler, 0.001) == ["m"]
+    assert _models(scheduler) == ["m", "m"]
 
 
-def test_a_bundle_goes_to_an_idle_replica_only() -> None:
-    """A queue at the replica would be out of this device's order."""
-    scheduler = _shared(group=DeviceGroup("g", ("m", "n"), concurrency=9))
-    accept(scheduler, *(make_entry(rows=20) for _ in range(3)))
-
+def test_what_is_less_urgent_takes_no_room_from_what_is_more() -> None:
+    """It runs first, and the urgent one waits behind it at the host."""
+    scheduler = _shared()
+    accept(scheduler, make_entry(LOW, deadline=60.0))
     assert _models(scheduler) == ["m"]
+    accept(scheduler, make_entry(HIGH, model="n"), make_entry(LOW, deadline=60.0), now=0.001)
+    assert _models(scheduler, 0.001) == ["n"]
 
 
 def test_what_the_gate_did_not_run_goes_again() -> None:
@@ -129,22 +130,11 @@ def test_the_more_urgent_class_goes_first() -> None:
 def test_in_a_class_the_one_with_the_least_slack_goes_first() -> None:
     """What its own execution takes is not slack: 200 ms that take 150 are tighter than 100 ms that take 6."""
     for heavy, first in ((AFFINE, "m"), ([(1, 0, 0.15), (32, 0, 0.6)], "n")):
-        scheduler = make_scheduler(models=("m", "n"), groups=[_GROUP])
+        scheduler = make_scheduler(models=("m", "n"), pool=_POOL)
         scheduler.seed("m", [(*point, "") for point in AFFINE])
         scheduler.seed("n", [(*point, "") for point in heavy])
         accept(scheduler, make_entry(deadline=0.1), make_entry(model="n", deadline=0.2))
         assert _models(scheduler) == [first]
-
-
-def test_weight_divides_the_slack() -> None:
-    """Half a second counts as an eighth for a model of weight four; classes come before it."""
-    scheduler = _shared(_model("m"), _model("n", weight=4.0))
-    accept(scheduler, make_entry(deadline=0.2), make_entry(model="n", deadline=0.5))
-    assert _models(scheduler) == ["n"]
-
-    scheduler = _shared(_model("m"), _model("n", weight=4.0))
-    accept(scheduler, make_entry(HIGH, 0.2), make_entry(model="n", deadline=0.5))
-    assert _models(scheduler) == ["m"]
 
 
 # ------------------------------------------------------------------ blocking
@@ -197,7 +187,7 @@ def _with_regular_highs() -> tuple[Scheduler, float]:
 
     Gives the moment at which the latest one was answered.
     """
-    scheduler = make_scheduler(models=(_model("m"), _model("n")), groups=[_GROUP])
+    scheduler = make_scheduler(models=(_model("m"), _model("n")), pool=_POOL)
     scheduler.seed("m", [(*point, "") for point in AFFINE])
     scheduler.seed("n", [(*point, "") for point in _HEAVY])
     now = 0.0
@@ -278,50 +268,11 @@ def test_without_a_share_the_lower_model_waits() -> None:
     assert served["n"] == 0.0
 
 
-def test_a_lower_class_gets_its_share_of_the_device() -> None:
-    """Whichever member its work is for."""
+def test_a_lower_class_gets_its_share_of_the_host() -> None:
+    """Whichever member its work is for. It counts only while a host has room for it."""
     served = _saturate(_shared(share=0.2), 20.0, {"m": HIGH, "n": LOW})
 
-    assert served["n"] / sum(served.values()) == pytest.approx(0.2, abs=0.04)
-
-
-# ------------------------------------------------------------------ memory
-
-
-def _with_memory(memory_bytes: int) -> Scheduler:
-    """Both models hold 10 bytes; a row of ``m`` takes 1 byte, one of ``n`` 2."""
-    return _shared(
-        _model("m", resident_bytes=10, bytes_per_row=1),
-        _model("n", resident_bytes=10, bytes_per_row=2),
-        group=DeviceGroup("g", ("m", "n"), concurrency=2, memory_bytes=memory_bytes),
-    )
-
-
-def test_bundles_are_cut_to_the_memory_that_is_free() -> None:
-    """Beside what runs."""
-    scheduler = _with_memory(20 + 24)
-    accept(scheduler, *[make_entry(HIGH) for _ in range(16)], *[make_entry(model="n") for _ in range(16)])
-
-    assert [(d.model, d.rows) for d in scheduler.decide(0.0).dispatches] == [("m", 16), ("n", 4)]
-
-
-def test_a_bundle_waits_for_memory() -> None:
-    """Its head needs more than is left beside what runs; it goes when that has ended."""
-    scheduler = _with_memory(20 + 24)
-    accept(scheduler, *[make_entry(HIGH) for _ in range(16)], make_entry(model="n", rows=10))
-    first = _only(scheduler)
-    assert first.model == "m"
-    scheduler.on_done(first.bundle_id, [(16, 0, 0.021, "")], 0.021)
-
-    assert _models(scheduler, 0.021) == ["n"]
-
-
-def test_memory_of_zero_is_no_limit() -> None:
-    """Nobody said how much there is."""
-    scheduler = _with_memory(0)
-    accept(scheduler, *[make_entry(HIGH) for _ in range(32)], *[make_entry(model="n") for _ in range(32)])
-
-    assert [d.rows for d in scheduler.decide(0.0).dispatches] == [32, 32]
+    assert 0.1 < served["n"] / sum(served.values()) < 0.24
 
 
 # ------------------------------------------------------------------ bookkeeping
@@ -329,10 +280,6 @@ def test_memory_of_zero_is_no_limit() -> None:
 
 def _replica_lost(scheduler: Scheduler, running: Dispatch) -> None:
     scheduler.on_failed(running.bundle_id, 0.001, replica_lost=True)
-
-
-def _replica_vanished(scheduler: Scheduler, running: Dispatch) -> None:
-    scheduler.on_replicas(running.model, [], 0.001)
 
 
 def _quarantined(scheduler: Scheduler, running: Dispatch) -> None:
@@ -343,8 +290,8 @@ def _timed_out(scheduler: Scheduler, running: Dispatch) -> None:
     scheduler.on_timeout(running.bundle_id, 0.001)
 
 
-@pytest.mark.parametrize("end", [_replica_lost, _replica_vanished, _quarantined, _timed_out])
-def test_a_bundle_that_is_lost_frees_the_device(end: Callable[[Scheduler, Dispatch], None]) -> None:
+@pytest.mark.parametrize("end", [_replica_lost, _quarantined, _timed_out])
+def test_a_bundle_that_is_lost_frees_the_host(end: Callable[[Scheduler, Dispatch], None]) -> None:
     """Whichever way it was lost; a late answer changes nothing."""
     scheduler = _shared()
     accept(scheduler, make_entry(rows=320), make_entry(model="n"))
@@ -361,24 +308,12 @@ def test_a_bundle_that_is_lost_frees_the_device(end: Callable[[Scheduler, Dispat
     assert _models(scheduler, 0.003)
 
 
-def test_a_wake_up_bundle_that_is_given_up_frees_the_device() -> None:
-    """It went to no replica, and nothing was executed."""
-    scheduler = _shared()
-    scheduler.on_replicas("m", [], 0.0)
-    accept(scheduler, make_entry(rows=320))
-    wake_up = _only(scheduler)
-    assert (wake_up.model, wake_up.replica) == ("m", None)
-    accept(scheduler, make_entry(model="n", deadline=5.0))
-    scheduler.quarantine("m", None, 0.001)
-    scheduler.on_failed(wake_up.bundle_id, 0.001, replica_lost=False)
-
-    assert "n" in {dispatch.model for dispatch in scheduler.decide(0.001).dispatches}
-
-
-def test_groups_are_checked() -> None:
-    """A model is in one group; a member may come later."""
-    scheduler = make_scheduler(models=("m",), groups=[DeviceGroup("g", ("m", "x"))])
-    scheduler.add_model(ModelScheduling("x", max_rows=4, slo_s=1.0), "g")
+def test_devices_are_checked() -> None:
+    """A model is on one of them; a member may come later."""
+    scheduler = make_scheduler(models=("m",), pool=Pool("g", ("m", "x"), 1, 9))
+    scheduler.add_model(ModelScheduling("x", max_rows=4, slo_s=1.0, resident_bytes=1), "g")
     assert scheduler.serves("x")
-    with pytest.raises(ValueError, match="device group h: model n is in two groups"):
-        make_scheduler(models=("m", "n"), groups=[_GROUP, DeviceGroup("h", ("n",))])
+    classes = dict.fromkeys(Priority, make_class())
+    devices = [PoolDevice(pool, classes) for pool in (_POOL, Pool("h", ("n",), 1, 9))]
+    with pytest.raises(ValueError, match="device h: model n is on two devices"):
+        Scheduler((), classes, ProcessLimits(10**6), devices)

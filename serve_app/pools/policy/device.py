@@ -1,13 +1,13 @@
-"""Pools: many models, in few processes that have memory for some of them (`scheduling.placement.residency`).
+"""The device of a pool: many models, in few processes that have memory for some of them (`pools.policy.residency`).
 
-The router composes the batches of all members, as on a shared device, by class and slack; a batch goes only to a host
-where its model is resident. What waits for a member that is not is a reason to load it, if any entry can be in time
-when it is loaded and run. What cannot is given up at once. So a load stands on the same clock as deadlines, as an
+The router composes the batches of all members, by class and slack (`pools.policy.composing`); a batch goes only to a
+host where its model is resident. What waits for a member that is not is a reason to load it, if any entry can be in
+time when it is loaded and run. What cannot is given up at once. So a load stands on the same clock as deadlines, as an
 action of Clockwork's (Gujarati et al., OSDI 2020).
 
     loads at a free host   the member with the most urgent class; among equals, the most rows per second of loading,
                            those that are likely to come while it is resident included
-    makes room             the least value per byte, see `scheduling.placement.residency`; never who is in use, nor for
+    makes room             the least value per byte, see `pools.policy.residency`; never who is in use, nor for
                            whom as much waits that is as urgent
     drains                 who is in use and has to make room for who cannot wait gets no more until it is evicted
     not at once            evicting a member that was loaded only just now, unless an entry would be too late for that
@@ -19,17 +19,20 @@ action of Clockwork's (Gujarati et al., OSDI 2020).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from serve_app.pools.policy.composing import Candidate, ComposingDevice
+from serve_app.pools.policy.messages import HostsListed, LoadFailed, MemberLoaded, MemberMissing, Order
+from serve_app.pools.policy.residency import Host, Residency
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.placement.devices import Candidate, NextBundle, SharedDevice
-from serve_app.scheduling.placement.residency import Host, Order, Residency
-from serve_app.scheduling.settings import Pool
+from serve_app.scheduling.placement.devices import DeviceChange, NextBundle
+from serve_app.scheduling.settings import ClassSettings
 from serve_app.scheduling.slots import Replica
 
 _FAIR_PART = 0.05
@@ -68,12 +71,12 @@ class _InFlight(NamedTuple):
     end: float
 
 
-class PoolDevice(SharedDevice):
+class PoolDevice(ComposingDevice):
     """The hosts of a pool, and its members.
 
     Args:
-        pool: Its settings; models join one by one, and hosts come with `set_hosts`.
-        min_share: Guaranteed share per class, over all members.
+        pool: Its settings; models join one by one, and hosts come with `HostsListed`.
+        classes: Limits of every class.
 
     Attributes:
         residency: Where its members are.
@@ -98,8 +101,8 @@ class PoolDevice(SharedDevice):
         "waiting",
     )
 
-    def __init__(self, pool: Pool, min_share: Mapping[Priority, float]) -> None:
-        super().__init__(pool, min_share)
+    def __init__(self, pool: Pool, classes: Mapping[Priority, ClassSettings]) -> None:
+        super().__init__(pool, classes)
         self.residency = Residency(pool)
         self.load_at = inf
         self.waiting: dict[ModelState, float] = {}
@@ -118,36 +121,46 @@ class PoolDevice(SharedDevice):
         # Who is to be evicted, by host, and is in use there.
         self._draining: dict[str, set[str]] = {}
 
-    @property
-    def name(self) -> str:
-        """The pool's name."""
-        return self._pool.name
-
-    @property
-    def needed(self) -> bool:
-        """Its hosts are there without members, too."""
-        return True
-
-    # ---------------------------------------------------------------- events
+    # ---------------------------------------------------------------- models
 
     def join(self, model: ModelState) -> None:
-        """See `SharedDevice.join`."""
+        """A model is a member. Raises ValueError where its memory is not declared, or no host could ever hold it."""
         self.residency.join(model.settings.name, model.settings.resident_bytes)
-        self.members += 1
         self._models[model.settings.name] = model
 
-    def leave(self, model: ModelState, bundles: Iterable[int]) -> None:
-        """See `SharedDevice.leave`."""
+    def leave(self, model: ModelState, bundles: Collection[int]) -> None:
+        """A model is a member no more, and is unloaded everywhere."""
         for bundle_id in bundles:
             self.ended(bundle_id)
-        self.members -= 1
         self.active.pop(model, None)
         self.waiting.pop(model, None)
         self._wanted.pop(model, None)
         del self._models[model.settings.name]
         self._pending += self.residency.leave(model.settings.name)
 
-    def set_hosts(self, names: Collection[str]) -> list[ModelState]:
+    # ---------------------------------------------------------------- events
+
+    def on_event(self, event: object, now: float) -> DeviceChange:
+        """Take an event of the hosts. Raises TypeError for one of another kind."""
+        match event:
+            case HostsListed(hosts):
+                lost = self._set_hosts(hosts)
+                return DeviceChange(replicas=[(model, self._hosts_of(model)) for model in lost])
+            case MemberLoaded(name, host, seconds, nbytes):
+                self._pending += self.residency.loaded(name, host, seconds, nbytes, now)
+                change = self._changed(name)
+                return change._replace(gained=[model for model, _ in change.replicas])
+            case LoadFailed(name, host, refusal):
+                self.residency.failed(name, host, now, refusal)
+                change = self._changed(name)
+                refusals = [(model, self.refusal(model, now)) for model, _ in change.replicas]
+                return change._replace(refused=[(model, why) for model, why in refusals if why is not None])
+            case MemberMissing(name, host):
+                self.residency.unloaded(name, host)
+                return self._changed(name)
+        return super().on_event(event, now)
+
+    def _set_hosts(self, names: Collection[str]) -> list[ModelState]:
         """Take the list of hosts as it is now. Returns the members that lost one."""
         lost = self.residency.set_hosts(names)
         self._at = {name: self._at.get(name, {}) for name in names}
@@ -155,25 +168,23 @@ class PoolDevice(SharedDevice):
         self.concurrency = self._pool.concurrency * max(1, len(names))
         return [self._models[name] for name in lost if name in self._models]
 
+    def _changed(self, name: str) -> DeviceChange:
+        """Something was loaded, or is there no more."""
+        model = self._models.get(name)
+        return DeviceChange() if model is None else DeviceChange(replicas=[(model, self._hosts_of(model))])
+
     def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
-        """See `SharedDevice.arrived`."""
+        """An entry of a member was accepted."""
         super().arrived(entry, model, now)
         self.residency.requested(model.settings.name, now)
 
-    def refused(self, model: ModelState, now: float) -> None:
-        """An entry of a member could not be in time, and was not accepted."""
+    def late(self, model: ModelState, now: float) -> bool:
+        """An entry of a member could not be in time: it counts for what the member is worth."""
         self.residency.requested(model.settings.name, now)
-
-    def refusal(self, model: ModelState, now: float) -> Rejection | None:
-        """See `Residency.refusal`."""
-        return self.residency.refusal(model.settings.name, now)
-
-    def loaded(self, name: str, host: str, seconds: float, nbytes: int, now: float) -> None:
-        """A load has ended; see `Residency.loaded`."""
-        self._pending += self.residency.loaded(name, host, seconds, nbytes, now)
+        return True
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
-        """See `SharedDevice.launched`."""
+        """A bundle was sent. One to a host that is gone does not count."""
         host, name = str(following.replica.name), following.model.settings.name
         if host not in self._at:
             return
@@ -187,7 +198,7 @@ class PoolDevice(SharedDevice):
         in_use[name] = in_use.get(name, 0) + 1
 
     def ended(self, bundle_id: int) -> None:
-        """See `SharedDevice.ended`."""
+        """A bundle was answered, failed, or was given up."""
         sent = self._bundles.pop(bundle_id, None)
         if sent is None:
             return
@@ -204,11 +215,12 @@ class PoolDevice(SharedDevice):
 
     @property
     def wake_at(self) -> float:
-        """As of `DedicatedDevice`."""
+        """When something happens by itself to a member, or a load may begin, seconds; ``inf``: never."""
         due = self._due
         while due and self.waiting.get(due[0][2]) != due[0][0]:
             heappop(due)
-        return min(super().wake_at, self.load_at, due[0][0] if due else inf)
+        busy = [model.wake_at for model in self.active]
+        return min([self.recheck_at, self.load_at, due[0][0] if due else inf, *busy])
 
     def wake(self, now: float) -> None:
         """Look at those that wait and to which something happens by itself now."""
@@ -219,7 +231,7 @@ class PoolDevice(SharedDevice):
                 self.active[model] = None
 
     def rest(self) -> None:
-        """See `SharedDevice.rest`: what only waits for a load is put aside."""
+        """A decision ends: members with nothing to do are not active, and who only waits for a load is put aside."""
         for model in list(self.active):
             self._wanted.pop(model, None)
             if model.slots.replicas or not model.queue.total.rows:
@@ -230,20 +242,47 @@ class PoolDevice(SharedDevice):
             if self.waiting.get(model) != at:
                 self.waiting[model] = at
                 heappush(self._due, (at, model.settings.name, model))
-        super().rest()
+        for model in [model for model in self.active if not model.queue and model.wake_at == inf]:
+            del self.active[model]
 
     def ready_s(self, model: ModelState, now: float) -> float:
-        """See `SharedDevice.ready_s`."""
+        """How long until a member is loaded somewhere, seconds: 0.0 where it is resident."""
         return self.residency.ready_s(model.settings.name, now)
 
-    def resident_at(self, model: ModelState) -> Collection[str]:
-        """The hosts where a member is resident."""
-        return self.residency.members[model.settings.name].hosts
+    def refusal(self, model: ModelState, now: float) -> Rejection | None:
+        """Why nothing is to wait for a member now: its last load has failed, and no other would do better."""
+        return self.residency.refusal(model.settings.name, now)
+
+    def can_start(self, model: ModelState) -> bool:
+        """Whether there is a host, and the member can be loaded there as far as known."""
+        return bool(self.residency.hosts) and self.residency.members[model.settings.name].refusal is None
 
     def wait_s(self, now: float) -> float:
-        """See `SharedDevice.wait_s`: at the host that is done first."""
+        """How long until the host that is done first is predicted to be so, seconds."""
         ends = [max([sent.end for sent in sent_there.values()], default=now) for sent_there in self._at.values()]
         return max(0.0, min(ends, default=now) - now)
+
+    @property
+    def places(self) -> int:
+        """How many hosts can be reached."""
+        return len(self.residency.hosts)
+
+    def snapshot(self) -> dict[str, Any]:
+        """A JSON-able snapshot: what its hosts have loaded, and counts of loads and evictions."""
+        return self.residency.snapshot()
+
+    def in_use(self, host: str) -> Sequence[str]:
+        """The members that have a bundle in flight at a host; none where that is unknown."""
+        found = self.residency.hosts.get(host)
+        return () if found is None else tuple(found.in_use)
+
+    def resident(self, host: str) -> Sequence[str]:
+        """The members that a host has loaded; none where that is unknown."""
+        found = self.residency.hosts.get(host)
+        return () if found is None else tuple(member.name for member in found.residents)
+
+    def _hosts_of(self, model: ModelState) -> Collection[str]:
+        return self.residency.members[model.settings.name].hosts
 
     # ------------------------------------------------------------- decisions
 
@@ -415,7 +454,7 @@ class PoolDevice(SharedDevice):
         """A member is resident at one host less."""
         self._models[name].slots.set_replicas(self.residency.members[name].hosts, now)
 
-    # ------------------------------------------------------ as `SharedDevice`
+    # ------------------------------------------------- hooks of `ComposingDevice`
 
     def _candidate(self, model: ModelState, now: float) -> Candidate | None:
         queue = model.queue
@@ -432,7 +471,7 @@ class PoolDevice(SharedDevice):
     def _is_full(self) -> bool:
         return all(ahead[_HIGH - 1] >= self._pool.concurrency for ahead in self._ahead.values())
 
-    def _choose(self, model: ModelState, priority: Priority, now: float, again: Entry | None = None) -> Replica | None:  # noqa: ARG002 - as of `SharedDevice`
+    def _choose(self, model: ModelState, priority: Priority, again: Entry | None = None) -> Replica | None:
         slots = model.slots
         if not slots.replicas:
             return None

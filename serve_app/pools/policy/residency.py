@@ -2,7 +2,7 @@
 
 A pool has more models than its processes have memory for. What is loaded where is decided here, from what is waited
 for; a host only does what it is told. All is bookkeeping on the router's clock: which entry is worth a load is decided
-by `scheduling.placement.pool`, which knows the queues.
+by `pools.policy.device`, which knows the queues.
 
 What a host has loaded, and what it loads, never exceeds its memory: a load reserves what the member is declared to
 hold, or held last. A member with a bundle in flight at a host is *in use* there, and is not evicted from it.
@@ -25,9 +25,10 @@ from heapq import heapify, heappop, heappush
 from math import exp, inf, log
 from typing import Any, NamedTuple
 
+from serve_app.pools.policy.messages import Eviction, Load, Order
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.batching.overhead import QuantileWindow
-from serve_app.scheduling.decisions import Eviction, Load, Rejection
-from serve_app.scheduling.settings import Pool
+from serve_app.scheduling.decisions import Rejection
 
 _RECENT = 0.3
 """Weight of one load in what a member's loads usually take."""
@@ -39,9 +40,6 @@ _HOLD_S, _LONGEST_HOLD_S = 1.0, 30.0
 """How long a member that could not be loaded is left alone: doubled at every failure in a row."""
 _STALE_ALLOWED = 64
 _FORGOTTEN = 1e-9
-
-
-Order = Load | Eviction
 
 
 class Member:
