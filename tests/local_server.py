@@ -28,7 +28,6 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.composition import identities, model_info, read_args, read_models, router_settings, with_versions
 from serve_app.composition.backend import make_backend
-from serve_app.composition.hosting import MemberLoader, MemberPlan
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
@@ -41,8 +40,9 @@ from serve_app.domain.agreed import Agreed, Told, decode_agreed, encode_agreed
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import ModelInfo
 from serve_app.payloads import Bundle, BundleResult, Compute
+from serve_app.pools.host import PoolHost
+from serve_app.pools.hosting import MemberLoader, MemberPlan
 from serve_app.replica.joining import Joining
-from serve_app.replica.pool_host import PoolHost
 from serve_app.replica.proof import ProofContext, prove_replica
 from serve_app.replica.revisions import Hosted, Revisions
 from serve_app.replica.warm_up import warm_up_replica

@@ -14,10 +14,9 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
-from serve_app.composition.hosting import members_of
 from serve_app.composition.model import file_bytes, find_files, make_processor
 from serve_app.composition.revision import Revision, open_revision
-from serve_app.composition.wing_parts import router_parts
+from serve_app.composition.wing_parts import router_devices, router_parts
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Agreed, not_loaded
@@ -35,7 +34,6 @@ from serve_app.router.settings import (
     HttpPort,
     LogFile,
     RoutedModel,
-    RoutedPool,
     RouterSettings,
     StreamSettings,
 )
@@ -83,10 +81,7 @@ def router_settings(
         parts=router_parts(config, infos),
         classes=config.class_settings(),
         limits=config.process_limits(),
-        pools=[
-            RoutedPool(pool.scheduling(names), pool.load_timeout_s)
-            for pool, names in zip(config.pools, members_of(config).values(), strict=True)
-        ],
+        devices=router_devices(config),
         named_members=router.limits.named_members,
         bundle_timeout_s=router.faults.bundle_timeout_s,
         replica_silence_s=router.faults.replica_silence_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from serve_app.domain.settings import LogSettings, TlsFiles
 from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
 from serve_app.payloads import Compute, Execution, Joinable
-from serve_app.pools.policy.settings import Pool
 from serve_app.processors.processor import Processor
 from serve_app.router.answer_cache import MakeCaches, ModelCacheSettings
 from serve_app.router.part import MakePart
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS
 
@@ -125,19 +125,6 @@ class RoutedModel:
         return self.info.key or self.info.name
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedPool:
-    """A pool as a router has it.
-
-    Attributes:
-        scheduling: Its settings for the scheduler.
-        load_timeout_s: How long a load may take, seconds.
-    """
-
-    scheduling: Pool
-    load_timeout_s: float = 60.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """What a router serves, and within which limits.
@@ -147,7 +134,7 @@ class RouterSettings:
         classes: Limits of every class.
         limits: Limits of the process.
         parts: Make the parts of wings, the innermost first.
-        pools: Processes that models share.
+        devices: Make what models share in the scheduler; each has a part that has its processes.
         named_members: How many members of pools have series of their own in the metrics.
         bundle_timeout_s: A replica that has not answered for so long is not asked any more, seconds.
         replica_silence_s: After so long without a response what a linked replica has is tried elsewhere, seconds.
@@ -169,7 +156,7 @@ class RouterSettings:
     limits: ProcessLimits
     models: Sequence[RoutedModel] = ()
     parts: Sequence[MakePart] = ()
-    pools: Sequence[RoutedPool] = ()
+    devices: Sequence[Callable[[], Device]] = ()
     named_members: int = NAMED_MEMBERS
     bundle_timeout_s: float = 60.0
     replica_silence_s: float = 2.0

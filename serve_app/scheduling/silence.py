@@ -45,7 +45,9 @@ class SilentReplicas:
     def end(self, replica: Replica, model: ModelState | None) -> None:
         """A replica is silent no more: what is queued as a retry is left to it. ``None``: its model is no more."""
         self.replicas.discard(replica)
-        for bundle_id in replica.bundles if model is not None else ():
+        if model is None:
+            return
+        for bundle_id in replica.bundles:
             if (bundle := self._bundles.get(bundle_id)) is not None:
                 self._take_back(bundle, model)
 

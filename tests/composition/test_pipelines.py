@@ -13,7 +13,7 @@ import pytest
 from local_server import make_tokenizer
 
 from serve_app.api.openapi.pipeline_chart import draw
-from serve_app.composition import describe_models, expand_pools, read_args, with_versions
+from serve_app.composition import describe_models, expand_models, read_args, with_versions
 from serve_app.domain.pipeline import ModelStep, Reference
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
@@ -492,7 +492,7 @@ def test_a_member_of_a_pool_may_not_be_called_as_a_pipeline(models: list[dict[st
             }
         ],
     }
-    config = expand_pools(read_args(args))
+    config = expand_models(read_args(args))
     with pytest.raises(ConfigError) as caught:
         pipeline_infos(config, {})
     assert caught.value.problems == ("args.pipelines[0].name: 'chain' is also the name of a model; rename one",)

@@ -9,12 +9,13 @@ import onnx_models
 import pytest
 
 from serve_app.cli.limits import run_limits
-from serve_app.composition import describe_models, expand_pools
+from serve_app.composition import describe_models, expand_models
 from serve_app.composition.identity import identities
 from serve_app.composition.model import find_files, memory_of
 from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.file import IMPORT_PATH, parse_document
 from serve_app.errors import ConfigError
+from serve_app.pools.config import pools_with_members
 from serve_app.pools.policy.settings import Pool
 
 
@@ -37,7 +38,7 @@ def pooled(pool: dict[str, Any] | None = None, **args: Any) -> AppArgs:
 def faults(pool: dict[str, Any] | None = None, **args: Any) -> tuple[str, ...]:
     """What is wrong with it, once its folders are looked at."""
     with pytest.raises(ConfigError) as caught:
-        expand_pools(pooled(pool, **args))
+        expand_models(pooled(pool, **args))
     return caught.value.problems
 
 
@@ -50,7 +51,7 @@ def test_folders_become_models_by_name(home: Path) -> None:
         },
         models=[{"name": "own", "path": "models/a"}, {"name": "z", "path": "models/c", "pool": "many"}],
     )
-    models = {model.name: model for model in expand_pools(args).models}
+    models = {model.name: model for model in expand_models(args).models}
     assert list(models) == ["own", "z", "a", "b", "c"]
     assert [model.pool for model in models.values()] == [None, "many", "many", "many", "many"]
     assert [(model.path, model.batching.configured_rows, model.batching.slo_ms) for model in models.values()][2:] == [
@@ -65,12 +66,12 @@ def test_folders_become_models_by_name(home: Path) -> None:
 def test_a_configuration_without_pools_stays() -> None:
     """It is the very same."""
     args = parse_args({"models": [{"name": "a", "path": "a"}]})
-    assert expand_pools(args) is args
+    assert expand_models(args) is args
 
 
 def test_members_are_as_other_models(home: Path) -> None:
     """They are described, and have the identity that the same files have elsewhere."""
-    args = expand_pools(pooled(models=[{"name": "own", "path": "models/a"}]))
+    args = expand_models(pooled(models=[{"name": "own", "path": "models/a"}]))
     assert sorted(describe_models(args)) == ["a", "b", "c", "own"]
     own, member = args.models[0].model_copy(update={"name": "a"}), args.models[1]
     assert identities(own, find_files(own)) == identities(member, find_files(member))
@@ -78,7 +79,7 @@ def test_members_are_as_other_models(home: Path) -> None:
 
 def test_the_scheduler_gets_a_pool(home: Path) -> None:
     """With its members, and what one host holds."""
-    ((pool, members),) = expand_pools(pooled({"hosts": 2, "loads": 3})).pools_with_members()
+    ((pool, members),) = pools_with_members(expand_models(pooled({"hosts": 2, "loads": 3})))
     names = [model.name for model in members]
     assert pool.scheduling(names) == Pool("many", ("a", "b", "c"), memory_bytes=1 << 20, loads=3)
 
@@ -96,7 +97,7 @@ def test_the_scheduler_gets_a_pool(home: Path) -> None:
 def test_patterns_that_find_too_little(home: Path, pool: dict[str, Any], told: str | None) -> None:
     """One line says what there is."""
     if told is None:
-        assert [model.name for model in expand_pools(pooled(pool)).models] == ["b", "c"]
+        assert [model.name for model in expand_models(pooled(pool)).models] == ["b", "c"]
         return
     (problem,) = faults(pool)
     assert problem.startswith(told.format(home=home))
@@ -114,13 +115,13 @@ def test_names_must_be_free(home: Path) -> None:
     other = {"name": "other", "path": "more/*", "memory": 1 << 20}
     args = parse_args({"pools": [{"name": "many", "path": "models/*", "memory": "1MiB"}, other]})
     with pytest.raises(ConfigError, match=r"args.pools\[1\].path: 'a' \(more/a\) is also .* of the pool many; rename"):
-        expand_pools(args)
+        expand_models(args)
 
 
 def test_links_stay_below_the_pattern(home: Path) -> None:
     """One that leads elsewhere is told with where; one to a neighbour is a member of its own."""
     (home / "models" / "d").symlink_to(home / "models" / "a")
-    assert [model.name for model in expand_pools(pooled()).models] == ["a", "b", "c", "d"]
+    assert [model.name for model in expand_models(pooled()).models] == ["a", "b", "c", "d"]
     onnx_models.make(home / "elsewhere" / "e" / "model.onnx", "add_one")
     (home / "models" / "e").symlink_to(home / "elsewhere" / "e")
     (problem,) = faults()
@@ -138,8 +139,8 @@ def test_folders_that_cannot_be_names(home: Path) -> None:
 
 def test_members_fit_into_a_host(home: Path) -> None:
     """Both figures are told; and folders without a model. Of many that have a fault, some are named."""
-    takes = memory_of(find_files(expand_pools(pooled()).models[0]))
-    expand_pools(pooled({"memory": takes}))
+    takes = memory_of(find_files(expand_models(pooled()).models[0]))
+    expand_models(pooled({"memory": takes}))
     told = faults({"memory": takes - 1})
     assert told[0].startswith(
         f"args.pools[0].memory: {takes - 1}B is less than member 'a' takes, about {takes}B (twice"
@@ -230,6 +231,6 @@ def test_budgets_count_hosts_and_not_members(home: Path) -> None:
     application = {"name": "app", "import_path": IMPORT_PATH, "args": {"pools": [pool], "router": {"cpus": 1.0}}}
     file = parse_document({"applications": [application]})
     assert file.args.budget().in_flight == {"many": 2 * 2 * 3 * 32}
-    assert expand_pools(file.args).budget().in_flight == {"many": 2 * 2 * 3 * 32}
+    assert expand_models(file.args).budget().in_flight == {"many": 2 * 2 * 3 * 32}
     limits = run_limits(file, {}, files=1 << 20, cores=1)
     assert limits.notes == ("3 processes of replicas and routers share 1 CPUs",)

@@ -11,12 +11,11 @@ from runtime_harness import batch_same_turn, settle, until
 
 from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.pools.host import LoadedMember, PoolHost
+from serve_app.pools.orders import Pools, RoutedPool
 from serve_app.pools.policy.messages import Eviction, Load
 from serve_app.pools.policy.settings import Pool
-from serve_app.replica.pool_host import LoadedMember, PoolHost
 from serve_app.replica.worker import Worker
-from serve_app.router.pools import Pools
-from serve_app.router.settings import RoutedPool
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.transport.send import ReplicaLost

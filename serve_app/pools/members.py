@@ -14,10 +14,10 @@ from serve_app.config.args import AppArgs
 from serve_app.config.files import home
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import checked_model_name
-from serve_app.config.pool import PoolConfig
 from serve_app.config.problems import nearest, short_repr
 from serve_app.config.values import size
 from serve_app.errors import ConfigError
+from serve_app.pools.config import PoolConfig, pools_with_members
 
 _TOLD: Final = 10
 """How many members of a pool are told that have the same fault, at most."""
@@ -41,7 +41,7 @@ def expand_pools(config: AppArgs, environ: Mapping[str, str] | None = None) -> A
     environ = os.environ if environ is None else environ
     problems: list[str] = []
     models = {model.name: model for model in config.models}
-    for number, (pool, by_hand) in enumerate(config.pools_with_members()):
+    for number, (pool, by_hand) in enumerate(pools_with_members(config)):
         place = f"args.pools[{number}]"
         found: dict[str, str] = {}
         try:

@@ -10,14 +10,13 @@ from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import file_bytes
 from serve_app.composition.replica import AsMember, Replica
 from serve_app.composition.revision import Revision, open_revision
-from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
-from serve_app.config.pool import PoolConfig
 from serve_app.config.values import size
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
 from serve_app.payloads import Execution
-from serve_app.replica.pool_host import LoadedMember
+from serve_app.pools.config import PoolConfig
+from serve_app.pools.host import LoadedMember
 from serve_app.replica.turn import Turn
 
 
@@ -71,15 +70,6 @@ class MemberLoader:
         self._executions[name] = warm_up.executions
         told = Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason, replica.compute)
         return LoadedMember(replica.worker, told, revision.nbytes)
-
-
-def members_of(config: AppArgs) -> dict[str, list[str]]:
-    """The members of every pool, by its name."""
-    members: dict[str, list[str]] = {pool.name: [] for pool in config.pools}
-    for model in config.models:
-        if model.pool is not None:
-            members[model.pool].append(model.name)
-    return members
 
 
 def member_problems(model: ModelConfig, pool: PoolConfig, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, ValidationInfo, field_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -17,6 +18,9 @@ from serve_app.config.problems import Location, hint, short_repr, validation_err
 from serve_app.config.values import Cpus, Positive, Seconds, Section, Size
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.entry import Priority
+
+if TYPE_CHECKING:
+    from serve_app.config.args import AppArgs
 
 _ONE_VERSION: Final = "a member has one version; a model with several stands in models, without pool"
 _HOSTS: Final = "hosts of a pool compute on the CPU; a model on a GPU stands in models, without pool"
@@ -171,19 +175,22 @@ class PoolConfig(Section):
         return self.hosts * self.scheduling(()).concurrency * len(Priority) * rows
 
 
-def pool_problems(
-    pools: tuple[PoolConfig, ...], models: tuple[ModelConfig, ...], routers: int
-) -> Iterator[tuple[Location, str]]:
-    """Find inconsistencies between pools, models and the router.
+def pools_with_members(args: AppArgs) -> Iterator[tuple[PoolConfig, Sequence[ModelConfig]]]:
+    """Each pool, with its members among the models."""
+    members: defaultdict[str | None, list[ModelConfig]] = defaultdict(list)
+    for model in args.models:
+        members[model.pool].append(model)
+    return ((pool, members[pool.name]) for pool in args.pools)
 
-    Args:
-        pools: In the configuration's order.
-        models: In the configuration's order.
-        routers: Number of routers.
 
-    Yields:
-        Location and problem.
-    """
+def in_flight(args: AppArgs) -> dict[str, int]:
+    """Most rows in flight at the hosts of each pool."""
+    return {pool.name: pool.most_rows(members) for pool, members in pools_with_members(args)}
+
+
+def problems(args: AppArgs) -> Iterator[tuple[Location, str]]:
+    """Find inconsistencies between pools, models and the router."""
+    pools, models, routers = args.pools, args.models, args.router.fewest
     known: dict[str, int] = {}
     names = {model.name for model in models}
     for number, pool in enumerate(pools):
@@ -244,3 +251,13 @@ def _merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, An
         before = merged.get(key)
         merged[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def processes(args: AppArgs) -> Iterator[tuple[int, float, bool]]:
+    """Of each pool its processes, the CPUs that each reserves, and whether these are configured."""
+    return ((pool.hosts, pool.cpus, "cpus" in pool.model_fields_set) for pool in args.pools)
+
+
+def served(args: AppArgs) -> Iterator[tuple[str, str, int]]:
+    """What is served besides single models: what it is called, its name, and its models."""
+    return (("pool", pool.name, len(members)) for pool, members in pools_with_members(args))

@@ -13,16 +13,17 @@ import contextvars
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf, nextafter
 from typing import Any, Final, Protocol
 
 from serve_app.domain.agreed import Told
-from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.domain.hosting import ChangeHost, LoadOutcome, Owner
 from serve_app.errors import ModelUnavailable
 from serve_app.pools.policy.messages import Eviction, Load, Order
-from serve_app.router.settings import RoutedPool
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Rejection
 from serve_app.transport.send import ReplicaLost
 
@@ -31,9 +32,18 @@ logger = logging.getLogger(__name__)
 _AGAIN_S: Final = 1.0
 """For how long a host is left alone whose call was lost, or that another router has taken over, seconds."""
 
-ChangeHost = Callable[[str, str, Owner, Sequence[str], str, bool], Coroutine[Any, Any, LoadOutcome]]
-"""``change(pool, host, owner, evicted, load, urgent)``; see `serve_app.replica.pool_host.PoolHost.change`. Raises
-`ReplicaLost`, or a `ServeAppError`."""
+
+@dataclass(frozen=True, slots=True)
+class RoutedPool:
+    """A pool as a router has it.
+
+    Attributes:
+        scheduling: Its settings for the scheduler.
+        load_timeout_s: How long a load may take, seconds.
+    """
+
+    scheduling: Pool
+    load_timeout_s: float = 60.0
 
 
 class Events(Protocol):

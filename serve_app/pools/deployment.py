@@ -9,22 +9,27 @@ from functools import partial
 from typing import Any, Final
 
 import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
 from ray.serve.metrics import Gauge
 
+from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.memory import give_memory_back, keep_large_blocks_apart
-from serve_app.composition.hosting import MemberLoader, MemberPlan
 from serve_app.composition.replica import make_replica
+from serve_app.composition.revision import Revision
+from serve_app.config.args import AppArgs
 from serve_app.config.files import cache_folder
-from serve_app.config.pool import PoolConfig
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.garbage import leave_out_what_is_there
 from serve_app.deployments.log import join_serve_log
-from serve_app.deployments.model import BASE, LINK
+from serve_app.deployments.model import BASE, LINK, SURGE_PERCENT
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Bundle, BundleResult
-from serve_app.replica.pool_host import PoolHost
+from serve_app.pools.config import PoolConfig, pools_with_members
+from serve_app.pools.host import PoolHost
+from serve_app.pools.hosting import MemberLoader, MemberPlan
 from serve_app.replica.process_memory import own_memory
 from serve_app.replica.worker import NO_SHARES
 from serve_app.scheduling.entry import Priority
@@ -33,6 +38,7 @@ from serve_app.transport.link_server import LinkServer
 
 logger = logging.getLogger(__name__)
 
+_CALLS: Final = 100_000
 _TRIM_ABOVE: Final = 1.05
 """So many times what its members hold, and the process gives free memory back at its next health check."""
 
@@ -145,3 +151,39 @@ def _import_backends(loader: MemberLoader, smallest: str) -> None:
     except ServeAppError as error:  # it is told to those who ask for this member
         logger.warning("%s", error)
     give_memory_back()
+
+
+def deployments(
+    config: AppArgs, revisions: Mapping[str, Revision], described: Mapping[str, Mapping[str, Description]]
+) -> dict[str, Any]:
+    """A bound deployment of each pool, by its name.
+
+    Args:
+        revisions: Of every model, by name.
+        described: What its files say, by name and variant.
+    """
+    min_share = {priority: limits.min_share for priority, limits in config.class_settings().items()}
+    return {
+        pool.name: serve.deployment(PoolDeployment)
+        .options(
+            name=pool.deployment,
+            num_replicas=pool.hosts,
+            ray_actor_options={"num_cpus": pool.cpus},
+            # The scheduler keeps to few bundles for each member and class, and to few loads.
+            max_ongoing_requests=_CALLS,
+            request_router_config=RequestRouterConfig(
+                request_router_class="serve_app.deployments.slot_router:SlotRouter"
+            ),
+            health_check_period_s=pool.health.check_period_s,
+            health_check_timeout_s=pool.health.check_timeout_s,
+            graceful_shutdown_timeout_s=pool.health.drain_timeout_s,
+            max_surge_percent=SURGE_PERCENT,
+        )
+        .bind(
+            pool,
+            {model.name: MemberPlan(revisions[model.name], described[model.name]) for model in members},
+            max_rows=max([model.batching.configured_rows for model in members], default=1),
+            min_share=min_share,
+        )
+        for pool, members in pools_with_members(config)
+    }
