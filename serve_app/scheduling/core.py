@@ -141,7 +141,7 @@ class RouterCore(Generic[SentT]):
         carry_out: CarryOut | None = None,
     ) -> None:
         if carry_out is None and scheduler.devices:
-            raise ValueError("the orders of devices need somebody who carries them out")
+            raise ValueError("devices that models share give orders: say what carries them out")
         self.scheduler = scheduler
         self._carry_out = carry_out
         self._driver = driver

@@ -153,7 +153,7 @@ class Scheduler:
         model = self._models.pop(name)
         self._refusals[name] = refusal or removed_model(name)
         device = self._device_of.pop(name)
-        for entry in self._uncarried(model.queue.clear()):
+        for entry in [entry for entry in model.queue.clear() if not entry.left_to_bundle()]:
             self._move_to_successor(entry, successor_model, now)
         detached_bundles = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.detached]
         device.leave(model, [bundle.id for bundle in detached_bundles])
@@ -295,7 +295,7 @@ class Scheduler:
         shared = self.devices[device]
         change = shared.on_event(event, now)
         for model, refusal in change.refused:
-            for entry in self._uncarried(model.queue.clear()):
+            for entry in [entry for entry in model.queue.clear() if not entry.left_to_bundle()]:
                 self._end(entry)
                 self._displaced.append(Refused(entry, refusal))
         for model, replicas in change.replicas:
@@ -368,7 +368,7 @@ class Scheduler:
         for entry in bundle.entries:
             if entry.state is _QUEUED and bundle_id in entry.bundles:  # its replica was silent: the answer still counts
                 if entry.deadline <= now or entry in returned or entry in dropped:
-                    self._drop_carrier(entry, bundle_id)
+                    entry.drop_carrier(bundle_id)
                     continue
                 self._models[entry.model].queue.remove(entry)
             elif entry.state is not _RUNNING or entry.deadline <= now:
@@ -386,7 +386,7 @@ class Scheduler:
                 continue
             elif returned and entry in returned and entry.begun != bundle_id:
                 if bundle.replica.name is not None:  # a wake-up bundle was not counted
-                    self._uncount_attempt(entry)
+                    entry.uncount_attempt()
                 self._requeue(entry, model)
                 continue
             elif entry.attempts > 1 and len(entry.bundles) > 1:
@@ -476,7 +476,7 @@ class Scheduler:
                 if reached:
                     entry.attempts += 1
                 else:
-                    self._uncount_attempt(entry)
+                    entry.uncount_attempt()
         return self._retry(model, bundle, now, reached=reached)
 
     def on_timeout(self, bundle_id: int, now: float) -> Requeue:
@@ -726,7 +726,7 @@ class Scheduler:
             refused += [Refused(entry, self._refusals[entry.model]) for entry in removed]
             self._removed_entries.clear()
         if refused:
-            refused = [each for each in refused if not (each[0].state is _QUEUED and self._left_to_bundle(each[0]))]
+            refused = [each for each in refused if not (each[0].state is _QUEUED and each[0].left_to_bundle())]
         for entry in expired:
             if entry.answer_by:
                 self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
@@ -829,21 +829,6 @@ class Scheduler:
         model.queue.push(entry)
         return True
 
-    def _uncarried(self, taken: Iterable[Entry]) -> list[Entry]:
-        """Entries taken out of a queue that no bundle carries. Others are left to their bundle."""
-        return [entry for entry in taken if not self._left_to_bundle(entry)]
-
-    @staticmethod
-    def _left_to_bundle(entry: Entry) -> bool:
-        """Leave an entry that was taken out of a queue to the bundle that still carries it, if any."""
-        if entry.bundles:
-            entry.state = _RUNNING
-        return bool(entry.bundles)
-
-    @staticmethod
-    def _drop_carrier(entry: Entry, bundle_id: int) -> None:
-        entry.bundles = tuple([other for other in entry.bundles if other != bundle_id])
-
     def _retry(self, model: ModelState | None, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
         if model is not None:
             self._touch(model)
@@ -852,7 +837,7 @@ class Scheduler:
         for entry in bundle.entries:
             if entry.state is not _RUNNING:
                 if entry.state is _QUEUED:
-                    self._drop_carrier(entry, bundle.id)
+                    entry.drop_carrier(bundle.id)
                 continue
             if entry.begun == bundle.id:
                 self._end(entry)
@@ -873,17 +858,11 @@ class Scheduler:
                     result.requeued.append(entry)
         return result._replace(broken=broken) if broken else result
 
-    @staticmethod
-    def _uncount_attempt(entry: Entry) -> None:
-        """It was not run. Its first try counts all the same where another replica that had it, too, has failed."""
-        if entry.attempts > 1 or entry.avoid is None:
-            entry.attempts -= 1
-
     def _leave(self, entry: Entry, bundle_id: int, *, tried: bool) -> None:
         """Leave an entry that several replicas have to the others. ``tried``: whether the replica may have begun it."""
         if not tried and entry.attempts > 1 and bundle_id == entry.bundles[-1]:
             entry.attempts -= 1  # its second try, which did not take place
-        self._drop_carrier(entry, bundle_id)
+        entry.drop_carrier(bundle_id)
         if self._silent.replicas:
             self._silent.try_last_elsewhere(entry)
 

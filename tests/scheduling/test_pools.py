@@ -271,7 +271,7 @@ def test_a_member_that_seems_larger_than_a_host_is_loaded_again() -> None:
 def test_orders_need_who_carries_them_out_and_a_pool_is_known_by_its_name() -> None:
     """Faults in how a router is put together."""
     scheduler = _make()
-    with pytest.raises(ValueError, match="carries them out"):
+    with pytest.raises(ValueError, match="say what carries them out"):
         RouterCore(scheduler, None, 30.0)  # type: ignore[arg-type]
     with pytest.raises(KeyError):
         scheduler.on_device_event("other", HostsListed([]), 0.0)
