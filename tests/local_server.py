@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import onnx_models
@@ -40,8 +40,6 @@ from serve_app.domain.agreed import Agreed, Told, decode_agreed, encode_agreed
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import ModelInfo
 from serve_app.payloads import Bundle, BundleResult, Compute
-from serve_app.pools.host import PoolHost
-from serve_app.pools.hosting import MemberLoader, MemberPlan
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, prove_replica
 from serve_app.replica.revisions import Hosted, Revisions
@@ -53,6 +51,10 @@ from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterS
 from serve_app.router.traffic import TrafficStore
 from serve_app.transport.link_server import LinkServer, Recall, Run
 from serve_app.transport.send import ReplicaLost
+
+if TYPE_CHECKING:
+    from serve_app.pools.host import PoolHost
+    from serve_app.pools.hosting import MemberLoader
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0
@@ -339,6 +341,8 @@ class LocalServer:
         self._add_hosts(pool, 1)
 
     def _add_hosts(self, pool: str, more: int) -> None:
+        from serve_app.pools.host import PoolHost
+
         loader = self._loaders[pool]
         number = 1
         for _ in range(more):
@@ -392,6 +396,8 @@ class LocalServer:
             self._reports[model.name] = {replica: report}
             self.router.on_replicas(model.name, {replica: report})
         for pool in config.pools:
+            from serve_app.pools.hosting import MemberLoader, MemberPlan
+
             plans = {
                 model.name: MemberPlan(find_revision(model), described[model.name])
                 for model in config.models

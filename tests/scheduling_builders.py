@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from serve_app.pools.policy.device import PoolDevice
-from serve_app.pools.policy.messages import HostsListed, MemberLoaded
-from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+
+if TYPE_CHECKING:
+    from serve_app.pools.policy.settings import Pool
 
 Policy = Literal["auto", "eager"]
 
@@ -98,7 +99,12 @@ def make_scheduler(
     members = () if pool is None else pool.models
     given = [replace(model, resident_bytes=1) if model.name in members else model for model in given]
     limits = limits or ProcessLimits(total_bytes=10**12, network_s=0.002)
-    scheduler = Scheduler(given, classes, limits, () if pool is None else [PoolDevice(pool, classes)])
+    devices: list[Device] = []
+    if pool is not None:
+        from serve_app.pools.policy.device import PoolDevice
+
+        devices.append(PoolDevice(pool, classes))
+    scheduler = Scheduler(given, classes, limits, devices)
     for model in given:
         if model.name not in members:
             scheduler.on_replicas(model.name, list(replicas), 0.0)
@@ -110,6 +116,9 @@ def make_scheduler(
 def load_everywhere(scheduler: Scheduler, hosts: Sequence[str], now: float = 0.0) -> None:
     """Have every member of every pool loaded at all of these hosts, which are its only ones."""
     for name, device in scheduler.devices.items():
+        from serve_app.pools.policy.device import PoolDevice
+        from serve_app.pools.policy.messages import HostsListed, MemberLoaded
+
         assert isinstance(device, PoolDevice)
         scheduler.on_device_event(name, HostsListed(hosts), now)
         for member in device.residency.members.values():
