@@ -55,7 +55,6 @@ from serve_app.scheduling.slots import Replica
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)
-_LOW = Priority.LOW
 _MAX_ATTEMPTS = 2
 _MOST_DISPLACED = 64
 """Most entries that make room for one."""
