@@ -50,9 +50,9 @@ from serve_app.replica.worker import Worker
 from serve_app.router.repository import Repository
 from serve_app.router.router import Peers, Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
-from serve_app.router.traffic import TrafficStore
 from serve_app.transport.link_server import LinkServer, Recall, Run
 from serve_app.transport.send import ReplicaLost
+from serve_app.versions.tables import TrafficStore
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0

@@ -22,9 +22,9 @@ from serve_app.domain.service import (
     RequestOptions,
     unknown_model,
 )
-from serve_app.domain.traffic import Asker, TableChange, model_of
 from serve_app.payloads import Payload
 from serve_app.scheduling.entry import Priority
+from serve_app.versions.policy import Asker, TableChange, model_of
 
 
 class GuardedInference:

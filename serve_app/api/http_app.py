@@ -19,7 +19,7 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.access.guard import Guard
-from serve_app.api import hugging_face, openai, overview, predict, traffic
+from serve_app.api import hugging_face, openai, overview, predict
 from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference import administration, generate, infer, rest
 from serve_app.api.openapi import pages
@@ -36,6 +36,7 @@ from serve_app.http.request_id import RequestIds
 from serve_app.http.turns import Turns
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
+from serve_app.versions import routes as traffic
 
 _REQUEST_ID: Final = b"x-request-id"
 _OWN_LISTENER: Final = b"direct-http"

@@ -16,8 +16,8 @@ from serve_app import __version__, wings
 from serve_app.cli import keys
 from serve_app.cli.config_file import ConfigFile, invalid
 from serve_app.cli.simulate import simulate
-from serve_app.cli.traffic import traffic
 from serve_app.errors import ConfigError, ServeAppError
+from serve_app.versions.commands import traffic
 
 if TYPE_CHECKING:
     from serve_app.config.model import ModelConfig

@@ -36,13 +36,13 @@ from serve_app.config.tensors import (
     checked_labels,
 )
 from serve_app.config.values import Positive, Seconds, Section
-from serve_app.config.versions import LatestVersions, ShadowConfig, VersionList, Weights
 from serve_app.config.warm_up import WarmUpConfig
 from serve_app.config.wing_sections import section
 from serve_app.domain.row_sizes import row_buckets
-from serve_app.domain.traffic import Traffic, faults_of, newest_last, version_key
 from serve_app.payloads import TENSORS
 from serve_app.scheduling.settings import COPIES, ModelScheduling
+from serve_app.versions.config import LatestVersions, ShadowConfig, VersionList, Weights
+from serve_app.versions.policy import Traffic, faults_of, newest_last, version_key
 
 if TYPE_CHECKING:
     from serve_app.cache.config import ModelCacheConfig

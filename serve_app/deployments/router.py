@@ -29,11 +29,9 @@ from serve_app.deployments.model import BASE, COMPUTE, IDENTITIES, JOINABLE, LIN
 from serve_app.deployments.ray_errors import translate_error, translate_errors
 from serve_app.deployments.register import ClusterRegister
 from serve_app.deployments.replica_directory import Replicas, directory
-from serve_app.deployments.traffic_store import KvTrafficStore
 from serve_app.domain.agreed import Agreed, Told
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
-from serve_app.domain.traffic import Asker
 from serve_app.errors import ConfigError, InvalidRequest, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, Compute, Execution, Joinable, Payload
 from serve_app.replica.cores import CoreMeter, available_cores
@@ -45,6 +43,8 @@ from serve_app.router.watch import Watcher
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.statistics import Statistics
 from serve_app.transport.send import ReplicaLost
+from serve_app.versions.deployment import KvTrafficStore
+from serve_app.versions.policy import Asker
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from msgspec import Struct
 from serve_app.domain.facts import Fact
 from serve_app.domain.pipeline import Pipeline
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
-from serve_app.domain.traffic import Asker, TableChange
 from serve_app.errors import ModelNotFound, ModelUnavailable, some_of
 from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
+from serve_app.versions.policy import Asker, TableChange
 
 _PROVEN = Joinable(PROVEN, "")
 

@@ -27,7 +27,6 @@ from serve_app.domain.pipeline import (
 )
 from serve_app.domain.service import ModelInfo, ModelServing
 from serve_app.domain.tasks import kind_of
-from serve_app.domain.traffic import Traffic, model_of, newest_last, version_of
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import TENSORS, Joinable, ModelSignature, TensorSpec
 from serve_app.pipelines.config import PipelineConfig
@@ -55,6 +54,7 @@ from serve_app.pipelines.router import PipelinesPart
 from serve_app.processors import parse_parameters
 from serve_app.processors.registry import PARAMETERS
 from serve_app.router.part import MakePart
+from serve_app.versions.policy import Traffic, model_of, newest_last, version_of
 
 _JOINABLE: Final = Joinable("whole", "each step shares the runs of its model", rows=False)
 

@@ -8,13 +8,13 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from serve_app.domain.service import Inference, Loaded, unknown_model
-from serve_app.domain.traffic import Table, TableChange, Traffic, described, newest_last
 from serve_app.errors import InvalidRequest, Unsupported
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.models import Models
 from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.telemetry.statistics import Statistics, describe, total
-from serve_app.telemetry.traffic_metrics import TrafficReading
+from serve_app.versions.metrics import TrafficReading
+from serve_app.versions.policy import Table, TableChange, Traffic, described, newest_last
 
 
 class Loading(Protocol):

@@ -13,7 +13,6 @@ from typing import Final
 from msgspec.structs import replace
 
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions, reloaded_model
-from serve_app.domain.traffic import Asker
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload, StreamLimits, payload_bytes
 from serve_app.router.dispatcher import Dispatcher, Work, refused
@@ -23,11 +22,12 @@ from serve_app.router.models import Models
 from serve_app.router.parts import PartQueue, Streams
 from serve_app.router.served import Served, cost_of, informed
 from serve_app.router.settings import StreamSettings
-from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
-from serve_app.router.traffic import Versions
 from serve_app.scheduling.entry import EXACT_ONLY, Entry, Priority
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.telemetry.trace import RequestTrace, RequestTraces, origin_of
+from serve_app.versions.policy import Asker
+from serve_app.versions.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
+from serve_app.versions.tables import Versions
 
 _NORMAL: Final = Priority.NORMAL
 _NOTHING_KNOWN: Final = Joinable(PROVEN, "")

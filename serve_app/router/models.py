@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from serve_app.domain.agreed import Told
 from serve_app.domain.service import ModelInfo, unknown_model, unknown_version, unloaded_model
-from serve_app.domain.traffic import Traffic, model_of
 from serve_app.errors import ModelNotFound
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable
 from serve_app.router.answer_cache import AnswerCaches
 from serve_app.router.served import Served, care_of, may_join
 from serve_app.router.settings import ReplicaReport, RoutedModel
-from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
 from serve_app.scheduling.scheduler import Scheduler
+from serve_app.versions.policy import Traffic, model_of
+from serve_app.versions.tables import Tell, TrafficStore, TrafficTables, Versions
 
 _NOTHING_KNOWN: Final = Joinable(PROVEN, "")
 

@@ -19,7 +19,6 @@ from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.options import levels_of
 from serve_app.domain.service import Inference, reloaded_model, unknown_model, unloaded_model
-from serve_app.domain.traffic import model_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.http.body import ALIGNMENT, allocate
 from serve_app.http.listener import Listener, bind
@@ -35,7 +34,6 @@ from serve_app.router.part import PartContext, RouterPart
 from serve_app.router.pools import ChangeHost, Pools
 from serve_app.router.served import may_join
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
-from serve_app.router.traffic import TrafficStore
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
@@ -47,11 +45,13 @@ from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.statistics import Statistics
 from serve_app.telemetry.trace import RequestTraces, configured_tracer
-from serve_app.telemetry.traffic_metrics import TRAFFIC
 from serve_app.transport.arena import Arena
 from serve_app.transport.links import Links
 from serve_app.transport.send import Call, Done, ReplicaLost, awaiting
 from serve_app.transport.ties import TieTable
+from serve_app.versions.metrics import TRAFFIC
+from serve_app.versions.policy import model_of
+from serve_app.versions.tables import TrafficStore
 
 logger = logging.getLogger(__name__)
 

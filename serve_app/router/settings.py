@@ -11,7 +11,6 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import LogSettings, TlsFiles
-from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
 from serve_app.payloads import Compute, Execution, Joinable
 from serve_app.processors.processor import Processor
@@ -20,6 +19,7 @@ from serve_app.router.part import MakePart
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS
+from serve_app.versions.policy import Traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import pytest
 from runtime_harness import Sent, Transport, classes, tensor, until
 
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
-from serve_app.domain.traffic import Shadow, Traffic, version_key
 from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.inference import RouterInference
@@ -19,6 +18,7 @@ from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.transport.send import awaiting
+from serve_app.versions.policy import Shadow, Traffic, version_key
 
 SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("x", "FP32", (-1, -1)),))
 REAL, COPY = version_key("m", "3"), version_key("m", "5")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from serve_app.domain.service import Answer, RequestOptions
-from serve_app.domain.traffic import Tolerance
 from serve_app.errors import DeadlineExceeded, InferenceFailed, QueueFull
 from serve_app.payloads import Embeddings, Payload
-from serve_app.router.shadow import MOST, MOST_BYTES, SHADOW_TENANT, SHADOW_WEIGHT, Outcome, Shadows, difference
 from serve_app.scheduling.entry import Priority
+from serve_app.versions.policy import Tolerance
+from serve_app.versions.shadow import MOST, MOST_BYTES, SHADOW_TENANT, SHADOW_WEIGHT, Outcome, Shadows, difference
 
 FLOATS = np.array([[1.0, 2.0, np.nan, np.inf]], np.float32)
 TEXTS = np.array(["a", "b"], object)

@@ -14,7 +14,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from serve_app.domain.traffic import (
+from serve_app.errors import ModelUnavailable
+from serve_app.versions.policy import (
     STABLE,
     Asker,
     Shadow,
@@ -29,7 +30,6 @@ from serve_app.domain.traffic import (
     stable_of,
     version_of,
 )
-from serve_app.errors import ModelUnavailable
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
 from serve_app.domain.service import Administration
-from serve_app.domain.traffic import CANDIDATE, TableChange, TrafficChange, changed, promoted, rolled_back
 from serve_app.http.body import BodyReader
+from serve_app.versions.policy import CANDIDATE, TableChange, TrafficChange, changed, promoted, rolled_back
 
 _PATIENCE_S: Final = 10.0
 _T = TypeVar("_T")

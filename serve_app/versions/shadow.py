@@ -18,10 +18,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from serve_app.domain.service import Answer, RequestOptions
-from serve_app.domain.traffic import Tolerance
 from serve_app.errors import DeadlineExceeded, QueueFull, ServeAppError
 from serve_app.payloads import Embeddings, Payload, held_bytes
 from serve_app.scheduling.entry import Priority
+from serve_app.versions.policy import Tolerance
 
 logger = logging.getLogger(__name__)
 

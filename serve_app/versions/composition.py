@@ -7,9 +7,9 @@ from serve_app.config.args import AppArgs
 from serve_app.config.device_group import DeviceGroupConfig, group_problems
 from serve_app.config.model import ModelConfig
 from serve_app.config.problems import place
-from serve_app.config.versions import LatestVersions
-from serve_app.domain.traffic import faults_of, newest_last
 from serve_app.errors import ConfigError
+from serve_app.versions.config import LatestVersions
+from serve_app.versions.policy import faults_of, newest_last
 
 
 def with_versions(config: AppArgs) -> AppArgs:

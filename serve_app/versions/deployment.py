@@ -23,7 +23,7 @@ _KEPT: Final = 2
 
 
 class KvTrafficStore:
-    """Implements `serve_app.router.traffic.TrafficStore`.
+    """Implements `serve_app.versions.tables.TrafficStore`.
 
     Args:
         application: Tells the name of the Serve application whose routers share it.

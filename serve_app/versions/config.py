@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from serve_app.config.values import Positive, Section
-from serve_app.domain.traffic import Shadow, Tolerance
+from serve_app.versions.policy import Shadow, Tolerance
 
 Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Part = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
