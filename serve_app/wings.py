@@ -7,6 +7,7 @@ installed; a setting that needs it is refused by name then. These modules are as
 ``config``      the wing's sections of the configuration, and ``problems(args)`` over all of it
 ``composition`` what a configuration makes of the wing: ``router_part(args, infos)`` and others
 ``commands``    ``add_to(app)``: its commands of ``serve-app``
+``deployment``  what it needs of Ray in the deployment of the router: ``version_store(application)``
 ==============  =============================================================================
 """
 
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from serve_app.errors import ConfigError
 
-WINGS: Final = ("cache", "pipelines", "jobs", "triton")
+WINGS: Final = ("cache", "pipelines", "jobs", "versions", "triton")
 """In the order in which they wrap inference, the innermost first."""
 
 

@@ -50,9 +50,9 @@ from serve_app.replica.worker import Worker
 from serve_app.router.repository import Repository
 from serve_app.router.router import Peers, Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
+from serve_app.router.versions import VersionStore
 from serve_app.transport.link_server import LinkServer, Recall, Run
 from serve_app.transport.send import ReplicaLost
-from serve_app.versions.tables import TrafficStore
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0
@@ -136,7 +136,7 @@ class LocalServer:
     Args:
         args: What stands under ``args:``.
         settings: Limits of the HTTP side.
-        traffic_store: Shared with other servers.
+        version_store: Shared with other servers.
         peers: Other servers that are asked and told as routers of one application are.
         linked: Whether its replicas are reached by links, as those on a router's node are.
 
@@ -163,7 +163,7 @@ class LocalServer:
         self,
         args: Mapping[str, Any],
         settings: HttpSettings | None = None,
-        traffic_store: TrafficStore | None = None,
+        version_store: VersionStore | None = None,
         peers: Peers | None = None,
         *,
         linked: bool = False,
@@ -172,7 +172,7 @@ class LocalServer:
         self._links: dict[str, _Links] = {}
         self._config = with_versions(read_args(args))
         self._settings = settings
-        self._traffic_store = traffic_store
+        self._version_store = version_store
         self._peers = peers
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -262,7 +262,7 @@ class LocalServer:
             settings,
             self._call,
             self._peers,
-            self._traffic_store,
+            self._version_store,
             loading=repository,
             change_host=self._change_host,
             on_stale=self._catch_up,

@@ -42,13 +42,13 @@ from serve_app.domain.options import (
 )
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.domain.service import Administration, Answer, Inference, ModelInfo, RequestOptions, unknown_version
+from serve_app.domain.versions import Asker
 from serve_app.errors import PermissionDenied, RateLimited, ServeAppError, Unauthenticated
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import code_of
 from serve_app.http.turns import Turns
 from serve_app.payloads import Payload, nbytes_of
 from serve_app.telemetry.request_log import RequestLog
-from serve_app.versions.policy import Asker
 
 _Call = TypeVar("_Call", bound="Call")
 _Parsed = TypeVar("_Parsed")

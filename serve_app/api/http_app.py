@@ -36,7 +36,6 @@ from serve_app.http.request_id import RequestIds
 from serve_app.http.turns import Turns
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
-from serve_app.versions import routes as traffic
 
 _REQUEST_ID: Final = b"x-request-id"
 _OWN_LISTENER: Final = b"direct-http"
@@ -50,7 +49,6 @@ APIS: Final[tuple[Api, ...]] = (
     generate.routes,
     rest.routes,
     administration.routes,
-    traffic.routes,
     openai.routes,
     predict.routes,
     hugging_face.routes,

@@ -17,7 +17,6 @@ from serve_app.cli import keys
 from serve_app.cli.config_file import ConfigFile, invalid
 from serve_app.cli.simulate import simulate
 from serve_app.errors import ConfigError, ServeAppError
-from serve_app.versions.commands import traffic
 
 if TYPE_CHECKING:
     from serve_app.config.model import ModelConfig
@@ -250,7 +249,6 @@ def convert(
 
 
 app.command()(simulate)
-app.command()(traffic)
 app.add_typer(keys.app, name="key")
 for _add_to in wings.hooks("commands", "add_to"):
     _add_to(app)

@@ -8,7 +8,7 @@ from serve_app.composition.identity import identities
 from serve_app.composition.pools import expand_pools
 from serve_app.composition.profile import read_priors
 from serve_app.composition.router import router_settings
-from serve_app.versions.composition import with_versions
+from serve_app.composition.versions import with_versions
 
 __all__ = [
     "describe_models",

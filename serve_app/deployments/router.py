@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from serve_app import wings
 from serve_app.composition import router_settings
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.look import look_at
@@ -32,6 +33,7 @@ from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.domain.agreed import Agreed, Told
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
+from serve_app.domain.versions import Asker
 from serve_app.errors import ConfigError, InvalidRequest, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, Compute, Execution, Joinable, Payload
 from serve_app.replica.cores import CoreMeter, available_cores
@@ -43,8 +45,6 @@ from serve_app.router.watch import Watcher
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.statistics import Statistics
 from serve_app.transport.send import ReplicaLost
-from serve_app.versions.deployment import KvTrafficStore
-from serve_app.versions.policy import Asker
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class RouterDeployment:
             settings,
             self._call,
             peers,
-            KvTrafficStore(_own_application),
+            next((make(_own_application) for make in wings.hooks("deployment", "version_store")), None),
             loading=repository,
             change_host=self._change_host,
             on_stale=self._on_stale,

@@ -21,6 +21,7 @@ from serve_app.domain.service import (
     unknown_model,
     unknown_version,
 )
+from serve_app.domain.versions import Asker
 from serve_app.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -39,7 +40,6 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.queueing.lateness import shown_s
 from serve_app.telemetry.statistics import describe
 from serve_app.telemetry.trace import RequestTrace, RequestTraces
-from serve_app.versions.policy import Asker
 
 _PARTS_WEIGHT: Final = 0.1
 """Of the newest request in the smoothed number of parts of a map."""

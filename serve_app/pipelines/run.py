@@ -25,6 +25,7 @@ from serve_app.domain.pipeline import (
     SwitchStep,
 )
 from serve_app.domain.service import Answer, Inference, ModelInfo, RequestOptions
+from serve_app.domain.versions import Asker
 from serve_app.errors import DeadlineExceeded, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.payloads import Payload, Tensors, payload_bytes
 from serve_app.pipelines import values
@@ -32,7 +33,6 @@ from serve_app.pipelines.branches import Branches
 from serve_app.pipelines.policy import Budget
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.trace import StepTimes
-from serve_app.versions.policy import Asker
 
 _IN_A_THREAD: Final = 2**20
 """Bytes above which tensors are put together in a thread."""

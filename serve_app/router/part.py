@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from serve_app.api.gateway import Gateway
 from serve_app.api.routes import ApiRoutes, Find
 from serve_app.domain.service import Inference, RequestOptions
+from serve_app.router.versions import VersionTables
 from serve_app.telemetry.trace import RequestTraces
 
 
@@ -25,6 +26,7 @@ class PartContext:
         least_s: Predicted time until so many requests of one row are answered at least, seconds; 0.0: unknown.
         registry: Takes metrics.
         traces: Follow every request; ``None``: none is followed.
+        versions: The tables of models with several versions; ``None``: no model has several.
     """
 
     inference: Inference
@@ -32,6 +34,7 @@ class PartContext:
     least_s: Callable[[str, int, RequestOptions], float]
     registry: CollectorRegistry
     traces: RequestTraces | None
+    versions: VersionTables | None = None
 
 
 class RouterPart:

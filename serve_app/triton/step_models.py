@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from serve_app.composition.description import describe_models
+from serve_app.composition.versions import with_versions
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 from serve_app.config.problems import hint, short_repr
@@ -19,7 +20,6 @@ from serve_app.pipelines.config import PipelineConfig
 from serve_app.triton.fields import Document, Fields
 from serve_app.triton.neighbours import Neighbours
 from serve_app.triton.tensors import triton_type
-from serve_app.versions.composition import with_versions
 
 
 class Tensor(NamedTuple):

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from serve_app.composition.locate import resolve_model
 from serve_app.config.args import AppArgs
 from serve_app.config.device_group import DeviceGroupConfig, group_problems
 from serve_app.config.model import ModelConfig
 from serve_app.config.problems import place
+from serve_app.domain.service import ModelInfo
+from serve_app.domain.versions import newest_last, version_key
 from serve_app.errors import ConfigError
-from serve_app.versions.config import LatestVersions
-from serve_app.versions.policy import faults_of, newest_last
+from serve_app.router.part import MakePart
+from serve_app.router.versions import MakeVersions
+from serve_app.versions.config import LatestVersions, traffic_of
+from serve_app.versions.policy import faults_of, version_of
+from serve_app.versions.router import VersionsPart, make_tables
+
+
+def model_versions(args: AppArgs) -> MakeVersions:  # noqa: ARG001 - of all wings
+    """Make the tables of one router process."""
+    return make_tables
+
+
+def router_part(args: AppArgs, infos: Mapping[str, ModelInfo]) -> MakePart:  # noqa: ARG001 - of all wings
+    """Make the part of a router that shows and changes the tables."""
+    return VersionsPart
 
 
 def with_versions(config: AppArgs) -> AppArgs:
@@ -60,10 +77,32 @@ def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     if missing := [version for version in versions if version not in found.versions]:
         there = ", ".join(found.versions)
         raise ConfigError((f"{model.path}: has no version {', '.join(missing)}; there is {there}",))
-    faults = faults_of(model.version_traffic(), versions)
+    faults = faults_of(traffic_of(model), versions)
     if problems := tuple(f"{place(where)}: {fault}" for where, fault in faults):
         raise ConfigError(problems)
-    return tuple(model.of_version(version) for version in versions)
+    return tuple(_of_version(model, version) for version in versions)
+
+
+def named_version(model: ModelConfig, versions: Sequence[str], named: str) -> str | None:
+    """The version that a number or an alias stands for as it is configured; ``None`` where there is none.
+
+    Args:
+        model: One of the versions, as `with_versions` makes them.
+        versions: Those that are served, the newest last.
+        named: As it is written.
+    """
+    return version_of(traffic_of(model), versions, named)
+
+
+def _of_version(model: ModelConfig, version: str) -> ModelConfig:
+    """A version as a model, under its internal name."""
+    number = int(version)
+    variants = tuple(
+        variant if variant.version is not None else variant.model_copy(update={"version": number})
+        for variant in model.variants
+    )
+    name = version_key(model.name, version)
+    return model.model_copy(update={"name": name, "version": number, "versions": None, "variants": variants})
 
 
 def _with_members(group: DeviceGroupConfig, members: dict[str, list[str]]) -> DeviceGroupConfig:

@@ -35,6 +35,7 @@ from serve_app.domain.pipeline import (
 )
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.domain.settings import LogSettings
+from serve_app.domain.versions import Asker
 from serve_app.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -50,7 +51,6 @@ from serve_app.pipelines.run import Run
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.trace import RequestTraces
-from serve_app.versions.policy import Asker
 
 FLOATS = (-1, 2)
 

@@ -58,7 +58,12 @@ class Copies:
         self.ended: asyncio.Queue[tuple[str, Outcome]] = asyncio.Queue()
         self.asked: list[tuple[str, RequestOptions]] = []
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.shadows = Shadows(lambda _key, _nbytes: self.room, self._submit, lambda *end: self.ended.put_nowait(end))
+        self.shadows = Shadows(
+            lambda key: pytest.fail(f"nothing is to be looked up of {key}"),
+            lambda _key, _nbytes: self.room,
+            self._submit,
+            lambda *end: self.ended.put_nowait(end),
+        )
 
     async def _submit(self, key: str, _payload: Payload, options: RequestOptions) -> Answer:
         self.asked.append((key, options))

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.domain.versions import Asker
 from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.versions.policy import (
-    Asker,
     Shadow,
     Table,
     Traffic,
@@ -191,7 +191,7 @@ def test_a_change_leaves_the_rest() -> None:
 
 
 class MemoryStore:
-    """Implements `serve_app.versions.tables.TrafficStore` in this process."""
+    """Implements `serve_app.router.versions.VersionStore` in this process."""
 
     def __init__(self) -> None:
         self.tables: dict[tuple[str, str], dict[int, bytes]] = {}

@@ -1,0 +1,59 @@
+"""Models in several versions, which a wing serves. Without it every model has one version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+from serve_app import wings
+from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
+
+
+def with_versions(config: AppArgs) -> AppArgs:
+    """The configuration in which every version of a model is one of the models, called by its `version_key`.
+
+    Without `versions` in it, it is the same. Remote models are copied here.
+
+    Raises:
+        ConfigError: With one line per fault: versions or what they name are not there, or they do not fit a device.
+    """
+    wing = _wing()
+    changed: AppArgs = config if wing is None else wing.with_versions(config)
+    return changed
+
+
+def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
+    """The versions of a model to serve, each as a model of its own, the newest last; the model itself if it has one.
+
+    Raises:
+        ConfigError: Versions, or what is named of them, are not there.
+    """
+    wing = _wing()
+    found: tuple[ModelConfig, ...] = (model,) if wing is None else wing.versions_of(model)
+    return found
+
+
+def named_version(model: ModelConfig, versions: Sequence[str], named: str) -> str | None:
+    """The version that a number or an alias stands for, before any change at run time; ``None`` where there is none.
+
+    Args:
+        model: One of the versions, as `with_versions` makes them.
+        versions: Those that are served, the newest last.
+        named: As it is written.
+    """
+    wing = _wing()
+    if wing is None:
+        return named if named in versions else None
+    found: str | None = wing.named_version(model, versions, named)
+    return found
+
+
+def configured_traffic(model: ModelConfig) -> object:
+    """How requests are spread over the versions of a model, for `RoutedModel.traffic`."""
+    wing = _wing()
+    return None if wing is None else wing.traffic_of(model)
+
+
+def _wing() -> ModuleType | None:
+    return wings.find("versions", "composition")
