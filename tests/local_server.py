@@ -48,7 +48,7 @@ from serve_app.replica.worker import Worker
 from serve_app.router.repository import Repository
 from serve_app.router.router import Peers, Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
-from serve_app.router.traffic import TrafficStore
+from serve_app.router.versions import VersionStore
 from serve_app.transport.link_server import LinkServer, Recall, Run
 from serve_app.transport.send import ReplicaLost
 
@@ -138,7 +138,7 @@ class LocalServer:
     Args:
         args: What stands under ``args:``.
         settings: Limits of the HTTP side.
-        traffic_store: Shared with other servers.
+        version_store: Shared with other servers.
         peers: Other servers that are asked and told as routers of one application are.
         linked: Whether its replicas are reached by links, as those on a router's node are.
 
@@ -165,7 +165,7 @@ class LocalServer:
         self,
         args: Mapping[str, Any],
         settings: HttpSettings | None = None,
-        traffic_store: TrafficStore | None = None,
+        version_store: VersionStore | None = None,
         peers: Peers | None = None,
         *,
         linked: bool = False,
@@ -174,7 +174,7 @@ class LocalServer:
         self._links: dict[str, _Links] = {}
         self._config = with_versions(read_args(args))
         self._settings = settings
-        self._traffic_store = traffic_store
+        self._version_store = version_store
         self._peers = peers
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -264,7 +264,7 @@ class LocalServer:
             settings,
             self._call,
             self._peers,
-            self._traffic_store,
+            self._version_store,
             loading=repository,
             change_host=self._change_host,
             on_stale=self._catch_up,

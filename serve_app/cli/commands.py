@@ -16,7 +16,6 @@ from serve_app import __version__, wings
 from serve_app.cli import keys
 from serve_app.cli.config_file import ConfigFile, invalid
 from serve_app.cli.simulate import simulate
-from serve_app.cli.traffic import traffic
 from serve_app.errors import ConfigError, ServeAppError
 
 if TYPE_CHECKING:
@@ -250,7 +249,6 @@ def convert(
 
 
 app.command()(simulate)
-app.command()(traffic)
 app.add_typer(keys.app, name="key")
 for _add_to in wings.hooks("commands", "add_to"):
     _add_to(app)

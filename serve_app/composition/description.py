@@ -18,7 +18,7 @@ from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 from serve_app.config.processor import CustomOptions
 from serve_app.domain.service import ModelInfo, ModelServing
-from serve_app.domain.traffic import model_of
+from serve_app.domain.versions import model_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.payloads import ModelSignature
 from serve_app.processors.image import ImageProcessor

@@ -16,6 +16,7 @@ from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
 from serve_app.composition.model import file_bytes, find_files, make_processor
 from serve_app.composition.revision import Revision, open_revision
+from serve_app.composition.versions import configured_traffic
 from serve_app.composition.wing_parts import router_devices, router_parts
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
@@ -94,6 +95,7 @@ def router_settings(
             reader_s=router.limits.slow_reader_s,
         ),
         make_caches=next((make(config) for make in wings.hooks("composition", "answer_caches")), None),
+        make_versions=next((make(config) for make in wings.hooks("composition", "model_versions")), None),
         http=HttpSettings(
             max_body=router.limits.max_body,
             max_held_bytes=max(router.limits.max_body, router.limits.max_bytes // 2),
@@ -239,7 +241,7 @@ def _routed_model(
         prior=prior,
         on_demand=model.pool is None and model.autoscaling.min_replicas == 0,
         cache=_cache(model, identities, info.revision),
-        traffic=model.version_traffic() if info.key else None,
+        traffic=configured_traffic(model) if info.key else None,
     )
 
 

@@ -15,6 +15,7 @@ from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import ChangeHost
 from serve_app.domain.service import Inference, RequestOptions
 from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.versions import VersionTables
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.trace import RequestTraces
 
@@ -35,6 +36,7 @@ class PartContext:
         least_s: Predicted time until so many requests of one row are answered at least, seconds; 0.0: unknown.
         registry: Takes metrics.
         traces: Follow every request; ``None``: none is followed.
+        versions: The tables of models with several versions; ``None``: no model has several.
     """
 
     inference: Inference
@@ -48,6 +50,7 @@ class PartContext:
     least_s: Callable[[str, int, RequestOptions], float]
     registry: CollectorRegistry
     traces: RequestTraces | None
+    versions: VersionTables | None = None
 
 
 class RouterPart:

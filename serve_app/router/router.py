@@ -19,7 +19,7 @@ from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import ChangeHost, LoadOutcome, Owner
 from serve_app.domain.options import levels_of
 from serve_app.domain.service import Inference, reloaded_model, unknown_model, unloaded_model
-from serve_app.domain.traffic import model_of
+from serve_app.domain.versions import model_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.http.body import ALIGNMENT, allocate
 from serve_app.http.listener import Listener, bind
@@ -34,7 +34,7 @@ from serve_app.router.models import Models
 from serve_app.router.part import PartContext, RouterPart
 from serve_app.router.served import may_join
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
-from serve_app.router.traffic import TrafficStore
+from serve_app.router.versions import VersionsContext, VersionStore, VersionTables
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
@@ -46,7 +46,6 @@ from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.statistics import Statistics
 from serve_app.telemetry.trace import RequestTraces, configured_tracer
-from serve_app.telemetry.traffic_metrics import TRAFFIC
 from serve_app.transport.arena import Arena
 from serve_app.transport.links import Links
 from serve_app.transport.send import Call, Done, ReplicaLost, awaiting
@@ -94,7 +93,7 @@ class Router:
         settings: What it serves.
         call: The way to replicas without a link.
         peers: The other routers of the application; ``None``: there are none.
-        traffic_store: Keeps how requests are spread over versions of models; ``None``: it lasts as long as the router.
+        version_store: Keeps how requests are spread over versions of models; ``None``: it lasts as long as the router.
         loading: Loads and unloads models; ``None``: they stay as they are.
         change_host: The way to processes that models share; by default there is none.
         on_stale: Is told of a model of which a replica does not have the revision that it was asked for.
@@ -113,7 +112,7 @@ class Router:
         settings: RouterSettings,
         call: Call,
         peers: Peers | None = None,
-        traffic_store: TrafficStore | None = None,
+        version_store: VersionStore | None = None,
         *,
         loading: Loading | None = None,
         change_host: ChangeHost = _no_way,
@@ -157,10 +156,9 @@ class Router:
         self._log = None if lines is None else RequestLog(settings.log, lines, self._loop.call_later)
         tracer = configured_tracer()
         self._traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
-        self.models = Models(
-            self._scheduler, self._caches, traffic_store, None if peers is None else peers.tell_traffic
-        )
+        self.models = Models(self._scheduler, self._caches)
         self._inference = RouterInference(self.models, self._dispatcher, self.metrics, self._traces, settings.streams)
+        self.models.versions = self._make_versions(version_store)
         self.inference: Inference = self._inference
         self._parts = self._make_parts(change_host)
         self._hosts = {device: part for part in self._parts for device in part.devices()}
@@ -212,6 +210,21 @@ class Router:
         if self.administration.ready():
             self._ports.open()
 
+    def _make_versions(self, store: VersionStore | None) -> VersionTables | None:
+        if self._settings.make_versions is None:
+            return None
+        return self._settings.make_versions(
+            VersionsContext(
+                store=store,
+                tell=None if self._peers is None else self._peers.tell_traffic,
+                changed=self.models.publish,
+                info_of=lambda key: self.models.served[key].info,
+                execute=self._inference.execute,
+                scheduler=self._scheduler,
+                metrics=self.metrics,
+            )
+        )
+
     def _make_parts(self, change_host: ChangeHost) -> Sequence[RouterPart]:
         parts = []
         for make in self._settings.parts:
@@ -227,6 +240,7 @@ class Router:
                 least_s=self._inference.least_s,
                 registry=self.metrics.registry,
                 traces=self._traces,
+                versions=self.models.versions,
             )
             parts.append(part := make(context))
             self.inference = part.inference() or self.inference
@@ -244,7 +258,6 @@ class Router:
                 register(collector)
         if (guard := self._guard) is not None:
             register(Readings(KEYS, lambda: guard))
-        register(Readings(TRAFFIC, administration.traffic_readings))
         register(Readings(TURNS, lambda: self._turns))
 
     def _make_turns(self) -> Turns:
@@ -464,12 +477,14 @@ class Router:
 
     def restore_traffic(self) -> None:
         """Spread requests over versions as was set at run time, once all models are there. Reads the store: blocks."""
-        self.models.tables.restore()
-        self.models.tables.start()
+        if (versions := self.models.versions) is not None:
+            versions.restore()
+            versions.start()
 
     def on_traffic(self, model: str, origin: str, table: bytes) -> None:
         """Take a table of traffic that another router has; see `Peers.tell_traffic`."""
-        self.models.tables.told(model, origin, table)
+        if self.models.versions is not None:
+            self.models.versions.told(model, origin, table)
 
     # ------------------------------------------------------------- replicas
 
@@ -665,7 +680,6 @@ class Router:
         await self._close_ports(limit_s, grace_s)
         for part in reversed(self._parts):
             await part.close()
-        await self._inference.close()
         if self._settings.keys is not None:
             self._settings.keys.close()
         self._links.close()

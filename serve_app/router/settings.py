@@ -11,12 +11,12 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import LogSettings, TlsFiles
-from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
 from serve_app.payloads import Compute, Execution, Joinable
 from serve_app.processors.processor import Processor
 from serve_app.router.answer_cache import MakeCaches, ModelCacheSettings
 from serve_app.router.part import MakePart
+from serve_app.router.versions import MakeVersions
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
@@ -104,7 +104,8 @@ class RoutedModel:
         prior: What batches cost, until a replica has measured it.
         on_demand: Whether it may have no replica while nobody asks for it.
         cache: Its cache of answers; ``None`` for none.
-        traffic: Of one of several versions, how requests are spread over these; the same for all of them.
+        traffic: Of one of several versions, how requests are spread over these, as the wing of versions has it; the
+            same for all of them.
         base: Name of the revision that it was deployed with; empty where nobody has told. Bundles name a revision to
             replicas that were deployed with the same.
     """
@@ -116,7 +117,7 @@ class RoutedModel:
     prior: Sequence[Execution] = ()
     on_demand: bool = False
     cache: ModelCacheSettings | None = None
-    traffic: Traffic | None = None
+    traffic: object = None
     base: str = ""
 
     @property
@@ -142,6 +143,7 @@ class RouterSettings:
         shared_memory: Bytes of memory that large bodies share with replicas on this node; 0: none.
         streams: How much of answers in parts may wait for their readers.
         make_caches: Makes the caches of models that have one; ``None``: none has.
+        make_versions: Makes the tables of models that have several versions; ``None``: none has.
         http: Limits and manners of HTTP on every port.
         grpc: The same of gRPC.
         http_port: Its own port for HTTP; ``None`` for none.
@@ -164,6 +166,7 @@ class RouterSettings:
     shared_memory: int = 0
     streams: StreamSettings = StreamSettings()
     make_caches: MakeCaches | None = None
+    make_versions: MakeVersions | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     http_port: HttpPort | None = None

@@ -92,7 +92,7 @@ class RouterMetrics:
         self._tenants = TenantCollector()
         self.registry.register(self._tenants)
         self._of_models: list[Counter | Histogram | Family[Any]] = []
-        self.requests = self._shown(
+        self.requests = self.show(
             Counter(
                 "serve_app_requests",
                 "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time"
@@ -101,7 +101,7 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._fallbacks = self._shown(
+        self._fallbacks = self.show(
             Counter(
                 "serve_app_fallback_answers",
                 "Requests for the exact model that one of its fallbacks answered.",
@@ -109,25 +109,16 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._shadows = self._shown(
-            Counter(
-                "serve_app_shadow_requests",
-                "Copies of requests that a version ran as a shadow: their answers were the same or different, or they"
-                " failed, or were dropped, since there was no room.",
-                ("model", "outcome"),
-                names=self.names,
-            )
-        )
-        self._lost = self._shown(
+        self._lost = self.show(
             Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",), names=self.names)
         )
-        self._silent = self._shown(
+        self._silent = self.show(
             Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",), names=self.names)
         )
-        self._parts = self._shown(
+        self._parts = self.show(
             Counter("serve_app_stream_parts", "Parts of answers that came in parts.", ("model",), names=self.names)
         )
-        self._streams = self._shown(
+        self._streams = self.show(
             Counter(
                 "serve_app_streams",
                 "Answers in parts, of which one has come at least, by how they ended: ok, cancelled, the error's code.",
@@ -135,7 +126,7 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._stream_times = self._shown(
+        self._stream_times = self.show(
             Histogram(
                 "serve_app_stream_seconds",
                 "From the arrival at the scheduler to the last part, of answers that came in parts.",
@@ -144,7 +135,7 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._recovery = self._shown(
+        self._recovery = self.show(
             Histogram(
                 "serve_app_recovery_seconds",
                 "From the loss of a replica, dead or silent, until as many are usable as before.",
@@ -153,13 +144,13 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._answers = self._shown(Family(_Answered, names=self.names))
-        self._bundles = self._shown(Family(_Bundles, names=self.names))
+        self._answers = self.show(Family(_Answered, names=self.names))
+        self._bundles = self.show(Family(_Bundles, names=self.names))
         self._answered: dict[tuple[str, Priority], _Answered] = {}
         self._per_model: dict[str, _Bundles] = {}
         self._statistics: dict[str, ModelStatistics] = {}
 
-    def _shown(self, metric: _Metric) -> _Metric:
+    def show(self, metric: _Metric) -> _Metric:
         """Register a metric, whose series are dropped with the model of their first label."""
         self.registry.register(metric)
         self._of_models.append(metric)
@@ -259,10 +250,6 @@ class RouterMetrics:
     def fell_back(self, entry: Entry) -> None:
         """Count an answer of a fallback."""
         self._fallbacks.of(entry.model, entry.priority.label, entry.variant).value += 1
-
-    def shadowed(self, model: str, outcome: str) -> None:
-        """Count the end of a shadow request."""
-        self._shadows.of(model, outcome).value += 1
 
     def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """Count a bundle and the runs that carried it."""

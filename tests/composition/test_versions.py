@@ -12,8 +12,8 @@ from serve_app.composition import identities, model_info, read_models, router_se
 from serve_app.composition.locate import missing_models
 from serve_app.composition.model import find_files
 from serve_app.config.args import AppArgs, parse_args
-from serve_app.domain.traffic import Shadow, Tolerance, Traffic
 from serve_app.errors import ConfigError
+from serve_app.versions.policy import Shadow, Tolerance, Traffic
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from ray.experimental import internal_kv
 
-from serve_app.deployments.traffic_store import KvTrafficStore
-from serve_app.domain.traffic import Table, Traffic, TrafficChange, changed
-from serve_app.router.traffic import TrafficTables, Versions
+from serve_app.versions.deployment import KvTrafficStore
+from serve_app.versions.policy import Table, Traffic, TrafficChange, changed
+from serve_app.versions.tables import TrafficTables, Versions
 
 CONFIGURED = Traffic({"stable": "3"})
 

@@ -35,7 +35,7 @@ from serve_app.domain.pipeline import (
 )
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.domain.settings import LogSettings
-from serve_app.domain.traffic import Asker
+from serve_app.domain.versions import Asker
 from serve_app.errors import (
     DeadlineExceeded,
     InferenceFailed,

@@ -8,17 +8,20 @@ import pytest
 from runtime_harness import Sent, Transport, classes, tensor, until
 
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
-from serve_app.domain.traffic import Shadow, Traffic, version_key
+from serve_app.domain.versions import version_key
 from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.inference import RouterInference
 from serve_app.router.models import Models
 from serve_app.router.settings import RoutedModel
+from serve_app.router.versions import VersionsContext
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.transport.send import awaiting
+from serve_app.versions.policy import Shadow, Traffic
+from serve_app.versions.router import make_tables
 
 SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("x", "FP32", (-1, -1)),))
 REAL, COPY = version_key("m", "3"), version_key("m", "5")
@@ -38,6 +41,17 @@ class Versions:
         dispatcher = Dispatcher(scheduler, awaiting(self.transport), self.metrics, 60.0)
         self.models = Models(scheduler)
         self.inference = RouterInference(self.models, dispatcher, self.metrics)
+        self.tables = self.models.versions = make_tables(
+            VersionsContext(
+                store=None,
+                tell=None,
+                changed=self.models.publish,
+                info_of=lambda key: self.models.served[key].info,
+                execute=self.inference.execute,
+                scheduler=scheduler,
+                metrics=self.metrics,
+            )
+        )
         info = ModelInfo(
             name="m",
             version="3",
@@ -86,7 +100,7 @@ async def test_a_copy_runs_on_the_variant_that_answered(variant: str) -> None:
     assert (entry.variant, entry.exact) == (variant, True)
     sent.succeed(variant)
     await until(lambda: versions.ended("same") == 1.0)
-    await versions.inference.close()
+    await versions.tables.end()
 
 
 async def test_what_the_other_version_cannot_run_is_not_compared() -> None:
@@ -97,7 +111,7 @@ async def test_what_the_other_version_cannot_run_is_not_compared() -> None:
     assert (await asked).variant == "light"
     assert versions.ended("failed") == 1.0
     assert versions.transport.sent.empty()
-    await versions.inference.close()
+    await versions.tables.end()
 
 
 async def test_what_is_answered_after_all_versions_were_unloaded_has_no_copy() -> None:
@@ -109,4 +123,4 @@ async def test_what_is_answered_after_all_versions_were_unloaded_has_no_copy() -
     sent.succeed()
     assert (await asked).version == "3"
     await asyncio.gather(*gone)
-    await versions.inference.close()
+    await versions.tables.end()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from serve_app.domain.service import Answer, RequestOptions
-from serve_app.domain.traffic import Tolerance
 from serve_app.errors import DeadlineExceeded, InferenceFailed, QueueFull
 from serve_app.payloads import Embeddings, Payload
-from serve_app.router.shadow import MOST, MOST_BYTES, SHADOW_TENANT, SHADOW_WEIGHT, Outcome, Shadows, difference
 from serve_app.scheduling.entry import Priority
+from serve_app.versions.policy import Tolerance
+from serve_app.versions.shadow import MOST, MOST_BYTES, SHADOW_TENANT, SHADOW_WEIGHT, Outcome, Shadows, difference
 
 FLOATS = np.array([[1.0, 2.0, np.nan, np.inf]], np.float32)
 TEXTS = np.array(["a", "b"], object)
@@ -58,7 +58,12 @@ class Copies:
         self.ended: asyncio.Queue[tuple[str, Outcome]] = asyncio.Queue()
         self.asked: list[tuple[str, RequestOptions]] = []
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.shadows = Shadows(lambda _key, _nbytes: self.room, self._submit, lambda *end: self.ended.put_nowait(end))
+        self.shadows = Shadows(
+            lambda key: pytest.fail(f"nothing is to be looked up of {key}"),
+            lambda _key, _nbytes: self.room,
+            self._submit,
+            lambda *end: self.ended.put_nowait(end),
+        )
 
     async def _submit(self, key: str, _payload: Payload, options: RequestOptions) -> Answer:
         self.asked.append((key, options))

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.domain.traffic import (
-    Asker,
+from serve_app.domain.versions import Asker
+from serve_app.errors import InvalidRequest, ModelUnavailable
+from serve_app.versions.policy import (
     Shadow,
     Table,
     Traffic,
@@ -27,8 +28,7 @@ from serve_app.domain.traffic import (
     shares_of,
     version_of,
 )
-from serve_app.errors import InvalidRequest, ModelUnavailable
-from serve_app.router.traffic import TrafficTables, Versions
+from serve_app.versions.tables import TrafficTables, Versions
 
 VERSIONS = ("3", "5", "12")
 IDS = [f"request-{number}" for number in range(20_000)]
@@ -191,7 +191,7 @@ def test_a_change_leaves_the_rest() -> None:
 
 
 class MemoryStore:
-    """Implements `serve_app.router.traffic.TrafficStore` in this process."""
+    """Implements `serve_app.router.versions.VersionStore` in this process."""
 
     def __init__(self) -> None:
         self.tables: dict[tuple[str, str], dict[int, bytes]] = {}

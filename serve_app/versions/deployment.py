@@ -22,8 +22,13 @@ _KEPT: Final = 2
 """Revisions that are kept, the newest among them."""
 
 
+def version_store(application: Callable[[], str]) -> KvTrafficStore:
+    """Make the store of one application; see `KvTrafficStore`."""
+    return KvTrafficStore(application)
+
+
 class KvTrafficStore:
-    """Implements `serve_app.router.traffic.TrafficStore`.
+    """Implements `serve_app.router.versions.VersionStore`.
 
     Args:
         application: Tells the name of the Serve application whose routers share it.

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import log
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -30,7 +30,6 @@ _ALIAS: Final = re.compile(r"[a-z]([a-z0-9._-]{0,61}[a-z0-9])?")
 _NO_ALIAS: Final = (
     "must be 1 to 63 lower-case letters, digits, '-', '_' or '.', with a letter first and a letter or digit last"
 )
-_SEPARATOR: Final = "/"
 _RANGE: Final = 2.0**64
 
 
@@ -105,33 +104,6 @@ class TrafficChange(Struct, frozen=True, forbid_unknown_fields=True):
 TableChange: TypeAlias = Callable[[Table, Sequence[str]], Table]
 """Makes the next table of the present one and of the versions that are served, the newest last. Raises
 `InvalidRequest`."""
-
-
-class Asker(NamedTuple):
-    """Who asks, as far as the choice of a version depends on it.
-
-    Attributes:
-        tenant: Name of the API key, else the client's address; empty where neither is known.
-        request_id: Empty where the request has none.
-    """
-
-    tenant: str = ""
-    request_id: str = ""
-
-
-def version_key(model: str, version: str) -> str:
-    """What the server calls one of several versions: its queue, its deployment, in metrics. No model is called so."""
-    return f"{model}{_SEPARATOR}{version}"
-
-
-def model_of(key: str) -> str:
-    """The name of the model of a `version_key`; a model's own name stays as it is."""
-    return key.partition(_SEPARATOR)[0]
-
-
-def newest_last(versions: Sequence[str]) -> tuple[str, ...]:
-    """Versions in ascending order."""
-    return tuple(sorted(versions, key=int))
 
 
 def version_of(traffic: Traffic, versions: Sequence[str], named: str) -> str | None:

@@ -9,27 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
-from serve_app.domain.traffic import (
+from serve_app.domain.service import Answer, ModelInfo, RequestOptions
+from serve_app.domain.versions import Asker, newest_last
+from serve_app.errors import ModelUnavailable
+from serve_app.payloads import Payload
+from serve_app.router.versions import Tell, VersionStore
+from serve_app.versions.policy import (
     STABLE,
-    Asker,
     Shadow,
     Shares,
     Table,
     TableChange,
     Traffic,
-    newest_last,
     origin_of,
     pick,
     shares_of,
     stable_of,
     version_of,
 )
-from serve_app.errors import ModelUnavailable
+from serve_app.versions.shadow import Shadows
 
 logger = logging.getLogger(__name__)
 
@@ -39,28 +42,13 @@ REFRESH_S: Final = 5.0
 _TABLE: Final = msgspec.json.Decoder(Table)
 
 
-class TrafficStore(Protocol):
-    """Keeps tables for all routers of an application, longer than any of them lives. Its methods may block.
-
-    A table belongs to an origin: what the configuration says of the model. Tables of other origins count for nothing.
-    """
-
-    def add(self, model: str, origin: str, revision: int, table: bytes) -> bool:
-        """Keep a table, unless there is one of this revision or of a higher one: says whether it did."""
-
-    def newest(self, model: str, origin: str) -> bytes | None:
-        """The table of the highest revision."""
-
-    def drop_others(self, model: str, origin: str) -> bool:
-        """Forget tables of other origins; says whether there were any."""
-
-
-Tell = Callable[[str, str, bytes], Awaitable[None]]
-"""Tells all other routers of a table: the model, its origin, and the table."""
-
-
 class Versions:
     """The versions of one model.
+
+    Args:
+        name: Of the model.
+        configured: Counts until it is changed.
+        shadows: Runs copies of requests; ``None``: nothing does.
 
     Attributes:
         name: Of the model.
@@ -70,10 +58,11 @@ class Versions:
         shadow: What runs copies, with the version that it is; ``None``: nothing.
     """
 
-    __slots__ = ("_configured", "keys", "name", "shadow", "shares", "table")
+    __slots__ = ("_configured", "_shadows", "keys", "name", "shadow", "shares", "table")
 
-    def __init__(self, name: str, configured: Traffic) -> None:
+    def __init__(self, name: str, configured: Traffic, shadows: Shadows | None = None) -> None:
         self.name = name
+        self._shadows = shadows
         self.keys: Mapping[str, str] = {}
         self.table = Table(configured)
         self.shares: Shares = ()
@@ -125,6 +114,15 @@ class Versions:
         who = "" if sticky == "none" else (sticky == "key" and asker.tenant) or asker.request_id
         return self.keys[pick(self.shares, self.name, who or str(random.random()))]  # noqa: S311 - no secret
 
+    def answered(self, info: ModelInfo, payload: Payload, options: RequestOptions, answer: Answer) -> None:
+        """Have another version run a copy of a request, if one is to be compared with the one that answered it."""
+        if self.shadow is None or self._shadows is None:
+            return
+        settings, version = self.shadow
+        if version == info.version or random.random() * 100.0 >= settings.share:  # noqa: S311 - no secret
+            return
+        self._shadows.answered(self.keys[version], info, payload, options, answer, settings.tolerance)
+
     def take(self, table: Table) -> bool:
         """Have a table count unless it is stale; says whether it counts now."""
         if table.revision <= self.table.revision:
@@ -150,13 +148,21 @@ class TrafficTables:
     Args:
         store: Keeps tables; ``None``: they last as long as this router.
         tell: Tells the other routers; ``None``: there are none.
-        changed: Is told that a table has changed.
+        changed: Called with a model whose table has changed.
+        shadows: Runs copies of requests; ``None``: nothing does.
     """
 
-    def __init__(self, store: TrafficStore | None, tell: Tell | None, changed: Callable[[Versions], None]) -> None:
+    def __init__(
+        self,
+        store: VersionStore | None,
+        tell: Tell | None,
+        changed: Callable[[Versions], None],
+        shadows: Shadows | None = None,
+    ) -> None:
         self._store = store
         self._tell = tell
         self._changed = changed
+        self._shadows = shadows
         self._models: dict[str, Versions] = {}
         self._unloaded: dict[str, Versions] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -166,12 +172,15 @@ class TrafficTables:
         """All of them."""
         return self._models
 
-    def add(self, model: str, version: str, key: str, configured: Traffic) -> Versions:
+    def add(self, model: str, version: str, key: str, configured: object) -> Versions:
         """Serve one more version of a model, or the first. One that was kept goes on with its table."""
         versions = self._models.get(model)
         if versions is None:
             kept = self._unloaded.pop(model, None)
-            versions = self._models[model] = Versions(model, configured) if kept is None else kept
+            if kept is None:
+                assert isinstance(configured, Traffic)
+                kept = Versions(model, configured, self._shadows)
+            versions = self._models[model] = kept
         versions.add(version, key)
         return versions
 
@@ -212,6 +221,12 @@ class TrafficTables:
         if self._refreshing is not None:
             self._refreshing.cancel()
 
+    async def end(self) -> None:
+        """End this, and all copies of requests."""
+        self.close()
+        if self._shadows is not None:
+            await self._shadows.close()
+
     async def change(self, versions: Versions, change: TableChange) -> None:
         """Have another table count, at all routers.
 
@@ -250,7 +265,7 @@ class TrafficTables:
             self._changed(versions)
         return taken
 
-    async def _refresh(self, store: TrafficStore) -> None:
+    async def _refresh(self, store: VersionStore) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
             try:

@@ -13,6 +13,12 @@ from rich.table import Table
 
 from serve_app.cli.ask import URL, URL_VARIABLE, ask
 
+
+def add_to(commands: typer.Typer) -> None:
+    """Add the command."""
+    commands.command()(traffic)
+
+
 Action = Literal["show", "set", "promote", "rollback"]
 
 

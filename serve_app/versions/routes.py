@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -13,9 +14,19 @@ from serve_app.api.left_out import BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
-from serve_app.domain.service import Administration
-from serve_app.domain.traffic import CANDIDATE, TableChange, TrafficChange, changed, promoted, rolled_back
-from serve_app.http.body import BodyReader
+from serve_app.errors import InvalidRequest
+from serve_app.versions.policy import (
+    CANDIDATE,
+    Table,
+    TableChange,
+    Traffic,
+    TrafficChange,
+    changed,
+    described,
+    promoted,
+    rolled_back,
+)
+from serve_app.versions.tables import TrafficTables
 
 _PATIENCE_S: Final = 10.0
 _T = TypeVar("_T")
@@ -35,9 +46,9 @@ _CHANGE: Final = BodyDecoder(TrafficChange)
 _PROMOTION: Final = BodyDecoder(Promotion)
 
 
-def routes(gateway: Gateway) -> list[Route]:
+def routes(gateway: Gateway, tables: TrafficTables) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(gateway.administration, gateway.bodies)
+    endpoints = _Endpoints(gateway, tables)
     path = "/v2/models/{model}/traffic"
     return [
         Route("GET", path, endpoints.show),
@@ -48,12 +59,26 @@ def routes(gateway: Gateway) -> list[Route]:
 
 
 class _Endpoints:
-    def __init__(self, administration: Administration, bodies: BodyReader) -> None:
-        self._administration = administration
-        self._bodies = bodies
+    def __init__(self, gateway: Gateway, tables: TrafficTables) -> None:
+        self._inference = gateway.inference
+        self._bodies = gateway.bodies
+        self._tables = tables
 
     async def show(self, request: Request) -> Response:
-        return json_response(self._administration.traffic(request.path_params["model"]))
+        return json_response(self._shown(request.path_params["model"]))
+
+    def _shown(self, model: str) -> Mapping[str, object]:
+        """How requests are spread over the versions of a model; see `described`. Of one version there are no aliases.
+
+        Raises:
+            ModelNotFound: No such model, or the key may not use it.
+        """
+        info = self._inference.find(model)
+        if not info.key:
+            only = Table(Traffic(weights={info.version: 100.0}))
+            return {**described(model, only, info.versions), "aliases": {}}
+        versions = self._tables.models[model]
+        return described(model, versions.table, versions.versions)
 
     async def change(self, request: Request) -> Response:
         change = await self._read(request, _CHANGE, TrafficChange())
@@ -67,7 +92,16 @@ class _Endpoints:
         return await self._changed(request, rolled_back)
 
     async def _changed(self, request: Request, change: TableChange) -> Response:
-        return json_response(await self._administration.change_traffic(request.path_params["model"], change))
+        model = request.path_params["model"]
+        info = self._inference.find(model)
+        if info.pipeline is not None:
+            raise InvalidRequest(f"{model!r} is a pipeline, which has one version; change the traffic of its models")
+        if not info.key:
+            raise InvalidRequest(
+                f"model {model!r} is served in one version; set versions in its configuration to serve several"
+            )
+        await self._tables.change(self._tables.models[model], change)
+        return json_response(self._shown(model))
 
     async def _read(self, request: Request, decoder: BodyDecoder[_T], empty: _T) -> _T:
         """Decode a body; an empty one gives the defaults."""

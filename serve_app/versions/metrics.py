@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.telemetry.readings import Gauge
+from serve_app.telemetry.series import Counter
 
 
 class TrafficReading(NamedTuple):
@@ -36,3 +38,21 @@ TRAFFIC: Final[tuple[Gauge[_Models], ...]] = (
         lambda models: [((model,), told.revision) for model, told in models.items()],
     ),
 )
+
+
+def shadow_counter(metrics: RouterMetrics) -> Callable[[str, str], None]:
+    """Show the shadow requests; what is returned counts one by its version's key and its outcome."""
+    requests = metrics.show(
+        Counter(
+            "serve_app_shadow_requests",
+            "Copies of requests that a version ran as a shadow: their answers were the same or different, or they"
+            " failed, or were dropped, since there was no room.",
+            ("model", "outcome"),
+            names=metrics.names,
+        )
+    )
+
+    def count(model: str, outcome: str) -> None:
+        requests.of(model, outcome).value += 1
+
+    return count

@@ -17,11 +17,11 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from serve_app.domain.service import Answer, RequestOptions
-from serve_app.domain.traffic import Tolerance
+from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import DeadlineExceeded, QueueFull, ServeAppError
-from serve_app.payloads import Embeddings, Payload, held_bytes
+from serve_app.payloads import Embeddings, Payload, held_bytes, payload_bytes
 from serve_app.scheduling.entry import Priority
+from serve_app.versions.policy import Tolerance
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class Shadows:
     """Runs copies.
 
     Args:
+        info_of: What is known of the version of a key now.
         has_room: Whether class ``low`` of a model takes so many bytes now.
         submit: Runs a request, past the cache.
         count: Is told of every copy how it ended: the version that it was for, and the outcome.
@@ -54,10 +55,12 @@ class Shadows:
 
     def __init__(
         self,
+        info_of: Callable[[str], ModelInfo],
         has_room: Callable[[str, int], bool],
         submit: Callable[[str, Payload, RequestOptions], Awaitable[Answer]],
         count: Callable[[str, Outcome], None],
     ) -> None:
+        self._info_of = info_of
         self._has_room = has_room
         self._submit = submit
         self._count = count
@@ -65,6 +68,37 @@ class Shadows:
         self._nbytes = 0
         self._log_at = 0.0
         self._not_logged = 0
+
+    def answered(
+        self,
+        key: str,
+        info: ModelInfo,
+        payload: Payload,
+        options: RequestOptions,
+        answer: Answer,
+        tolerance: Mapping[str, Tolerance],
+    ) -> None:
+        """Have a copy of an answered request run if the other version can run it, and there is room.
+
+        Args:
+            key: The other version.
+            info: Of the version that answered.
+            payload: As it was answered.
+            options: Likewise.
+            answer: What the client got.
+            tolerance: By output.
+        """
+        other = self._info_of(key)
+        if (
+            other.fault
+            or other.signature.inputs != info.signature.inputs
+            or answer.variant not in ("", *other.variants)  # the exact model has no name
+        ):
+            self._count(key, "failed")
+            return
+        if not options.nbytes:
+            options = replace(options, nbytes=payload_bytes(payload))
+        self.start(key, payload, options, answer, tolerance)
 
     def start(
         self,

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from serve_app.config.problems import Location
 from serve_app.config.values import Positive, Section
-from serve_app.domain.traffic import Shadow, Tolerance
+from serve_app.domain.versions import newest_last
+from serve_app.versions.policy import Shadow, Sticky, Tolerance, Traffic, faults_of
+
+if TYPE_CHECKING:
+    from serve_app.config.model import ModelConfig
+
+__all__ = ["Aliases", "ShadowConfig", "Sticky", "Versions", "Weights", "traffic_of", "version_faults"]
 
 Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Part = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -25,6 +32,7 @@ def _keys_as_text(given: Any) -> Any:
 
 
 Target = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+Aliases = dict[str, Positive]
 Weights = Annotated[dict[str, Part], BeforeValidator(_keys_as_text)]
 
 
@@ -34,8 +42,12 @@ class LatestVersions(Section):
     latest: Positive
     """How many, as far as there are so many."""
 
+    def __len__(self) -> int:
+        return self.latest
+
 
 VersionList = Annotated[tuple[Positive, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
+Versions = LatestVersions | VersionList
 
 
 class ToleranceConfig(Section):
@@ -68,3 +80,35 @@ class ShadowConfig(Section):
         return Shadow(
             self.to, self.share, {name: Tolerance(each.rtol, each.atol) for name, each in self.tolerance.items()}
         )
+
+
+def traffic_of(model: ModelConfig) -> Traffic:
+    """How requests are split over a model's versions."""
+    return Traffic(
+        {alias: str(version) for alias, version in model.aliases.items()},
+        dict(model.traffic),
+        model.sticky,
+        None if model.shadow is None else model.shadow.settings(),
+    )
+
+
+def version_faults(model: ModelConfig) -> list[tuple[Location, str]]:
+    """What is wrong with the versions of a model, as far as its folder need not be read, with the place in it."""
+    versions = model.versions
+    if versions is None:
+        given = [key for key in ("aliases", "traffic", "sticky", "shadow") if key in model.model_fields_set]
+        return [((key,), "is for models that are served in several versions; set versions") for key in given]
+    faults: list[tuple[Location, str]] = []
+    if model.version is not None:
+        faults.append((("version",), "leave this out: versions says which ones are served"))
+    if model.profile is not None:
+        faults.append((("profile",), "is measured of one version; leave this out"))
+    if isinstance(versions, LatestVersions):  # which ones these are is known once the folder has been read
+        return faults
+    if not versions:
+        faults.append((("versions",), "needs at least one version"))
+    elif len(set(versions)) < len(versions):
+        faults.append((("versions",), "names a version twice"))
+    else:
+        faults += faults_of(traffic_of(model), newest_last([str(version) for version in versions]))
+    return faults
