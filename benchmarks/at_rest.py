@@ -37,7 +37,7 @@ from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server
 from benchmarks.session import ending_in_order, measuring, steps
 from benchmarks.wires import Json
 from serve_app.composition.model import find_files
-from serve_app.config import load_file
+from serve_app.config.file import load_file
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
 _MODEL = "tiny"

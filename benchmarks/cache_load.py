@@ -24,8 +24,7 @@ from benchmarks.process import OUT
 from benchmarks.requests import Request, write_requests
 from benchmarks.server import DIRECT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.wires import WIRES
-from serve_app.config import IMPORT_PATH
-from serve_app.config.file import read_document
+from serve_app.config.file import IMPORT_PATH, read_document
 
 MODELS = {"minilm": "binary", "tiny": "json", "pool": "binary"}
 """And the form of their requests."""

@@ -19,9 +19,10 @@ from typing_extensions import override
 from benchmarks.failure import BenchmarkError
 from benchmarks.request_path import App, AsgiRequest, Case, Client, Replica, as_the_router_collects, bare, make_app
 from benchmarks.wires import WIRES, Answer
-from serve_app.domain.settings import CacheSettings
+from serve_app.cache.response_cache import ResponseCache
+from serve_app.cache.settings import CacheSettings
 from serve_app.payloads import Bundle, BundleResult, Execution, Success
-from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
+from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.telemetry.metrics import RouterMetrics
 

@@ -27,7 +27,7 @@ from benchmarks.open_loop_workload import Workload
 from benchmarks.publishing import folders, write_report
 from benchmarks.server import ROOT
 from benchmarks.session import ending_in_order, measuring, steps
-from serve_app.config import ServeFile, load_file
+from serve_app.config.file import ServeFile, load_file
 from serve_app.config.profile import Profile
 from serve_app_simulator.measured_curve import MeasuredCurve
 from serve_app_simulator.workloads import generate

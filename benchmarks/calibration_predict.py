@@ -7,7 +7,7 @@ from functools import partial
 from benchmarks.calibration_cases import Case
 from benchmarks.calibration_measure import Around, Predicted
 from benchmarks.groups import simulated_groups
-from serve_app.config import ServeFile
+from serve_app.config.file import ServeFile
 from serve_app.config.profile import Profile
 from serve_app_simulator.measured_curve import MeasuredCurve
 from serve_app_simulator.ours import ServeApp

@@ -33,7 +33,7 @@ from rich.table import Table
 from benchmarks.failure import BenchmarkError
 from serve_app.composition import model_info, read_models, router_settings
 from serve_app.composition.replica import make_replica
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.payloads import Bundle, BundleResult, ModelSignature
 from serve_app.router.router import Router

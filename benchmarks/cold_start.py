@@ -24,7 +24,7 @@ from benchmarks.probes import Probe, probes_for
 from benchmarks.results import ColdStart, Start
 from benchmarks.server import ROOT, SERVE_APP_RUN, Server
 from benchmarks.session import ending_in_order, quiet_machine
-from serve_app.config import load_file
+from serve_app.config.file import load_file
 
 DEMO = ROOT / "configs" / "demo.yaml"
 

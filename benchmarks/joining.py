@@ -29,7 +29,8 @@ from benchmarks.server import OUT, ROOT
 from benchmarks.session import ending_in_order, measuring
 from benchmarks.turns import Turn
 from serve_app.composition.model import find_files, read_builds
-from serve_app.config import ModelConfig, load_file
+from serve_app.config.file import load_file
+from serve_app.config.model import ModelConfig
 
 _CONFIGS = (ROOT / "configs" / "demo.yaml", ROOT / "configs" / "bench.yaml")
 _MODELS = ",".join(case.model for case in CASES)

@@ -21,7 +21,7 @@ from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, record_key
 from serve_app.composition.backend import make_backend
 from serve_app.composition.model import find_files, make_processor, make_samples
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.deployments.model import ModelDeployment  # noqa: F401 - what a replica has to import
 from serve_app.payloads import Joinable, Tensors
 from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica

@@ -27,8 +27,7 @@ from benchmarks.requests import write_requests
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.session import ending_in_order, measuring
 from benchmarks.wires import Binary, Json
-from serve_app.config import IMPORT_PATH, load_file
-from serve_app.config.file import read_document
+from serve_app.config.file import IMPORT_PATH, load_file, read_document
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
 _SETTLED = 0.2  # of the run: caches, pools and the allocator's arenas are filled by then

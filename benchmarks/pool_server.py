@@ -33,7 +33,7 @@ from benchmarks.publishing import now, publish_report
 from benchmarks.server import demo_document
 from benchmarks.session import ending_in_order, measuring
 from serve_app.composition.pools import expand_pools
-from serve_app.config import AppArgs
+from serve_app.config.args import AppArgs
 from serve_app.config.files import CACHE_VARIABLE
 from serve_app_simulator.workloads import generate
 

@@ -11,7 +11,7 @@ from benchmarks.groups import Group, simulated_groups
 from benchmarks.pool_server_counted import Counted
 from benchmarks.pool_server_load import POOL, bursts
 from benchmarks.pool_server_measure import Costs
-from serve_app.config import AppArgs
+from serve_app.config.args import AppArgs
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.results import PoolUsage
 from serve_app_simulator.run import simulate

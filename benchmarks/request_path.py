@@ -43,9 +43,10 @@ from rich.table import Table
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
 from serve_app.api.http_app import HttpSettings, create_app
+from serve_app.cache.response_cache import ResponseCache
 from serve_app.domain.service import ModelInfo
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, TensorSpec
-from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
+from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.settings import RoutedModel
 from serve_app.scheduling.entry import Priority

@@ -27,7 +27,7 @@ from benchmarks.results import Comparison, Report, Run, ratios, summarise
 from benchmarks.server import OUT, ROOT, SERVE_APP_RUN, SERVE_RUN, Server
 from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.composition.model import find_files
-from serve_app.config import load_file
+from serve_app.config.file import load_file
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
 _MODEL = "tiny"

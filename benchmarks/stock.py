@@ -20,7 +20,7 @@ from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.backends.onnx.kind import OnnxOptions, onnx_settings
 from serve_app.composition.backend import build_settings
 from serve_app.composition.model import find_files
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 
 Array = npt.NDArray[np.float32]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from serve_app.config import IMPORT_PATH
-from serve_app.config.file import read_document
+from serve_app.config.file import IMPORT_PATH, read_document
 
 STOCK_SETTINGS = {"max_batch_size": 32, "batch_wait_timeout_s": 0.01, "max_ongoing_requests": 1024}
 """Of the stock server. Serve's defaults of 10 rows per batch and 5 requests at once would hold it back."""

@@ -11,11 +11,14 @@ from ray.serve.config import RequestRouterConfig
 from serve_app.composition import expand_pools, model_info, read_args, read_models, read_priors, with_versions
 from serve_app.composition.hosting import MemberPlan, members_of
 from serve_app.composition.locate import looking_once
-from serve_app.composition.pipelines import pipeline_infos
 from serve_app.composition.references import pin_models
 from serve_app.composition.revision import find_revisions
 from serve_app.composition.router import encode_description
-from serve_app.config import ROUTER, AppArgs, ModelConfig, PoolConfig
+from serve_app.composition.wing_parts import check_wings
+from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
+from serve_app.config.names import ROUTER
+from serve_app.config.pool import PoolConfig
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.pool import PoolDeployment
 from serve_app.deployments.register import forget
@@ -44,20 +47,18 @@ def build(args: dict[str, Any]) -> serve.Application:
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     revisions = find_revisions(config.models)
     infos = {name: info._replace(revision=revisions[name].name) for name, info in infos.items()}
-    pipeline_infos(config, infos)
+    check_wings(config, infos)
     members = members_of(config)
     # Replicas that start later must not pick up a version that appeared in the meantime.
     pinned = [revision.model for revision in revisions.values()]
     known = {model.name: revisions[model.name].identities for model in pinned if model.caches}
     min_share = {priority: limits.min_share for priority, limits in config.class_settings().items()}
-    grouped = {member for group in config.groups() for member in group.models}
     models = {
         model.name: _model_deployment(model, config).bind(
             model,
             base=revisions[model.name].name,
             identities=known.get(model.name, {}),
             min_share=min_share,
-            planned=model.name in grouped,
         )
         for model in pinned
         if model.pool is None

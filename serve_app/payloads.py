@@ -6,6 +6,7 @@ made for every request is a struct: that calls no Python function.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -279,6 +280,18 @@ def payload_bytes(payload: Payload) -> int:
     if isinstance(payload, dict):
         return nbytes_of(payload)
     return len(payload.content) if isinstance(payload, Media) else text_length(payload)
+
+
+def held_bytes(value: Any) -> int:
+    """Memory that an answer takes, bytes; of an array, what its elements take."""
+    if isinstance(value, np.ndarray):
+        elements = sum(map(sys.getsizeof, value.reshape(-1))) if value.dtype.hasobject else 0
+        return 128 + value.nbytes + elements
+    if isinstance(value, Mapping):
+        return sys.getsizeof(value) + sum(held_bytes(key) + held_bytes(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sys.getsizeof(value) + sum(map(held_bytes, value))
+    return sys.getsizeof(value)
 
 
 def text_length(payload: Texts) -> int:

@@ -35,7 +35,8 @@ from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.composition.replica import Replica, expected_memory, host_revision, make_replica
 from serve_app.composition.revision import find_revision, forget_revisions, open_revision
 from serve_app.composition.router import encode_description
-from serve_app.config import AppArgs, ModelConfig
+from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Agreed, Told, decode_agreed, encode_agreed
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import ModelInfo
@@ -396,7 +397,7 @@ class LocalServer:
                 for model in config.models
                 if model.pool == pool.name
             }
-            self._loaders[pool.name] = MemberLoader(plans, partial(make_replica, batch=batch_same_turn, planned=True))
+            self._loaders[pool.name] = MemberLoader(plans, partial(make_replica, batch=batch_same_turn))
             self._add_hosts(pool.name, pool.hosts)
 
 

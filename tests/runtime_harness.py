@@ -11,13 +11,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from msgspec.structs import replace
 
+from serve_app.cache.response_cache import ResponseCache
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelSignature, Payload, Success, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.replica.staged import Staged
 from serve_app.replica.worker import RunBatch, RunOne, Worker
 from serve_app.router.administration import RouterAdministration
-from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
+from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.router.dispatcher import Dispatcher, Work
 from serve_app.router.inference import RouterInference
 from serve_app.router.models import Models

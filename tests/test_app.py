@@ -19,7 +19,8 @@ from serve_app.app import build
 from serve_app.composition import describe_models
 from serve_app.composition.model import find_files
 from serve_app.composition.profile import sha256
-from serve_app.config import ROUTER, parse_args
+from serve_app.config.args import parse_args
+from serve_app.config.names import ROUTER
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile
 from serve_app.config.profile_points import Point, fit_points
 from serve_app.deployments import register, replica_directory

@@ -26,7 +26,7 @@ from serve_app.backends.registry import BACKENDS
 from serve_app.cli.check import file_schema
 from serve_app.cli.profile import ProfileOptions, profile_model
 from serve_app.composition.backend import read_options
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.errors import ConfigError
 from serve_app.testing.backends import NotConforming
 from serve_app.testing.processors import NotConforming as ProcessorNotConforming

@@ -16,7 +16,7 @@ from benchmarks.chaos.server import Setup
 from benchmarks.chaos.setups import QUEUES, fixed
 from benchmarks.chaos.stage import mix_of
 from benchmarks.process import OUT
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 
 CHANGING, HOSTED, _NEIGHBOUR = "changing", "hosted", "tiny"
 LOAD_S = 1.0

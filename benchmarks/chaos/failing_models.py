@@ -18,7 +18,7 @@ from benchmarks.chaos.setups import fixed
 from benchmarks.chaos.stage import Stage, mix_of
 from benchmarks.process import OUT
 from serve_app.cli.processes import Process
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 
 REPLICAS = 3
 _GOOD, _GUILTY = 400, 40

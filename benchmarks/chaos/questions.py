@@ -26,7 +26,7 @@ from benchmarks.requests import JSON_HEADERS, Request
 from benchmarks.wires import Binary, Json
 from serve_app.backends.onnx.signature import read_signature
 from serve_app.composition.model import find_files, make_processor
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.payloads import Embeddings, Media, Texts
 from serve_app.processors.processor import Processor
 

@@ -10,7 +10,7 @@ from benchmarks.chaos.questions import Bank, bank_of
 from benchmarks.chaos.server import Setup
 from benchmarks.chaos.setups import DEMO_MIX
 from benchmarks.chaos.stage import Stage
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 
 Play = Callable[[Stage], Awaitable[None]]
 

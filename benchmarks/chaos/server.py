@@ -20,8 +20,8 @@ from typing_extensions import override
 from benchmarks.process import OUT, ROOT
 from benchmarks.server import DIRECT, SERVE_APP_RUN, Server
 from serve_app.cli.processes import Process, end
-from serve_app.config import IMPORT_PATH, AppArgs, parse_args
-from serve_app.config.file import read_document
+from serve_app.config.args import AppArgs, parse_args
+from serve_app.config.file import IMPORT_PATH, read_document
 
 APPLICATION = "serve-app"
 ROUTER = "router"

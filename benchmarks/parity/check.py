@@ -31,7 +31,7 @@ from benchmarks.parity.image_check import table as picture_table
 from benchmarks.publishing import machine_table, now, publish_report, table
 from benchmarks.server import PROXY, SERVE_APP_RUN, Server, demo_document, is_ready
 from serve_app.composition import describe_models
-from serve_app.config import AppArgs
+from serve_app.config.args import AppArgs
 from serve_app.errors import ConfigError
 
 _CLIENTS = 8

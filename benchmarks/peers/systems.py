@@ -32,7 +32,8 @@ from benchmarks.server import DIRECT, PROXY, SERVE_APP_RUN, SERVE_RUN, Server
 from benchmarks.wires import WIRES, Wire
 from serve_app.backends.onnx.signature import read_signature
 from serve_app.composition.model import find_files, make_processor
-from serve_app.config import ModelConfig, load_file
+from serve_app.config.file import load_file
+from serve_app.config.model import ModelConfig
 
 CONFIG = ROOT / "configs" / "bench.yaml"
 

@@ -26,8 +26,7 @@ from rich.progress import Progress
 from benchmarks.failure import BenchmarkError
 from benchmarks.pipelines.simulated import ALPHA_S, BETA_S, MAX_ROWS, SLACK
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
-from serve_app.config import IMPORT_PATH
-from serve_app.config.file import read_document
+from serve_app.config.file import IMPORT_PATH, read_document
 
 _CONFIG: Final = ROOT / "configs" / "bench.yaml"
 _WIDE: Final = 2048

@@ -15,8 +15,8 @@ from benchmarks.reload.models import KINDS, MODEL, Kind
 from benchmarks.reload.swapping import Memory
 from benchmarks.server import DIRECT, HOSTS, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
 from benchmarks.wires import WIRES, Wire
-from serve_app.config import ModelConfig
 from serve_app.config.files import CACHE_VARIABLE
+from serve_app.config.model import ModelConfig
 
 _VERSIONS = ("1", "2")
 VERSIONED: Mapping[str, Any] = {"versions": {"latest": len(_VERSIONS)}}

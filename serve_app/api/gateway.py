@@ -70,6 +70,7 @@ class Call(Protocol):
         asked_model: The requested model, empty while unknown; ``None`` if the call runs no model.
         arrived: Whether its body is complete already.
         waited_s: How long the body had been arriving when it was taken up, seconds; part of the deadline.
+        scheduled: Whether its start was scheduled before it came here.
     """
 
     arrived: ClassVar[bool]
@@ -77,6 +78,10 @@ class Call(Protocol):
     model: str | None
     version: str | None
     asked_model: str | None
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether its start was scheduled before it came here."""
 
     @property
     def waited_s(self) -> float:
@@ -235,7 +240,7 @@ class Gateway:
         guard: Checks API keys; ``None``: every request is allowed.
         log: Logs requests that are refused before they reach a model.
         open_administration: Whether any client may change the server if there are no API keys.
-        turns: Schedules the start of requests; ``None``: the caller does so.
+        turns: Schedules the start of requests that are not scheduled already; ``None``: nothing does.
 
     Attributes:
         inference: The models visible to the current request's key.
@@ -336,7 +341,7 @@ class Gateway:
         arrived = monotonic() - call.waited_s
         service, bodies, named = self.inference, self.bodies, call.model
         call.asked_model = named or ""
-        if self._turns is not None:
+        if self._turns is not None and not call.scheduled:
             await self._turns.turn(call.headers if owner is None else _FROM_INSIDE)
         if self._guard is not None:
             if owner is None:

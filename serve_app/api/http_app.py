@@ -18,31 +18,30 @@ from starlette.requests import Request
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.access.guard import Guard, wall_clock
-from serve_app.api import batches, hugging_face, job_routes, openai, overview, predict, traffic
+from serve_app.access.guard import Guard
+from serve_app.api import hugging_face, openai, overview, predict, traffic
 from serve_app.api.gateway import Gateway
-from serve_app.api.items import ItemRoutes
 from serve_app.api.open_inference import administration, generate, infer, rest
 from serve_app.api.openapi import pages
-from serve_app.api.replies import optional_headers, server_timing
-from serve_app.api.routes import Errors, Found, HttpCall, HttpOperation, Reply, Route, RouteTable
+from serve_app.api.replies import answer_headers
+from serve_app.api.routes import ApiRoutes, Errors, Find, Found, HttpCall, HttpOperation, Reply, Route, RouteTable
 from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, headers_of
 from serve_app.domain.service import Administration, Answer, Inference
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.http.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
 from serve_app.http.compression import asked_coding, compress
 from serve_app.http.errors import Headers, Rendered, RouteNotFound, internal_error, render
-from serve_app.http.exchange import AWAITED_SINCE
+from serve_app.http.exchange import AWAITED_SINCE, OWN_PORT
 from serve_app.http.request_id import RequestIds
 from serve_app.http.turns import Turns
-from serve_app.jobs.job_service import Jobs
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
 _REQUEST_ID: Final = b"x-request-id"
-_PRIORITY: Final = {priority: (b"x-priority", priority.label.encode()) for priority in Priority}
+_OWN_LISTENER: Final = b"direct-http"
 Api: TypeAlias = Callable[[Gateway], list[Route]]
 """What an API serves."""
+MoreRoutes: TypeAlias = Callable[[Gateway, Find], ApiRoutes]
+"""What is served beside the APIs; it may look up every route."""
 APIS: Final[tuple[Api, ...]] = (
     infer.routes,
     generate.routes,
@@ -58,7 +57,6 @@ APIS: Final[tuple[Api, ...]] = (
 _ERRORS_BELOW: Final[Mapping[str, Errors]] = {
     openai.ERRORS_BELOW: openai.render_error,
     predict.ERRORS_BELOW: render,
-    job_routes.ERRORS_BELOW: render,
 }
 _Part: TypeAlias = tuple[Answer, Reply]
 _NOT_HTTP: Final = Router()
@@ -76,8 +74,8 @@ class HttpSettings:
         decode_threads: Most conversions in threads at once.
         pause_timeout_s: Longest arrival of a body, beyond 1 s for each 64 KiB of it.
         in_place_bytes: Most bytes of ``allocate``'s memory held by arriving bodies.
-        listener: The port's name in the log.
-        send_request_id: Whether responses carry X-Request-Id; off if the server in front adds it, as Ray Serve does.
+        listener: In the log, the name of the server in front, which calls the application.
+        send_request_id: Whether responses to it carry X-Request-Id; off if it adds that itself, as Ray Serve does.
         open_administration: Whether any client may change the server if there are no API keys.
     """
 
@@ -93,24 +91,23 @@ class HttpSettings:
 
 
 class HttpApp:
-    """The ASGI application. Made by `create_app`.
-
-    Attributes:
-        items: Runs items of jobs.
-    """
+    """The ASGI application, for a server in front and for own ports (`OWN_PORT`). Made by `create_app`."""
 
     def __init__(
-        self, gateway: Gateway, settings: HttpSettings, apis: Iterable[Api] = APIS, kept: Jobs | None = None
+        self, gateway: Gateway, settings: HttpSettings, apis: Iterable[Api], more: Iterable[MoreRoutes]
     ) -> None:
         self.bodies = gateway.bodies
         self._gateway = gateway
         self._sends_id = settings.send_request_id
         self._listener = settings.listener.encode()
         self._request_id = RequestIds()
-        self.items = ItemRoutes(gateway, self._find, wall_clock)
         routes = [route for api in apis for route in api(gateway)]
-        routes += job_routes.routes(gateway, kept, self.items) + batches.routes(gateway, kept, self.items)
-        self.routes = RouteTable([*routes, *pages.routes(gateway, self.described)], _ERRORS_BELOW)
+        errors_below = dict(_ERRORS_BELOW)
+        for each in more:
+            added = each(gateway, self._find)
+            routes += added.routes
+            errors_below |= added.errors_below
+        self.routes = RouteTable([*routes, *pages.routes(gateway, self.described)], errors_below)
 
     def described(self) -> list[Route]:
         """Every documented route. HEAD accompanies GET."""
@@ -134,10 +131,11 @@ class HttpApp:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if CACHE_CONTROL in headers:
             headers = headers_of(scope["headers"])
-        headers[LISTENER] = self._listener
+        own_port = OWN_PORT in scope
+        headers[LISTENER] = _OWN_LISTENER if own_port else self._listener
         if (client := scope.get("client")) is not None:
             headers[CLIENT] = client[0].encode()
-        request_id, sends_id = headers.get(_REQUEST_ID, b""), self._sends_id
+        request_id, sends_id = headers.get(_REQUEST_ID, b""), own_port or self._sends_id
         if request_id or sends_id:
             request_id = headers[_REQUEST_ID] = self._request_id(request_id)
         coding = asked_coding(headers) if b"accept-encoding" in headers else None
@@ -147,15 +145,16 @@ class HttpApp:
         try:
             if route is not None and route.operation is not None:
                 call = HttpCall(headers, receive, params)
+                call.scheduled = own_port
                 if AWAITED_SINCE in scope:
                     call.waited_s = monotonic() - scope[AWAITED_SINCE]
                 if route.operation.streams:
-                    answering = self._answering(send, request_id)
+                    answering = self._answering(send, request_id if sends_id else None)
                     await self._stream(route.operation, call, errors, answering)
                     return
                 status, (answered, body) = 200, _rendered(*await self._gateway.run(route.operation, call))
             else:
-                answering = self._answering(send, request_id, coding, head=method == "HEAD")
+                answering = self._answering(send, request_id if sends_id else None, coding, head=method == "HEAD")
                 await self._ask(Request({**scope, "path_params": params}, receive), routes, headers, answering)
                 return
         except ClientGone:
@@ -176,9 +175,9 @@ class HttpApp:
         await send({"type": "http.response.body", "body": body})
 
     def _answering(
-        self, send: Send, request_id: bytes, coding: bytes | None = None, *, head: bool = False
+        self, send: Send, request_id: bytes | None, coding: bytes | None = None, *, head: bool = False
     ) -> _Answering:
-        extra: Headers = [(_REQUEST_ID, request_id)] if self._sends_id else []
+        extra: Headers = [] if request_id is None else [(_REQUEST_ID, request_id)]
         return _Answering(send, extra, self.bodies, coding, head=head)
 
     async def _stream(self, operation: HttpOperation[Any], call: HttpCall, errors: Errors, send: Send) -> None:
@@ -267,7 +266,7 @@ def create_app(
     guard: Guard | None = None,
     log: RequestLog | None = None,
     apis: Iterable[Api] = APIS,
-    kept: Jobs | None = None,
+    more: Iterable[MoreRoutes] = (),
     turns: Turns | None = None,
 ) -> HttpApp:
     """Make the ASGI application.
@@ -279,9 +278,9 @@ def create_app(
         allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
         guard: Checks API keys; ``None``: every request is allowed.
         log: Logs requests that are refused before they reach a model.
-        apis: Served beside the API description and jobs.
-        kept: Stores jobs; ``None``: no jobs.
-        turns: Schedules the start of inference requests; ``None``: the caller does so.
+        apis: Served beside the API description.
+        more: Routes of wings.
+        turns: Schedules the start of inference requests, but for those of own ports, which do so themselves.
     """
     # The form parser warns about every malformed form. The client gets the error; clients must not fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -298,7 +297,7 @@ def create_app(
     gateway = Gateway(
         inference, administration, bodies, guard, log, open_administration=settings.open_administration, turns=turns
     )
-    return HttpApp(gateway, settings, apis, kept)
+    return HttpApp(gateway, settings, apis, more)
 
 
 def _route_path(scope: Scope) -> str:
@@ -323,9 +322,7 @@ def _rendered(answer: Answer, reply: Reply) -> tuple[Headers, bytes]:
 
 def _answer_headers(answer: Answer, reply: Reply) -> Headers:
     """Headers of an answer beside those of its body."""
-    headers = [_PRIORITY[answer.priority], (b"server-timing", server_timing(answer))]
-    if answer.variant or answer.cache or answer.unverified or answer.version:
-        headers += [(name.encode(), value.encode()) for name, value in optional_headers(answer)]
+    headers = answer_headers(answer)
     if reply.headers:
         headers += reply.headers
     return headers

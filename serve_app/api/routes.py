@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -37,7 +38,7 @@ class HttpCall:
     """
 
     arrived: ClassVar[bool] = False
-    __slots__ = ("_held", "_receive", "asked_model", "headers", "model", "params", "version", "waited_s")
+    __slots__ = ("_held", "_receive", "asked_model", "headers", "model", "params", "scheduled", "version", "waited_s")
 
     def __init__(self, headers: dict[bytes, bytes], receive: Receive, params: Mapping[str, str]) -> None:
         self.headers = headers
@@ -48,6 +49,7 @@ class HttpCall:
             self.version = version_of(headers)
         self.asked_model: str | None = self.model or ""
         self.waited_s = 0.0
+        self.scheduled = False
         self._receive = receive
         self._held = 0
 
@@ -129,9 +131,23 @@ class Route(NamedTuple):
     operation: HttpOperation[Any] | None = None
 
 
+class ApiRoutes(NamedTuple):
+    """What an API serves.
+
+    Attributes:
+        routes: Its routes.
+        errors_below: Shapes of errors below a path, for unmatched requests.
+    """
+
+    routes: Sequence[Route]
+    errors_below: Mapping[str, Errors] = MappingProxyType({})
+
+
 Found: TypeAlias = tuple[Mapping[str, Route], Mapping[str, str], Errors]
 """What there is at a path: routes by method, none where nothing is served; what stands for the names in braces; and the
 shape of errors."""
+Find: TypeAlias = Callable[[str], Found]
+"""Looks up a path."""
 
 
 class RouteTable:

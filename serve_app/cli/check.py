@@ -15,8 +15,9 @@ from serve_app.composition import describe_models, expand_pools, read_args, with
 from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
 from serve_app.composition.locate import looking_once, missing_models
-from serve_app.composition.pipelines import pipeline_infos
-from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
+from serve_app.composition.wing_parts import check_wings, machine_problems
+from serve_app.config.args import AppArgs
+from serve_app.config.file import IMPORT_PATH, ServeFile, parse_document, read_document
 from serve_app.config.problems import Location, place, problems_of, short_repr
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
@@ -62,7 +63,7 @@ def _check_models(args: AppArgs) -> Mapping[str, ModelInfo]:
     Raises:
         ConfigError: One line per fault.
     """
-    problems = (*missing_models(args.models), *tls_problems(args.router), *args.redis_problems())
+    problems = (*missing_models(args.models), *tls_problems(args.router), *machine_problems(args))
     if problems:
         raise ConfigError(problems)
     here = tuple(model for model in args.models if not model.remote)
@@ -70,7 +71,7 @@ def _check_models(args: AppArgs) -> Mapping[str, ModelInfo]:
     names = {model.name for model in here}
     afar = tuple(model for model in args.models if model.name not in names)  # of these only the names are known
     infos = describe_models(served)
-    pipeline_infos(served.model_copy(update={"models": (*served.models, *afar)}), infos)
+    check_wings(served.model_copy(update={"models": (*served.models, *afar)}), infos)
     return infos
 
 

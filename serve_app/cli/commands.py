@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 from rich.console import Console
 
-from serve_app import __version__
-from serve_app.cli import imports, job_commands, keys
+from serve_app import __version__, wings
+from serve_app.cli import keys
+from serve_app.cli.config_file import ConfigFile, invalid
 from serve_app.cli.simulate import simulate
 from serve_app.cli.traffic import traffic
 from serve_app.errors import ConfigError, ServeAppError
 
 if TYPE_CHECKING:
-    from serve_app.config import ModelConfig
+    from serve_app.config.model import ModelConfig
     from serve_app.domain.service import ModelInfo
 
 app = typer.Typer(
@@ -31,11 +32,6 @@ _out = Console()
 _err = Console(stderr=True)
 
 _Number = TypeVar("_Number", int, float)
-
-INVALID = 2
-"""Exit code for an invalid configuration."""
-
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A Serve file, e.g. configs/demo.yaml.")]
 
 
 def main() -> None:
@@ -69,7 +65,7 @@ def run(
                 file = check_file(config)
                 read = [*model_files(model for model in file.args.models if not model.remote)]
         except ConfigError as error:
-            raise _invalid(config, error) from None
+            raise invalid(config, error) from None
         raise typer.Exit(run_file(config, file, _err, read=read, dashboard=dashboard, fork=fork))
 
 
@@ -122,7 +118,7 @@ def validate(
     try:
         file = check_file(config, look_for_models=models, tell=infos.update)
     except ConfigError as error:
-        raise _invalid(config, error) from None
+        raise invalid(config, error) from None
     warnings = [*file.open_ports(), *file.unscaled()]
     # Without a look for models, the file is for another machine.
     if models and (problem := gpu_problem(file, has_gpu=has_gpu())) is not None:
@@ -214,7 +210,7 @@ def profile(
     try:
         profile_file(config, model or (), options, _out, everything=everything, output=output, plot=plot)
     except ConfigError as error:
-        raise _invalid(config, error) from None
+        raise invalid(config, error) from None
     except ServeAppError as error:
         typer.echo(f"{config}: {error.message}", err=True)
         raise typer.Exit(1) from None
@@ -248,41 +244,16 @@ def convert(
     try:
         folder, lines = convert_model(path, output, os.environ, samples or ())
     except ConfigError as error:
-        raise _invalid(Path(path), error) from None
+        raise invalid(Path(path), error) from None
     for line in (f"wrote {folder}", *lines):
         typer.echo(line)
 
 
-@app.command()
-def graph(
-    config: ConfigFile,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File to write; by default standard output.", show_default=False),
-    ] = None,
-    pipeline: Annotated[
-        str | None, typer.Option(help="Which pipeline, where CONFIG has several.", show_default=False)
-    ] = None,
-) -> None:
-    """Draw a pipeline of CONFIG as a Mermaid flowchart."""
-    from serve_app.cli.graph import drawn_pipeline  # noqa: PLC0415 - brings backends
-
-    try:
-        picture = drawn_pipeline(config, pipeline)
-    except ConfigError as error:
-        raise _invalid(config, error) from None
-    if output is None:
-        typer.echo(picture, nl=False)
-    else:
-        output.write_text(picture, encoding="utf-8")
-        typer.echo(f"wrote {output}")
-
-
 app.command()(simulate)
 app.command()(traffic)
-app.add_typer(job_commands.app, name="jobs")
 app.add_typer(keys.app, name="key")
-app.add_typer(imports.app, name="import")
+for _add_to in wings.hooks("commands", "add_to"):
+    _add_to(app)
 
 
 @app.command()
@@ -300,9 +271,3 @@ def _numbers(text: str, option: str, kind: Callable[[str], _Number], fits: Calla
         example = "1,2,4" if kind is int else "more than 0 and less than 100, e.g. 50,95,99"
         raise typer.BadParameter(f"must be numbers {example}, got {text!r}", param_hint=option)
     return numbers
-
-
-def _invalid(config: Path, error: ConfigError) -> typer.Exit:
-    for problem in error.problems:
-        typer.echo(f"{config}: {problem}", err=True)
-    return typer.Exit(INVALID)

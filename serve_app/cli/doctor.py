@@ -22,8 +22,9 @@ from serve_app.cli.run import busy_ports, unusable_folder
 from serve_app.composition.backend import make_backend
 from serve_app.composition.model import find_files, read_builds
 from serve_app.composition.versions import versions_of
-from serve_app.config import ModelConfig, ServeFile
+from serve_app.config.file import ServeFile
 from serve_app.config.files import is_remote
+from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 
 Level = Literal["ok", "note", "error"]

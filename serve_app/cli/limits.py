@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from serve_app.config import DEFAULT_MAXCONN, MAXCONN_VARIABLE, AppArgs, ServeFile
-from serve_app.config.budget import HAPROXY_VARIABLE, fitting_connections
+from serve_app.config.args import AppArgs
+from serve_app.config.budget import DEFAULT_MAXCONN, HAPROXY_VARIABLE, MAXCONN_VARIABLE, fitting_connections
+from serve_app.config.file import ServeFile
 
 _AT_ONCE = 2
 """A redeploy starts new replicas beside the old ones."""

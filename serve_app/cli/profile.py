@@ -33,8 +33,9 @@ from serve_app.composition.compute import choose_compute, with_threads
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, read_builds
 from serve_app.composition.profile import sha256
-from serve_app.config import ModelConfig, load_file
+from serve_app.config.file import load_file
 from serve_app.config.files import home, is_remote
+from serve_app.config.model import ModelConfig
 from serve_app.config.problems import hint, short_repr
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, Verdict
 from serve_app.config.profile_points import Point, fit_points

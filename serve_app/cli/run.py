@@ -33,7 +33,7 @@ from serve_app.cli.run_folder import FOLDER_VARIABLE
 from serve_app.cli.shutdown import ForcedShutdown, GracefulShutdown
 from serve_app.cli.start_worker import SOCKET_VARIABLE
 from serve_app.cli.watchdog import watch
-from serve_app.config import ServeFile
+from serve_app.config.file import ServeFile
 from serve_app.config.files import HOME_VARIABLE, home
 
 _RUN_VARIABLE = "SERVE_APP_RUN"

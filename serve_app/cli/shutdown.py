@@ -22,7 +22,8 @@ from typing import Any
 from rich.console import Console
 
 from serve_app.cli.processes import Process, end, end_marked, marked, wait
-from serve_app.config import ROUTER, ServeFile
+from serve_app.config.file import ServeFile
+from serve_app.config.names import ROUTER
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PROXY = "haproxy"

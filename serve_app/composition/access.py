@@ -8,9 +8,9 @@ from functools import partial
 
 from serve_app.access.guard import Guard
 from serve_app.access.key_file_watcher import KeyFile, KeyFileWatcher
-from serve_app.config import RouterConfig
 from serve_app.config.api_keys import keys_of, read_api_keys
 from serve_app.config.files import home
+from serve_app.config.router import RouterConfig
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.errors import ConfigError
 from serve_app.http.tls import make_context

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serve_app.composition.triton import read_repository
-from serve_app.config import AppArgs, parse_args
+from serve_app import wings
+from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.repository import RepositoryConfig
 from serve_app.errors import ConfigError
 
@@ -38,7 +38,8 @@ def read_args(data: Any, prefix: str = "args") -> AppArgs:
     if config.path is None:
         return parse_args(data, prefix)
     try:
-        repository = read_repository(config.path, data, strict=config.strict)
+        triton = wings.need("triton", "repository", "repository.path")
+        repository = triton.read_repository(config.path, data, strict=config.strict)
     except ConfigError as error:
         raise ConfigError(tuple(_placed(problem, prefix) for problem in error.problems)) from None
     found = {"models": repository.served, "pipelines": repository.pipelines}

@@ -15,7 +15,7 @@ from serve_app.backends.kind import AnyKind, BackendKind, BuildSettings, Options
 from serve_app.backends.layout import ROWS_FIRST, Layout
 from serve_app.backends.registry import BACKENDS, kinds_of
 from serve_app.composition.locate import ModelLocation
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.config.problems import problems_of
 from serve_app.errors import ConfigError
 
@@ -143,7 +143,7 @@ def with_backends(definitions: Mapping[str, Any], ref_template: str) -> dict[str
     """Definitions of the JSON Schema of a configuration, with the backends that there are and the options of each.
 
     Args:
-        definitions: Those of `serve_app.config.AppArgs`, by name.
+        definitions: Those of `serve_app.config.args.AppArgs`, by name.
         ref_template: How they refer to each other.
     """
     found = dict(definitions)

@@ -9,7 +9,7 @@ import psutil
 from serve_app.backends.backend import Backend, SessionLost
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import memory_of
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Compute, Execution, Tensors
 from serve_app.replica.compute import MOST_INSTANCES, Measured, decide, run_s, threaded, together

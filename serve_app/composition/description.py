@@ -14,7 +14,8 @@ from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.composition.profile import profile_notes, read_model_profile
 from serve_app.composition.streams import stream_problems
 from serve_app.composition.tensors import input_formats, output_labels
-from serve_app.config import AppArgs, ModelConfig
+from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
 from serve_app.config.processor import CustomOptions
 from serve_app.domain.service import ModelInfo, ModelServing
 from serve_app.domain.traffic import model_of

@@ -10,8 +10,10 @@ from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import file_bytes
 from serve_app.composition.replica import AsMember, Replica
 from serve_app.composition.revision import Revision, open_revision
-from serve_app.config import AppArgs, ModelConfig, PoolConfig
-from serve_app.config.device_group import size
+from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
+from serve_app.config.pool import PoolConfig
+from serve_app.config.values import size
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
 from serve_app.payloads import Execution

@@ -12,7 +12,7 @@ from typing import Final
 
 from serve_app.composition.revision import find_revision
 from serve_app.composition.router import describe_revision, route_revision
-from serve_app.config import AppArgs
+from serve_app.config.args import AppArgs
 from serve_app.domain.agreed import Agreed, Register, Told
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.router.router import Router
@@ -133,5 +133,5 @@ class Keeper:
         self._router.settle_model(self._prepared.pop(model), model, told)
 
     def _route(self, model: str, agreed: Agreed) -> RoutedModel:
-        routed = route_revision(self._config, self._models[model], agreed)
+        routed = route_revision(self._models[model], agreed)
         return replace(routed, base=self._deployed[model].revision)

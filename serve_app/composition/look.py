@@ -12,8 +12,8 @@ from serve_app.composition.copies import is_being_written, listing, seen
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files
 from serve_app.composition.references import is_pinned
-from serve_app.config import ModelConfig
 from serve_app.config.files import is_remote
+from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 
 

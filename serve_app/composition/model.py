@@ -15,7 +15,7 @@ from serve_app.backends.samples import make_samples as samples_of
 from serve_app.composition.backend import read_options
 from serve_app.composition.copies import forget
 from serve_app.composition.locate import ModelLocation, resolve_model
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.config.processor import CustomOptions
 from serve_app.config.tensors import label_files
 from serve_app.config.warm_up import DecodeRequest

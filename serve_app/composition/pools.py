@@ -10,11 +10,13 @@ from pathlib import PurePath
 from typing import Final
 
 from serve_app.composition.model import find_files, memory_of
-from serve_app.config import AppArgs, ModelConfig, PoolConfig
-from serve_app.config.device_group import size
+from serve_app.config.args import AppArgs
 from serve_app.config.files import home
+from serve_app.config.model import ModelConfig
 from serve_app.config.names import checked_model_name
+from serve_app.config.pool import PoolConfig
 from serve_app.config.problems import nearest, short_repr
+from serve_app.config.values import size
 from serve_app.errors import ConfigError
 
 _TOLD: Final = 10

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from serve_app.composition.locate import ModelLocation
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.config.problems import short_repr
 from serve_app.config.profile import Profile, read_profile
 from serve_app.errors import ConfigError

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
-from serve_app.config import AppArgs
+from serve_app.config.args import AppArgs
 from serve_app.errors import ConfigError
 
 _HUGGING_FACE = "hf://"

@@ -21,7 +21,8 @@ from serve_app.composition.digests import Digests
 from serve_app.composition.identity import identities
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import file_bytes, find_files, read_builds
-from serve_app.config import ModelConfig, cache_folder
+from serve_app.config.files import cache_folder
+from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 
 _log = logging.getLogger(__name__)

@@ -9,16 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from serve_app import wings
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
 from serve_app.composition.hosting import members_of
-from serve_app.composition.jobs import job_settings
 from serve_app.composition.model import file_bytes, find_files, make_processor
-from serve_app.composition.pipelines import pipeline_infos
 from serve_app.composition.revision import Revision, open_revision
-from serve_app.config import AppArgs, ModelConfig
+from serve_app.composition.wing_parts import router_parts
+from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Agreed, not_loaded
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import TlsFiles
@@ -27,7 +28,7 @@ from serve_app.http.http1 import Limits
 from serve_app.http.listener import within_open_files
 from serve_app.payloads import Execution
 from serve_app.processors.processor import Processor
-from serve_app.router.cache.response_cache import ModelCacheSettings
+from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.router.settings import (
     GrpcPort,
     GrpcSettings,
@@ -79,10 +80,9 @@ def router_settings(
             replace(model, base=deployed[model.name].revision) if model.name in deployed else model
             for model in _routed(config, infos, priors, identities, changed)
         ],
-        pipelines=pipeline_infos(config, infos),
+        parts=router_parts(config, infos),
         classes=config.class_settings(),
         limits=config.process_limits(),
-        groups=config.groups(),
         pools=[
             RoutedPool(pool.scheduling(names), pool.load_timeout_s)
             for pool, names in zip(config.pools, members_of(config).values(), strict=True)
@@ -98,7 +98,7 @@ def router_settings(
             all_bytes=int(router.limits.all_streams_bytes),
             reader_s=router.limits.slow_reader_s,
         ),
-        caches=config.cache_settings(),
+        make_caches=next((make(config) for make in wings.hooks("composition", "answer_caches")), None),
         http=HttpSettings(
             max_body=router.limits.max_body,
             max_held_bytes=max(router.limits.max_body, router.limits.max_bytes // 2),
@@ -121,7 +121,6 @@ def router_settings(
         log_file=None
         if log_file is None
         else LogFile(log_file, int(config.logging.max_bytes), config.logging.files - 1),
-        jobs=job_settings(router.jobs),
     )
 
 
@@ -175,7 +174,6 @@ def _routed(
     """Every model as a router serves it from what it was deployed with."""
     return [
         _routed_model(
-            config,
             model,
             infos[model.name],
             priors.get(model.name, ()),
@@ -207,21 +205,19 @@ def encode_description(info: ModelInfo, identities: Mapping[str, str]) -> bytes:
     return pickle.dumps((info, dict(identities)))
 
 
-def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> RoutedModel:
+def route_revision(model: ModelConfig, agreed: Agreed) -> RoutedModel:
     """A model as a router serves it from a state of its files.
 
     Args:
-        config: The configuration.
         model: The model.
         agreed: That state. Where what is beside its files, by which requests are priced, cannot be read,
             `ModelInfo.fault` of the model says why.
     """
     info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
-    return _routed_model(config, model, info, agreed.executions, identities)
+    return _routed_model(model, info, agreed.executions, identities)
 
 
 def _routed_model(
-    config: AppArgs,
     model: ModelConfig,
     info: ModelInfo,
     prior: Sequence[Execution],
@@ -230,7 +226,7 @@ def _routed_model(
     opened: bool = True,
 ) -> RoutedModel:
     """A model as a router serves it, with a processor if it is ``opened``."""
-    scheduling = config.scheduling_of(model)
+    scheduling = model.scheduling()
     if model.pool is not None:
         scheduling = replace(scheduling, resident_bytes=_resident_bytes(model))
     processor = None
@@ -244,7 +240,6 @@ def _routed_model(
         info=info,
         scheduling=scheduling,
         processor=processor,
-        group=next((group.name for group in config.device_groups if model.name in group.models), None),
         pool=model.pool,
         prior=prior,
         on_demand=model.pool is None and model.autoscaling.min_replicas == 0,

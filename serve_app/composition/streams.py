@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from serve_app.backends.description import Description
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.payloads import TENSORS
 
 

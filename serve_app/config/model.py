@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -22,7 +22,6 @@ from pydantic_core import CoreSchema
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import ModelBatchingConfig, fallback_problems
 from serve_app.config.breaker import BreakerConfig
-from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.files import is_remote
 from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
 from serve_app.config.problems import Location, nearest, short_repr, validation_error
@@ -39,10 +38,16 @@ from serve_app.config.tensors import (
 from serve_app.config.values import Positive, Seconds, Section
 from serve_app.config.versions import LatestVersions, ShadowConfig, VersionList, Weights
 from serve_app.config.warm_up import WarmUpConfig
+from serve_app.config.wing_sections import section
 from serve_app.domain.row_sizes import row_buckets
 from serve_app.domain.traffic import Traffic, faults_of, newest_last, version_key
 from serve_app.payloads import TENSORS
 from serve_app.scheduling.settings import COPIES, ModelScheduling
+
+if TYPE_CHECKING:
+    from serve_app.cache.config import ModelCacheConfig
+else:
+    ModelCacheConfig = section("cache", "ModelCacheConfig")
 
 _TASKS = (TENSORS, *PROCESSOR_OPTIONS)
 _AUTO_REPLICAS = 2
@@ -353,8 +358,6 @@ class ModelConfig(Section):
         """The values for the scheduler."""
         return replace(
             self.batching.scheduling(self.name, self.fallbacks),
-            resident_bytes=self.resident_bytes,
-            bytes_per_row=int(self.resources.memory_per_row or 0),
             variants=tuple(variant.name for variant in self.variants),
             breaker=self.breaker.settings(),
             # Every replica that has a picture or a sound decodes it, before anybody knows who runs it.
@@ -401,11 +404,6 @@ class ModelConfig(Section):
     def caches(self) -> bool:
         """Whether answers are cached."""
         return self.cache is not None and self.cache.enabled
-
-    @property
-    def resident_bytes(self) -> int:
-        """GPU memory limit of all its replicas; 0 if unlimited."""
-        return int(self.resources.gpu_memory or 0) * self.most_replicas
 
     @property
     def most_replicas(self) -> int:

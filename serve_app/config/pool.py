@@ -32,7 +32,6 @@ NOT_OF_MEMBERS: Final[Mapping[str, str]] = {
     "resources.device": _HOSTS,
     "resources.gpus": _HOSTS,
     "resources.gpu_memory": _HOSTS,
-    "resources.memory_per_row": _HOSTS,
     "resources.cpus": _OF_HOST,
     "resources.memory_limit": "is the host's: set memory at the pool",
     "health.check_period_s": _OF_HOST,

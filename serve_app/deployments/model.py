@@ -19,7 +19,8 @@ from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.memory import large_blocks_apart
 from serve_app.composition.replica import expected_memory, host_revision, make_replica
 from serve_app.composition.revision import forget_revisions, open_revision
-from serve_app.config import ModelConfig, cache_folder
+from serve_app.config.files import cache_folder
+from serve_app.config.model import ModelConfig
 from serve_app.deployments.autoscaling import BUSY, IDLE_CORES
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.garbage import leave_out_what_is_there
@@ -65,7 +66,6 @@ class ModelDeployment:
         base: Name of the revision that the model was deployed with.
         identities: Of the model and its variants as they were deployed, where routers keep its answers.
         min_share: Guaranteed share of a replica's time per class, 0 to 1.
-        planned: Whether it shares a device with other models, so that routers compose its batches.
     """
 
     def __init__(
@@ -74,8 +74,6 @@ class ModelDeployment:
         base: str,
         identities: Mapping[str, str] = MappingProxyType({}),
         min_share: Mapping[Priority, float] = NO_SHARES,
-        *,
-        planned: bool = False,
     ) -> None:
         join_serve_log()
         leave_out_what_is_there()  # before a model is loaded: models come and go
@@ -88,7 +86,6 @@ class ModelDeployment:
             gpu_available=bool(ray.get_gpu_ids()),
             records=VerdictStore(cache_folder() / "joinable"),
             min_share=min_share,
-            planned=planned,
             on_lost=self._die,
         )
         register = ClusterRegister({config.name: base})
@@ -130,7 +127,7 @@ class ModelDeployment:
         self._loop = asyncio.get_running_loop()
         self._checks = itertools.count()
         self._meter = CoreMeter()
-        self._scales = config.more_processes and not planned
+        self._scales = config.more_processes
         # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 

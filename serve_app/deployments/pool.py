@@ -15,7 +15,8 @@ from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.memory import give_memory_back, keep_large_blocks_apart
 from serve_app.composition.hosting import MemberLoader, MemberPlan
 from serve_app.composition.replica import make_replica
-from serve_app.config import PoolConfig, cache_folder
+from serve_app.config.files import cache_folder
+from serve_app.config.pool import PoolConfig
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.garbage import leave_out_what_is_there
 from serve_app.deployments.log import join_serve_log
@@ -62,7 +63,6 @@ class PoolDeployment:
             batch=batch_with_serve(max_rows),
             records=VerdictStore(cache_folder() / "joinable"),
             min_share=min_share,
-            planned=True,
         )
         loader = MemberLoader(plans, make)
         if plans:

@@ -16,7 +16,7 @@ from ray.experimental.internal_kv import (
     _internal_kv_put,
 )
 
-from serve_app.config import deployment_name
+from serve_app.config.names import deployment_name
 from serve_app.domain.agreed import Agreed, decode_agreed, encode_agreed
 
 _NAMESPACE = b"serve_app"

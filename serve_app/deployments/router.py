@@ -19,7 +19,8 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.composition import router_settings
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.look import look_at
-from serve_app.config import AppArgs, deployment_name
+from serve_app.config.args import AppArgs
+from serve_app.config.names import deployment_name
 from serve_app.deployments.autoscaling import BUSY, CORES, IDLE_CORES, load_metric
 from serve_app.deployments.garbage import tune_garbage_collection
 from serve_app.deployments.grpc_ingress import answers_grpc

@@ -1,6 +1,6 @@
 """A pipeline as the router runs it: models in sequence, in parallel branches, behind a switch, over parts.
 
-A plain frozen plan. `serve_app.composition.pipelines` makes it of a configuration, and has checked it: every reference
+A plain frozen plan. `serve_app.pipelines.composition` makes it of a configuration, and has checked it: every reference
 leads somewhere, there is no cycle, and each step comes after all that it may need.
 """
 

@@ -75,22 +75,6 @@ class RedisSettings:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-class CacheSettings(NamedTuple):
-    """What the caches of one router process share.
-
-    Attributes:
-        max_followers: Most requests that wait for the same one in flight.
-        follower_bytes: Most bytes that these hold, and likewise those that wait to be hashed.
-        offload_above: Requests of more bytes are hashed in a thread.
-        threads: Most that are at once.
-    """
-
-    max_followers: int = 256
-    follower_bytes: int = 64 * 2**20
-    offload_above: int = 256 * 2**10
-    threads: int = 2
-
-
 @dataclass(frozen=True, slots=True)
 class JoinSettings:
     """What the configuration says of sharing runs.

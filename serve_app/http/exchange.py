@@ -117,6 +117,8 @@ class Wire(Protocol):
         """Whether the connection ends after its current response."""
 
 
+OWN_PORT: Final = "serve_app.own_port"
+"""In the scope of every request that comes by a port of this process."""
 AWAITED_SINCE: Final = "serve_app.awaited_since"
 """In the scope of a request that was not begun when its head was there: since when it waits, as `monotonic` tells."""
 

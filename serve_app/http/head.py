@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed
 from serve_app.http.errors import Headers, Rendered, render
+from serve_app.http.exchange import OWN_PORT
 from serve_app.http.turns import Urgency
 
 MAX_HEAD: Final = 64 * 1024
@@ -105,6 +106,7 @@ def scope_of(
         "raw_path": raw_path,
         "query_string": query,
         "headers": headers,
+        OWN_PORT: True,
     }
 
 

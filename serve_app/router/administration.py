@@ -170,7 +170,7 @@ class RouterAdministration:
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, and where it has them ``fallbacks``, ``device_group`` and ``pool``); what `Scheduler.snapshot`
+            (``policy``, and where it has them ``fallbacks`` and ``pool``); what `Scheduler.snapshot`
             tells of its queues, replicas (of a member of a pool, the hosts that have loaded it) and predictions; and
             its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed,
             or why it cannot be served.
@@ -189,7 +189,7 @@ class RouterAdministration:
         return {
             "ready": self.ready(),
             **({"pools": self._scheduler.pools()} if self._scheduler.has_pools else {}),
-            **{name: read() for name, read in self._more_status.items()},
+            **{name: shown for name, read in self._more_status.items() if (shown := read()) is not None},
             **({"traffic": {name: self.traffic(name) for name in several}} if several else {}),
             "models": {
                 name: {

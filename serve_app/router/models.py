@@ -10,7 +10,7 @@ from serve_app.domain.service import ModelInfo, unknown_model, unknown_version, 
 from serve_app.domain.traffic import Traffic, model_of
 from serve_app.errors import ModelNotFound
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable
-from serve_app.router.cache.response_cache import ResponseCache
+from serve_app.router.answer_cache import AnswerCaches
 from serve_app.router.served import Served, care_of, may_join
 from serve_app.router.settings import ReplicaReport, RoutedModel
 from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
@@ -39,7 +39,7 @@ class Models:
     def __init__(
         self,
         scheduler: Scheduler,
-        cache: ResponseCache | None = None,
+        cache: AnswerCaches | None = None,
         traffic_store: TrafficStore | None = None,
         tell_traffic: Tell | None = None,
     ) -> None:

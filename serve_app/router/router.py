@@ -27,13 +27,11 @@ from serve_app.http.tls import Certificates
 from serve_app.http.turns import Turns
 from serve_app.payloads import STALE, Bundle, BundleResult, Failure
 from serve_app.router.administration import Loading, RouterAdministration
-from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.inference import RouterInference
-from serve_app.router.jobs import make_jobs
 from serve_app.router.models import Models
-from serve_app.router.pipelines.inference import PipelineInference
+from serve_app.router.part import PartContext, RouterPart
 from serve_app.router.pools import ChangeHost, Pools
 from serve_app.router.served import may_join
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
@@ -42,7 +40,6 @@ from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.connection_metrics import CONNECTIONS, TURNS
-from serve_app.telemetry.job_metrics import JOBS
 from serve_app.telemetry.key_metrics import KEYS
 from serve_app.telemetry.line_writer import LineWriter
 from serve_app.telemetry.metrics import RouterMetrics, merge_pages
@@ -110,7 +107,6 @@ class Router:
         app: Answers HTTP requests that come by a server in front: an ASGI application.
         grpc: Answers gRPC calls that come by a server in front.
         metrics: What it counts.
-        jobs: What is done later; ``None`` where nothing is.
     """
 
     def __init__(
@@ -134,7 +130,7 @@ class Router:
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._arena = Arena(settings.shared_memory) if Arena.supported() and settings.shared_memory else None
-        groups = (*settings.groups, *(pool.scheduling for pool in settings.pools))
+        groups = [pool.scheduling for pool in settings.pools]
         self._scheduler = Scheduler((), settings.classes, settings.limits, groups)
         self._pools = Pools(settings.pools, change_host, self)
         self.metrics = RouterMetrics(self._scheduler, settings.named_members)
@@ -156,17 +152,20 @@ class Router:
             self._dispatcher.on_responsive,
         )
         self._links = Links(ties, self._arena, self._on_link, watch)
-        self._cache = ResponseCache(settings.caches, self._dispatcher, self.metrics)
+        make_caches = settings.make_caches
+        self._caches = None if make_caches is None else make_caches(self._dispatcher, self.metrics)
         file = settings.log_file
         self._log_lines = None if file is None else LineWriter(file.path, file.max_bytes, file.backups)
         lines = self._log_lines
         self._log = None if lines is None else RequestLog(settings.log, lines, self._loop.call_later)
         tracer = configured_tracer()
         self._traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
-        self.models = Models(self._scheduler, self._cache, traffic_store, None if peers is None else peers.tell_traffic)
+        self.models = Models(
+            self._scheduler, self._caches, traffic_store, None if peers is None else peers.tell_traffic
+        )
         self._inference = RouterInference(self.models, self._dispatcher, self.metrics, self._traces, settings.streams)
-        self._pipelines = self._make_pipelines()
-        self.inference: Inference = self._pipelines or self._inference
+        self.inference: Inference = self._inference
+        self._parts = self._make_parts()
         self.administration = RouterAdministration(
             self.models,
             self.inference,
@@ -179,7 +178,6 @@ class Router:
         )
         self._removals: set[asyncio.Task[None]] = set()
         self._guard = None if settings.keys is None else settings.keys.guard
-        self.jobs = None if settings.jobs is None else make_jobs(settings.jobs, self.inference)
         self._turns = self._make_turns()
         self.app = self._http_app()
         self.grpc = self._grpc_app()
@@ -209,35 +207,37 @@ class Router:
         listeners = self._http_listener, self._grpc_listener
         self._ports = DirectPorts([each for each in listeners if each is not None])
         self._loop.call_later(OPEN_ANYWAY_S, self._ports.open)
-        if self.jobs is not None:
-            self.jobs.start(self.app.items.run)
+        for part in self._parts:
+            part.start()
 
     def _open_if_ready(self) -> None:
         if self.administration.ready():
             self._ports.open()
 
-    def _make_pipelines(self) -> PipelineInference | None:
-        if not self._settings.pipelines:
-            return None
-        return PipelineInference(
-            self._inference,
-            self._settings.pipelines,
-            self._scheduler.solo_s,
-            self._inference.least_s,
-            self.metrics.registry,
-            self._traces,
-        )
+    def _make_parts(self) -> Sequence[RouterPart]:
+        parts = []
+        for make in self._settings.parts:
+            context = PartContext(
+                inference=self.inference,
+                solo_s=self._scheduler.solo_s,
+                least_s=self._inference.least_s,
+                registry=self.metrics.registry,
+                traces=self._traces,
+            )
+            parts.append(part := make(context))
+            self.inference = part.inference() or self.inference
+        return parts
 
     def _show_parts(self) -> None:
         """Register what the parts of this router show: metrics, status and statistics."""
         register, administration = self.metrics.registry.register, self.administration
-        if (pipelines := self._pipelines) is not None:
-            administration.add_status("pipelines", pipelines.status)
-            for info in self._settings.pipelines:
-                administration.add_statistics(info.name, partial(pipelines.statistics, info.name))
-        if (jobs := self.jobs) is not None:
-            administration.add_status("jobs", jobs.status)
-            register(Readings(JOBS, lambda: jobs))
+        for part in self._parts:
+            if part.name:
+                administration.add_status(part.name, part.status)
+            for name, read in part.statistics().items():
+                administration.add_statistics(name, read)
+            for collector in part.collectors():
+                register(collector)
         if (guard := self._guard) is not None:
             register(Readings(KEYS, lambda: guard))
         register(Readings(TRAFFIC, administration.traffic_readings))
@@ -253,7 +253,7 @@ class Router:
         return Turns(self._loop, urgency_of, {priority: limits.min_share for priority, limits in classes.items()})
 
     def _http_app(self) -> HttpApp:
-        """What answers requests that come by a server in front, which adds the request's id itself."""
+        """What answers requests over HTTP; the server in front adds the request's id itself."""
         settings = replace(self._settings.http, send_request_id=False, listener="http")
         return create_app(
             self.inference,
@@ -262,7 +262,7 @@ class Router:
             allocate=self._allocate,
             guard=self._guard,
             log=self._log,
-            kept=self.jobs,
+            more=[part.routes for part in self._parts],
             turns=self._turns,
         )
 
@@ -287,16 +287,7 @@ class Router:
             sock = bind(port.host, port.port)
         except OSError as error:
             raise _cannot_listen(port, error) from error
-        app = create_app(
-            self.inference,
-            self.administration,
-            self._settings.http,
-            self.app.bodies,
-            guard=self._guard,
-            log=self._log,
-            kept=self.jobs,
-        )
-        listener = Listener(app, sock, port.limits, certificates, app.errors_of, self._turns)
+        listener = Listener(self.app, sock, port.limits, certificates, self.app.errors_of, self._turns)
         self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
         return listener
 
@@ -334,7 +325,7 @@ class Router:
 
         Raises:
             ValueError: There is a model of that name.
-            KeyError: There is no such device group.
+            KeyError: There is no such pool.
         """
         self._take(model)
         self.grpc.changed()
@@ -343,7 +334,7 @@ class Router:
         known = self.models.by_name.get(model.info.name)
         if known is not None and not (known.key and model.info.key):
             raise ValueError(f"there is a model {model.info.name!r} already")
-        self._dispatcher.add_model(model.scheduling, model.pool or model.group)
+        self._dispatcher.add_model(model.scheduling, model.pool)
         if model.pool is not None:
             self._pools.add_member(model.name, model.pool)
             self.metrics.names.add_member(model.name)
@@ -460,7 +451,8 @@ class Router:
             await end
         if name not in self.models.keys:
             self.metrics.forget(name)
-            self._cache.forget(name)
+            if self._caches is not None:
+                self._caches.forget(name)
         if model_of(name) not in self.models.by_name:
             self.metrics.forget(model_of(name))  # what was refused before its version was known
 
@@ -493,9 +485,10 @@ class Router:
             self.models.on_joinable(model, report.joinable)
         addresses = {name: report.address for name, report in replicas.items() if report.address is not None}
         # Those that are told which revision to run answer by no other.
-        self._cache.on_replicas(
-            model, [report.identities for report in replicas.values() if not base or report.base != base]
-        )
+        if self._caches is not None:
+            self._caches.on_replicas(
+                model, [report.identities for report in replicas.values() if not base or report.base != base]
+            )
         if telling or not replicas:
             self.models.on_warm_up(model, telling)
         self._links.update(model, addresses)
@@ -659,12 +652,12 @@ class Router:
         """
         loop, until = self._loop, self._loop.time() + limit_s
         self.models.ending = True
-        if self.jobs is not None:
-            await self.jobs.stop()
+        for part in self._parts:
+            await part.stop()
         await self._close_ports(limit_s)
         left = 0
-        if self._pipelines is not None:  # while the models below still take what their steps ask
-            left = await self._pipelines.finish(max(0.0, until - loop.time()))
+        for part in reversed(self._parts):  # while what they ask of others is still taken
+            left += await part.finish(max(0.0, until - loop.time()))
         return left + await self._inference.finish(max(0.0, until - loop.time()))
 
     async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
@@ -675,11 +668,11 @@ class Router:
             grace_s: How long connections without a request stay open, seconds.
         """
         self._pools.stop_claiming()
-        if self.jobs is not None:
-            await self.jobs.stop()
+        for part in self._parts:
+            await part.stop()
         await self._close_ports(limit_s, grace_s)
-        if self.jobs is not None:
-            await self.jobs.close()
+        for part in reversed(self._parts):
+            await part.close()
         await self._inference.close()
         if self._settings.keys is not None:
             self._settings.keys.close()

@@ -13,7 +13,7 @@ from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import PROVEN, Joinable, Payload
 from serve_app.processors.processor import Processor
-from serve_app.router.cache.response_cache import ModelCache
+from serve_app.router.answer_cache import ModelCache
 from serve_app.router.settings import RoutedModel
 from serve_app.router.traffic import Versions
 
@@ -133,8 +133,6 @@ def _scheduling(model: RoutedModel) -> Mapping[str, Any]:
     shown: dict[str, Any] = {"policy": model.scheduling.policy}
     if model.scheduling.fallbacks:
         shown["fallbacks"] = list(model.scheduling.fallbacks)
-    if model.group is not None:
-        shown["device_group"] = model.group
     if model.pool is not None:
         shown["pool"] = model.pool
     return shown

@@ -10,15 +10,15 @@ from serve_app.access.key_file_watcher import KeyFileWatcher
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.domain.service import ModelInfo
-from serve_app.domain.settings import CacheSettings, LogSettings, TlsFiles
+from serve_app.domain.settings import LogSettings, TlsFiles
 from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
-from serve_app.jobs.settings import JobSettings
 from serve_app.payloads import Compute, Execution, Joinable
 from serve_app.processors.processor import Processor
-from serve_app.router.cache.response_cache import ModelCacheSettings
+from serve_app.router.answer_cache import MakeCaches, ModelCacheSettings
+from serve_app.router.part import MakePart
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, Pool, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS
 
 
@@ -99,7 +99,6 @@ class RoutedModel:
         info: What clients are told of it.
         scheduling: How its requests are scheduled; under the same name.
         processor: Prices its requests where it takes media.
-        group: The device group that it is a member of.
         pool: The pool that it is a member of: it has no replicas then.
         prior: What batches cost, until a replica has measured it.
         on_demand: Whether it may have no replica while nobody asks for it.
@@ -112,7 +111,6 @@ class RoutedModel:
     info: ModelInfo
     scheduling: ModelScheduling
     processor: Processor | None = None
-    group: str | None = None
     pool: str | None = None
     prior: Sequence[Execution] = ()
     on_demand: bool = False
@@ -147,8 +145,7 @@ class RouterSettings:
         models: What it serves at first; more can come, and all of them go.
         classes: Limits of every class.
         limits: Limits of the process.
-        pipelines: What is known of the pipelines; each has a `ModelInfo.pipeline`.
-        groups: Devices that models share.
+        parts: Make the parts of wings, the innermost first.
         pools: Processes that models share.
         named_members: How many members of pools have series of their own in the metrics.
         bundle_timeout_s: A replica that has not answered for so long is not asked any more, seconds.
@@ -156,7 +153,7 @@ class RouterSettings:
         replica_kill_s: After so long without a response such a replica is killed, seconds; ``None``: never.
         shared_memory: Bytes of memory that large bodies share with replicas on this node; 0: none.
         streams: How much of answers in parts may wait for their readers.
-        caches: What the caches of all models share.
+        make_caches: Makes the caches of models that have one; ``None``: none has.
         http: Limits and manners of HTTP on every port.
         grpc: The same of gRPC.
         http_port: Its own port for HTTP; ``None`` for none.
@@ -165,14 +162,12 @@ class RouterSettings:
         keys: API keys; ``None``: everybody is let in. The router starts and ends it.
         log: Which requests get a line in the log.
         log_file: Where these go; ``None``: there is no log.
-        jobs: How jobs are kept and run; ``None``: there are none.
     """
 
     classes: Mapping[Priority, ClassSettings]
     limits: ProcessLimits
     models: Sequence[RoutedModel] = ()
-    pipelines: Sequence[ModelInfo] = ()
-    groups: Sequence[DeviceGroup] = ()
+    parts: Sequence[MakePart] = ()
     pools: Sequence[RoutedPool] = ()
     named_members: int = NAMED_MEMBERS
     bundle_timeout_s: float = 60.0
@@ -180,7 +175,7 @@ class RouterSettings:
     replica_kill_s: float | None = 10.0
     shared_memory: int = 0
     streams: StreamSettings = StreamSettings()
-    caches: CacheSettings = field(default_factory=CacheSettings)
+    make_caches: MakeCaches | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     http_port: HttpPort | None = None
@@ -189,7 +184,6 @@ class RouterSettings:
     keys: KeyFileWatcher | None = None
     log: LogSettings = field(default_factory=LogSettings)
     log_file: LogFile | None = None
-    jobs: JobSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

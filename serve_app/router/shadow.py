@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from serve_app.domain.service import Answer, RequestOptions
 from serve_app.domain.traffic import Tolerance
 from serve_app.errors import DeadlineExceeded, QueueFull, ServeAppError
-from serve_app.payloads import Embeddings, Payload
-from serve_app.router.cache.store import held_bytes
+from serve_app.payloads import Embeddings, Payload, held_bytes
 from serve_app.scheduling.entry import Priority
 
 logger = logging.getLogger(__name__)

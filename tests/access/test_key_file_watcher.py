@@ -11,8 +11,7 @@ import pytest
 from serve_app.access.guard import Guard
 from serve_app.access.key_file_watcher import KeyFile, KeyFileWatcher
 from serve_app.composition.access import watched_keys
-from serve_app.config import RouterConfig
-from serve_app.config.router import AccessConfig
+from serve_app.config.router import AccessConfig, RouterConfig
 from serve_app.domain.keys import Key
 from serve_app.errors import ConfigError, Unauthenticated
 from serve_app.telemetry.key_metrics import KEYS

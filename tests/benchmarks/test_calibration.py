@@ -18,7 +18,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.groups import Group
 from benchmarks.machine import Machine
 from benchmarks.server import ROOT
-from serve_app.config import load_file
+from serve_app.config.file import load_file
 from serve_app.config.profile import FORMAT, Memory, Profile
 from serve_app.config.profile import Machine as ProfiledMachine
 from serve_app.config.profile_points import Point, fit_points

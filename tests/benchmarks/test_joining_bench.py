@@ -14,7 +14,7 @@ from benchmarks.machine import Machine
 from benchmarks.server import ROOT
 from benchmarks.turns import Turn
 from serve_app.composition.model import find_files, read_builds
-from serve_app.config import load_file
+from serve_app.config.file import load_file
 from serve_app.config.files import HOME_VARIABLE
 from serve_app.payloads import Joinable
 

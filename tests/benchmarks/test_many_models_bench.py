@@ -9,7 +9,7 @@ import pytest
 from benchmarks.machine import Machine
 from benchmarks.many_models import PAGES, Page, Start, document_of, draw, make_models, report
 from serve_app.composition import describe_models, expand_pools, read_args, with_versions
-from serve_app.composition.pipelines import pipeline_infos
+from serve_app.pipelines.composition import pipeline_infos
 
 
 @pytest.mark.parametrize("models", [1, 3])

@@ -18,8 +18,8 @@ from benchmarks.pool_server_measure import Costs, Observed, Tails
 from benchmarks.pool_server_predict import load_spread, predict, scenario_of
 from benchmarks.pool_server_report import Report, draw, render
 from serve_app.composition import describe_models, expand_pools, read_args, with_versions
-from serve_app.composition.pipelines import pipeline_infos
-from serve_app.config import AppArgs
+from serve_app.config.args import AppArgs
+from serve_app.pipelines.composition import pipeline_infos
 from serve_app.scheduling.entry import Priority
 from serve_app_simulator.scenario import Overheads
 from serve_app_simulator.workloads import generate

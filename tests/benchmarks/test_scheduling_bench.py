@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.scheduling import cases, fairness, faults, memory, parts, shared_device, streams
+from benchmarks.scheduling import cases, fairness, faults, memory, parts, streams
 from benchmarks.scheduling.__main__ import EXPERIMENTS, write
 from benchmarks.scheduling.ablations import ABLATIONS, taken_away
 from benchmarks.scheduling.comparison import HEADER, look, run_group
@@ -125,9 +125,7 @@ def test_the_most_streams_are_interpolated_where_the_wanted_part_is_crossed() ->
 
 
 def test_scenarios_that_no_other_test_runs_are_possible(lab: Laboratory, tmp_path: Path) -> None:
-    """Shared devices, and every line of the table but the recorded hour's."""
-    for chosen in shared_device.SETTINGS:
-        check(shared_device.setting(lab, 20.0, chosen))
+    """Every line of the table but the recorded hour's."""
     table = list(cases.settings(None))
     assert len({setting.name for setting in table}) == len(table)
     assert {setting.group for setting in table} == set(cases.GROUPS) - {"azure"}

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from serve_app.cli import app
 from serve_app.composition import read_args
-from serve_app.config import load_file
+from serve_app.config.file import load_file
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FULL = """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.cli.limits import RunLimits, cluster_notes, gpu_problem, run_limits
-from serve_app.config import MAXCONN_VARIABLE, ServeFile, parse_document
+from serve_app.config.budget import MAXCONN_VARIABLE
+from serve_app.config.file import ServeFile, parse_document
 
 MANY_FILES = 1 << 20
 NEEDS = "queues (256 high + 1024 normal + 1536 low) + in flight (128 m0) + headroom (256) = 3200 requests"

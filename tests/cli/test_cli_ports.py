@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.cli.ports import busy, holder
 from serve_app.cli.run import busy_ports, unusable_folder
-from serve_app.config import ServeFile, parse_document
+from serve_app.config.file import ServeFile, parse_document
 from serve_app.http.listener import bind
 
 

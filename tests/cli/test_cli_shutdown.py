@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from serve_app.cli.shutdown import ForcedShutdown, GracefulShutdown
-from serve_app.config import parse_document
+from serve_app.config.file import parse_document
 
 MARK = "SERVE_APP_TEST_MARK"
 STUBBORN = """

@@ -30,7 +30,7 @@ from serve_app.composition.copies import is_being_written, staging
 from serve_app.composition.locate import ModelLocation, resolve_model
 from serve_app.composition.look import look_at
 from serve_app.composition.model import read_builds
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 
 

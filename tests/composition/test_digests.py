@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from serve_app.composition.digests import LEFT_ALONE_S, WORTH_BYTES, Digests
 from serve_app.composition.revision import find_revision, find_revisions, model_files
-from serve_app.config import ModelConfig
 from serve_app.config.files import CACHE_VARIABLE
+from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 
 LONG_AGO_NS = 10**18

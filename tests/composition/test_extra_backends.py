@@ -14,7 +14,7 @@ from serve_app.backends.registry import BACKENDS
 from serve_app.cli.doctor import Finding, examine
 from serve_app.composition.locate import resolve_model
 from serve_app.composition.model import find_files, read_builds
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.errors import ConfigError
 
 LACKS = "no-such-torch is not installed: pip install 'serve-app[torch]'"

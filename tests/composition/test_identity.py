@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from serve_app.composition.identity import WITHOUT_EFFECT, identities
 from serve_app.composition.model import find_files
-from serve_app.config import ModelConfig, parse_args
+from serve_app.config.args import parse_args
+from serve_app.config.model import ModelConfig
 from serve_app.config.processor import PROCESSOR_OPTIONS
 
 

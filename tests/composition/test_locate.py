@@ -19,7 +19,7 @@ from serve_app.backends.python.kind import PYTHON
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition.locate import ModelLocation, looking_once, missing_models, resolve_model
 from serve_app.composition.model import find_files
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.errors import ConfigError
 from serve_app.processors.model_folder import SENTENCE_FILES, SIDECARS
 

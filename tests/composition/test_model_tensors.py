@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from serve_app.api.open_inference.configuration import model_config
 from serve_app.composition import describe_models
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
 

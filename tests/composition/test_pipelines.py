@@ -12,14 +12,14 @@ import onnx_models
 import pytest
 from local_server import make_tokenizer
 
-from serve_app.api.pipeline_chart import draw
+from serve_app.api.openapi.pipeline_chart import draw
 from serve_app.composition import describe_models, expand_pools, read_args, with_versions
-from serve_app.composition.pipelines import pipeline_infos
 from serve_app.domain.pipeline import ModelStep, Reference
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
 from serve_app.payloads import Joinable, TensorSpec
-from serve_app.router.pipelines.values import payload_of
+from serve_app.pipelines.composition import pipeline_infos
+from serve_app.pipelines.values import payload_of
 
 INPUTS = {
     "picture": {"type": "image"},

@@ -20,7 +20,7 @@ from mlflow import MlflowClient
 
 from serve_app.composition.locate import resolve_model
 from serve_app.composition.references import is_pinned, pin_models, pin_path
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.errors import ConfigError
 
 _IN_A_PROCESS = """

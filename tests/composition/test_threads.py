@@ -17,7 +17,7 @@ from rich.console import Console
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.cli.doctor import examine
 from serve_app.cli.profile import ProfileOptions, profile_model
-from serve_app.config import load_file, read_document
+from serve_app.config.file import load_file, read_document
 
 CONFIG = """
 applications:

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper
 from triton_repositories import CHAIN_STEPS, CHAIN_TENSORS, SUM_DIFF, add_chain, add_ensemble, add_model
 
 from serve_app.composition import describe_models, read_args, with_versions
-from serve_app.composition.pipelines import pipeline_infos
-from serve_app.composition.triton import read_repository
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
+from serve_app.pipelines.composition import pipeline_infos
+from serve_app.triton.repository import read_repository
 
 CHAIN = CHAIN_TENSORS + CHAIN_STEPS
 STEPS = [

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import pytest
 from google.protobuf import descriptor_pb2
 
-from serve_app.composition.triton.fields import MODEL_CONFIG, Document, written
 from serve_app.errors import ConfigError
+from serve_app.triton.fields import MODEL_CONFIG, Document, written
 
 THEIRS = """
 import sys

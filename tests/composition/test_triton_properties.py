@@ -17,11 +17,11 @@ from hypothesis_profiles import TIMEOUT_S, examples
 from triton_repositories import CHAIN_STEPS, CHAIN_TENSORS, SUM_DIFF, add_chain, add_model
 
 from serve_app.api.open_inference.model_config_pb2 import DESCRIPTOR
-from serve_app.composition.triton.ensembles import translate_ensemble
-from serve_app.composition.triton.fields import MODEL_CONFIG, Document, written
-from serve_app.composition.triton.step_models import Neighbours
-from serve_app.composition.triton.translation import Translated, translate
 from serve_app.errors import ConfigError
+from serve_app.triton.ensembles import translate_ensemble
+from serve_app.triton.fields import MODEL_CONFIG, Document, written
+from serve_app.triton.neighbours import Neighbours
+from serve_app.triton.translation import Translated, translate
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 

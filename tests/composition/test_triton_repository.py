@@ -14,10 +14,10 @@ from triton_repositories import SUM_DIFF, add_model
 from serve_app.backends.pytorch.kind import TORCH_SCRIPT
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition import describe_models, read_args
-from serve_app.composition.triton import read_repository
-from serve_app.config import AppArgs, parse_args
+from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.repository import RepositoryConfig
 from serve_app.errors import ConfigError
+from serve_app.triton.repository import read_repository
 
 LEVELS = "dynamic_batching {{ priority_levels: {} default_priority_level: {} }}"
 POLICY = "dynamic_batching {{ default_queue_policy {{ {} }} }}"

@@ -11,8 +11,8 @@ from triton_repositories import SUM_DIFF, add_model
 
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition import describe_models, read_args, with_versions
-from serve_app.composition.triton import RepositoryModel, read_repository
 from serve_app.errors import ConfigError
+from serve_app.triton.repository import RepositoryModel, read_repository
 
 PICTURE = """\
 backend: "onnxruntime"
@@ -188,8 +188,14 @@ def test_what_is_followed(tmp_path: Path, text: str, keys: dict[str, Any]) -> No
             "11:33: instance_group[0].host_policy: has no counterpart, and counts for nothing",
         ),
         (
-            "instance_group { kind: KIND_CPU rate_limiter { priority: 2 } }",
-            "11:48: instance_group[0].rate_limiter.priority: has no counterpart, and counts for nothing",
+            (
+                'instance_group { kind: KIND_CPU rate_limiter { priority: 2 resources { name: "gpu" global: true'
+                " count: 1 } } }"
+            ),
+            (
+                "11:33: instance_group[0].rate_limiter: is ignored: no model waits for a resource of several; each has"
+                " its own replicas"
+            ),
         ),
         (
             "optimization { cuda { graphs: true } }",
@@ -201,10 +207,7 @@ def test_what_is_followed(tmp_path: Path, text: str, keys: dict[str, Any]) -> No
         ),
         (
             "optimization { priority: PRIORITY_MAX }",
-            (
-                "11:16: optimization.priority: of models that share a device, weights of device_groups say which is"
-                " more urgent"
-            ),
+            "11:16: optimization.priority: requests have classes; models that share a device have no order",
         ),
         (
             "optimization { input_pinned_memory { enable: false } }",

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import Budget, parse_args, parse_document
+from serve_app.config.args import parse_args
+from serve_app.config.budget import Budget
+from serve_app.config.file import parse_document
 from serve_app.errors import ConfigError
 
 REMEDY = "or lower classes.*.queue, autoscaling.max_replicas or batching.max_rows"
@@ -108,7 +110,6 @@ def test_a_variable_that_is_no_number_is_refused() -> None:
     [
         ({}, 1, 8, 8),
         ({"router": {"replicas": 3}}, 3, 3, 3),
-        ({"device_groups": [{"name": "cores", "models": ["a"]}]}, 1, 1, 1),
         ({"pools": [{"name": "p", "path": "p/*", "memory": "1GiB"}]}, 1, 1, 1),
     ],
 )

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import AppArgs, parse_args
+from serve_app.cache.composition import cache_settings
+from serve_app.config.args import AppArgs, parse_args
 from serve_app.errors import ConfigError
 
 CACHED = {"name": "m", "path": "m", "cache": {}}
@@ -35,6 +36,6 @@ def test_no_model_has_a_cache_unless_it_says_so() -> None:
 def test_values_reach_the_runtime() -> None:
     """In its units; the requests that may wait are counted with all others."""
     config = parse({"max_waiting": 7}, {**CACHED, "cache": {"ttl_s": 2, "max_bytes": "1KiB"}})
-    settings = config.cache_settings()
+    settings = cache_settings(config)
     assert settings.max_followers == 7
     assert config.budget().in_flight["waiting for the same request"] == 7

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import load_file, parse_document
-from serve_app.config.file import SCALING_POLICY
+from serve_app.config.file import SCALING_POLICY, load_file, parse_document
 from serve_app.errors import ConfigError
 
 OURS = """\

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.config import ROUTER, parse_args
-from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
+from serve_app.config.args import parse_args
+from serve_app.config.names import ROUTER, checked_model_name, checked_variant_name, deployment_name
 from serve_app.errors import ConfigError
 
 PLAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import parse_args
-from serve_app.config.pipeline import StepConfig
+from serve_app.config.args import parse_args
 from serve_app.domain.pipeline import Constant, Reference, SwitchStep
 from serve_app.errors import ConfigError
+from serve_app.pipelines.config import StepConfig
 
 MODELS = [{"name": "digits", "path": "models/digits"}, {"name": "words", "path": "models/words"}]
 INPUTS = {"picture": {"type": "image"}}

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from api.authority import Authority
 
-from serve_app.config import AppArgs, parse_args
-from serve_app.config.redis import RedisConfig
+from serve_app.config.args import AppArgs, parse_args
 from serve_app.errors import ConfigError
+from serve_app.jobs.composition import machine_problems
+from serve_app.jobs.redis_config import RedisConfig
 
 
 def configured(redis: Any) -> AppArgs:
@@ -83,26 +84,26 @@ def test_files_of_redis_are_found_from_home_and_looked_for(tmp_path: Path) -> No
     config = configured({"url": "rediss://h", "password_file": "secret", "ca_file": "ca.pem"})
     secret, authority = tmp_path / "secret", tmp_path / "ca.pem"
     place = "args.router.jobs.redis"
-    assert config.redis_problems(environ) == (
+    assert machine_problems(config, environ) == (
         f"{place}.password_file: {secret}: cannot be read: No such file or directory",
         f"{place}.ca_file: {authority}: cannot be read: No such file or directory",
     )
     secret.write_bytes(b"\xffhunter2")
     authority.write_text("hunter2")
-    assert config.redis_problems(environ) == (
+    assert machine_problems(config, environ) == (
         f"{place}.password_file: {secret}: is not text in UTF-8",
         f"{place}.ca_file: {authority}: holds no certificates in PEM",
     )
     secret.write_text("hunter2\n")
     Authority(tmp_path / "authority").ca_file.replace(authority)
-    assert config.redis_problems(environ) == ()
+    assert machine_problems(config, environ) == ()
     settings = redis_of(config).settings(environ)
     assert (settings.password, settings.ca_file) == ("hunter2", str(authority))
 
 
 def test_a_variable_is_the_routers_own() -> None:
     """Whoever checks a file need not have it."""
-    assert configured({"url": "redis://h", "password_variable": "SECRET"}).redis_problems({}) == ()
+    assert machine_problems(configured({"url": "redis://h", "password_variable": "SECRET"}), {}) == ()
 
 
 def test_a_socket_has_its_database_in_the_query() -> None:

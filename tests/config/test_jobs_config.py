@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.composition.jobs import job_settings
-from serve_app.config import parse_args
-from serve_app.config.jobs import JobsConfig
+from serve_app.config.args import parse_args
 from serve_app.errors import ConfigError
+from serve_app.jobs.composition import job_settings
+from serve_app.jobs.config import JobsConfig
 
 MODEL = {"name": "m", "path": "models/m"}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from serve_app.backends.onnx.kind import ONNX
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.profile import check_profile, profile_notes, read_model_profile, sha256
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, read_profile
 from serve_app.config.profile_points import Point, fit_affine, fit_points
 from serve_app.errors import ConfigError

@@ -15,7 +15,8 @@ from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.onnx.signature import read_signature
 from serve_app.composition import describe_models
 from serve_app.composition.model import find_files, make_samples
-from serve_app.config import ModelConfig, parse_args
+from serve_app.config.args import parse_args
+from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 
 INT64 = "whole numbers from -9223372036854775808 to 9223372036854775807"

@@ -16,7 +16,7 @@ from conformance.asking import CLIENTS, Ask, Reply, Way, ask_together
 from conformance.row_requests import Request
 from conformance.tally import Outcome, Tally
 from serve_app.composition import describe_models
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.errors import ConfigError
 
 

@@ -33,7 +33,7 @@ from steady_load import SteadyLoad
 
 from benchmarks.ports import free_ports
 from serve_app.api.open_inference import inference_pb2 as pb
-from serve_app.config import deployment_name
+from serve_app.config.names import deployment_name
 
 pytestmark = pytest.mark.cluster
 

@@ -14,7 +14,7 @@ from deployments.named_models import FILE, FOLDER, NAMES, VARIANT
 from prometheus_client.parser import text_string_to_metric_families
 from serve_process import ServeProcess
 
-from serve_app.config import deployment_name
+from serve_app.config.names import deployment_name
 
 pytestmark = pytest.mark.cluster
 

@@ -13,7 +13,7 @@ from pool_models import write_member
 from reload.test_replaced_router import MOODS, ask, break_tokenizer, is_ready, labels, load, moods, write_moods
 from serve_process import ServeProcess
 
-from serve_app.config import ROUTER
+from serve_app.config.names import ROUTER
 
 pytestmark = pytest.mark.cluster
 

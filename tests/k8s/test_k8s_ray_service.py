@@ -15,7 +15,8 @@ import pytest
 from ray._private import ray_constants
 
 from serve_app.cli.check import check_file
-from serve_app.config import AppArgs, ServeFile
+from serve_app.config.args import AppArgs
+from serve_app.config.file import ServeFile
 from serve_app.config.router import GrpcConfig, HttpConfig
 from serve_app.errors import ConfigError
 

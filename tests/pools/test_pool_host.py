@@ -33,7 +33,7 @@ def make_loader(folder: Path, members: int = 4) -> MemberLoader:
     described = read_models(config)
     plans = {model.name: MemberPlan(find_revision(model), described[model.name]) for model in config.models}
     records = VerdictStore(folder / "joinable")
-    return MemberLoader(plans, partial(make_replica, batch=batch_same_turn, planned=True, records=records))
+    return MemberLoader(plans, partial(make_replica, batch=batch_same_turn, records=records))
 
 
 def make_host(folder: Path) -> PoolHost:

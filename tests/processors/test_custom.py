@@ -16,7 +16,7 @@ from local_server import LocalServer
 
 from serve_app.composition import identities
 from serve_app.composition.model import find_files
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
 from serve_app.payloads import Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors import create_processor

@@ -23,7 +23,7 @@ from serve_app.api.http_app import HttpSettings
 from serve_app.composition.copies import is_being_written
 from serve_app.composition.look import look_at
 from serve_app.composition.revision import find_revision, forget_revisions, keep_revision, open_revision
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError, ModelUnavailable
 

@@ -14,7 +14,7 @@ from runtime_harness import batch_same_turn
 
 from serve_app.composition.replica import host_revision, make_replica
 from serve_app.composition.revision import find_revision, forget_revisions, open_revision
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.domain.agreed import Agreed
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Bundle, Success, WireEntry

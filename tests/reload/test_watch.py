@@ -11,7 +11,7 @@ import pytest
 
 from reload.test_local_reload import write_constant
 from serve_app.composition.look import look_at
-from serve_app.config import ModelConfig
+from serve_app.config.model import ModelConfig
 from serve_app.domain.service import Loaded
 from serve_app.errors import InvalidRequest, ModelUnavailable, ServeAppError
 from serve_app.router.watch import Watcher

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.cache.key import CacheKeys
 from serve_app.payloads import Media, Payload, Texts
-from serve_app.router.cache.key import CacheKeys
 
 KEYS = CacheKeys("m", {"": "a", "light": "b"})
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.payloads import Embeddings
-from serve_app.router.cache.store import ENTRY_BYTES, CacheStore, held_bytes
+from serve_app.cache.store import ENTRY_BYTES, CacheStore
+from serve_app.payloads import Embeddings, held_bytes
 
 STRINGS = np.empty((2, 1), object)
 STRINGS[:, 0] = [b"\xff\0", b""]

@@ -8,11 +8,12 @@ import logging
 import pytest
 from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, serve, tensor
 
+from serve_app.cache.response_cache import ResponseCache
+from serve_app.cache.settings import CacheSettings
 from serve_app.domain.service import ModelInfo, RequestOptions
-from serve_app.domain.settings import CacheSettings
 from serve_app.errors import DeadlineExceeded, ServeAppError
 from serve_app.payloads import BundleResult, Failure, ModelSignature
-from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
+from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.scheduling.entry import Priority
 
 HIGH, NORMAL, LOW = Priority

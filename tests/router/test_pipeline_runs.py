@@ -45,10 +45,10 @@ from serve_app.errors import (
     ServeAppError,
 )
 from serve_app.payloads import Joinable, ModelSignature, Payload, Tensors, TensorSpec
-from serve_app.router.pipelines.inference import PipelineInference
-from serve_app.router.pipelines.run import Run
+from serve_app.pipelines.inference import PipelineInference
+from serve_app.pipelines.policy import Course
+from serve_app.pipelines.run import Run
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.pipeline import Course
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.trace import RequestTraces
 

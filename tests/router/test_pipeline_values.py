@@ -12,7 +12,7 @@ from serve_app.domain.pipeline import ModelStep, Output, Pipeline, PipelineInput
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import InferenceFailed, InvalidRequest, PayloadTooLarge
 from serve_app.payloads import Media, ModelSignature, TensorSpec, payload_bytes
-from serve_app.router.pipelines import values
+from serve_app.pipelines import values
 from serve_app.scheduling.entry import Priority
 
 STEP = ModelStep("each", "houses", input=Reference("x"))

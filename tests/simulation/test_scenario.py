@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario_documents import INT8, document, model, parsed, problems, stream
 
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.config.batching import BatchingConfig
 from serve_app.config.profile import Machine, Memory, Profile
 from serve_app.config.profile_points import Fit, Point

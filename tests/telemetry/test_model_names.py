@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve_app.cache.metrics import CacheMetrics
 from serve_app.config.names import checked_model_name
-from serve_app.router.cache.metrics import CacheMetrics
 from serve_app.telemetry.breaker_metrics import BREAKERS
 from serve_app.telemetry.model_names import OTHER, ModelNames
 from serve_app.telemetry.readings import Gauge, Readings, Total

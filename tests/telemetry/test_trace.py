@@ -14,8 +14,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from runtime_harness import MODEL, Transport, make_dispatcher, serve, tensor
 
+from serve_app.cache.response_cache import ResponseCache
+from serve_app.cache.settings import CacheSettings
 from serve_app.domain.service import ModelInfo, RequestOptions
-from serve_app.domain.settings import CacheSettings, LogSettings
+from serve_app.domain.settings import LogSettings
 from serve_app.errors import DeadlineExceeded, InferenceFailed
 from serve_app.payloads import (
     Bundle,
@@ -29,7 +31,7 @@ from serve_app.payloads import (
     TensorSpec,
     WireEntry,
 )
-from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
+from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.trace import RequestTraces, configured_tracer, traced

@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 
 from serve_app.api.gateway import Gateway
 from serve_app.api.openapi.document import describe, template
-from serve_app.api.pipeline_chart import draw
+from serve_app.api.openapi.pipeline_chart import draw
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
 from serve_app.domain.service import ModelInfo

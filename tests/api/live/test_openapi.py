@@ -21,6 +21,7 @@ from serve_app.api.openapi.document import describe, template
 from serve_app.api.openapi.pages import ASSETS
 from serve_app.domain.options import MAX_TIMEOUT_S
 from serve_app.http.errors import STATUSES
+from serve_app.jobs.router import JobsPart
 from serve_app.payloads import DTYPES
 from serve_app.processors.embedding import EmbeddingParameters
 from serve_app.processors.ranking import RankingParameters
@@ -171,7 +172,7 @@ def test_its_values_are_those_of_the_server(spec: dict[str, Any]) -> None:
 
 def test_a_server_without_media_models_is_described_too() -> None:
     """No empty lists of names, which nothing could match."""
-    served = create_app(*both(NumpyService())).described()
+    served = create_app(*both(NumpyService()), more=(JobsPart(None).routes,)).described()
     document = describe(served, [NumpyService().models["double"]])
 
     assert set(document["paths"]) == set(template()["paths"])

@@ -18,7 +18,7 @@ import python_models
 from local_server import LocalServer
 
 from serve_app.composition.description import read_models
-from serve_app.config import parse_args
+from serve_app.config.args import parse_args
 from serve_app.errors import ConfigError
 
 HOUSES = """

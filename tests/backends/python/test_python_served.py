@@ -18,7 +18,8 @@ from serve_process import ROOT
 from serve_app.composition.identity import identities
 from serve_app.composition.model import find_files, read_builds
 from serve_app.composition.replica import Replica, make_replica
-from serve_app.config import ModelConfig, parse_args
+from serve_app.config.args import parse_args
+from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 from serve_app.payloads import Bundle, Failure, Success, WireEntry
 

@@ -1,0 +1,38 @@
+"""What a configuration makes of the wings that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from serve_app import wings
+from serve_app.config.args import AppArgs
+from serve_app.domain.service import ModelInfo
+from serve_app.router.part import MakePart
+
+
+def check_wings(config: AppArgs, infos: Mapping[str, ModelInfo]) -> None:
+    """Check what wings need of the models.
+
+    Args:
+        infos: What is known of the models, by name; of one that is missing nothing is checked.
+
+    Raises:
+        ConfigError: With one line per fault.
+    """
+    for check in wings.hooks("composition", "check"):
+        check(config, infos)
+
+
+def machine_problems(config: AppArgs) -> tuple[str, ...]:
+    """Find problems with what wings need of this machine, one line each."""
+    return tuple(problem for find in wings.hooks("composition", "machine_problems") for problem in find(config))
+
+
+def router_parts(config: AppArgs, infos: Mapping[str, ModelInfo]) -> tuple[MakePart, ...]:
+    """Make the parts of a router, the innermost first. To be called in the router's process.
+
+    Raises:
+        ConfigError: A wing cannot have what its settings name.
+    """
+    made = [make(config, infos) for make in wings.hooks("composition", "router_part")]
+    return tuple(part for part in made if part is not None)

@@ -1,0 +1,84 @@
+"""What a wing adds to a router: a part, made with the router and closed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from serve_app.api.gateway import Gateway
+from serve_app.api.routes import ApiRoutes, Find
+from serve_app.domain.service import Inference, RequestOptions
+from serve_app.telemetry.trace import RequestTraces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartContext:
+    """What a part may use of its router.
+
+    Attributes:
+        inference: The models, with what earlier parts have added.
+        solo_s: Predicted execution of so many rows of a cost bucket of a model alone, seconds; 0.0: unknown.
+        least_s: Predicted time until so many requests of one row are answered at least, seconds; 0.0: unknown.
+        registry: Takes metrics.
+        traces: Follow every request; ``None``: none is followed.
+    """
+
+    inference: Inference
+    solo_s: Callable[[str, int, int], float]
+    least_s: Callable[[str, int, RequestOptions], float]
+    registry: CollectorRegistry
+    traces: RequestTraces | None
+
+
+class RouterPart:
+    """A part of a router. Every method does nothing by default.
+
+    Attributes:
+        name: Of its place on ``/status``; empty: it has none.
+    """
+
+    name: ClassVar[str] = ""
+
+    def inference(self) -> Inference | None:
+        """What takes the place of `PartContext.inference`; ``None``: nothing does."""
+
+    def routes(self, gateway: Gateway, find: Find) -> ApiRoutes:  # noqa: ARG002
+        """Routes over HTTP; ``find`` looks routes up once the application is made."""
+        return ApiRoutes(())
+
+    def collectors(self) -> Iterable[Collector]:
+        """Metrics to register."""
+        return ()
+
+    def status(self) -> Mapping[str, Any] | None:
+        """Its place on ``/status``; ``None``: left out."""
+        return None
+
+    def statistics(self) -> Mapping[str, Callable[[], Mapping[str, Any]]]:
+        """Names that it adds to the models, and what reads the statistics of each."""
+        return {}
+
+    def start(self) -> None:
+        """Start what works by itself. Called when the routes are there."""
+
+    async def stop(self) -> None:
+        """End what works by itself. Called before the ports close."""
+
+    async def finish(self, limit_s: float) -> int:  # noqa: ARG002
+        """Refuse new requests, and wait until those taken are answered, at most so many seconds.
+
+        Returns:
+            How many are left then.
+        """
+        return 0
+
+    async def close(self) -> None:
+        """Release everything. Called when the ports are closed."""
+
+
+MakePart = Callable[[PartContext], RouterPart]
+"""Makes a part in the event loop of its router."""

@@ -1,0 +1,1 @@
+"""A Triton model repository as a configuration: `repository.read_repository` translates it, and says what differs."""
