@@ -20,7 +20,7 @@ from benchmarks import cache_load, cache_path, wrk
 from benchmarks.cache_load import LOADS, Loaded
 from benchmarks.cache_path import MODES, Cost
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.publishing import measured_on, now, picture_style, publish_report, save_svg, table
 from benchmarks.session import ending_in_order, measuring, steps
 
 _COSTS = ("request", "no cache", "miss", "hit", "lowest to highest hit")
@@ -58,7 +58,7 @@ def render(report: Report) -> str:
         f"Written by `make bench-cache`. Medians of {report.repetitions} repetitions, in turns; the answers to all",
         "requests that are found were compared before and after.",
         "",
-        machine_table(report.date, report.machine),
+        measured_on(report.date, report.machine),
         "",
     ]
     if report.costs:

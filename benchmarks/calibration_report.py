@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from benchmarks.calibration_measure import Observed, Predicted
 from benchmarks.calibration_results import AIM_POINTS, ALL, Compared, Report, Run, mean
 from benchmarks.calibration_server import is_model
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5fa8", "#b8860b", "#4a4a4a", "#2a9d8f")
 _MARKERS = {ALL: "o", "high": "^", "normal": "s", "low": "v"}
@@ -94,7 +94,7 @@ def render(report: Report, plot: str) -> str:
                 dict.fromkeys(f"{each.load.rows} rows each to `{each.load.model}`" for each in report.measured)
             ),
         ),
-        "## Machine\n\n" + machine_table(report.date, report.machine),
+        "## Machine\n\n" + measured_on(report.date, report.machine),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.int8_candidates import CANDIDATES, quiet
 from benchmarks.machine import Machine, describe, watched_load
-from benchmarks.publishing import PUBLISHED, machine_table, table, write_report
+from benchmarks.publishing import PUBLISHED, measured_on, table, write_report
 from serve_app.backends.onnx.int8.balance import make_session
 from serve_app.payloads import Tensors
 from training.minilm.texts import make_texts
@@ -132,7 +132,7 @@ def render(report: Report) -> str:
 `make bench-int8` made this: every candidate is made of `models/minilm` and measured beside it. `models/minilm-int8` is
 the last one, which `serve-app convert --int8 --samples` makes of any model ([profiling](../profiling.md#int8)).
 
-{machine_table(report.date, report.machine)}
+{measured_on(report.date, report.machine)}
 
 ## Accuracy, and what neighbours change
 

@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks.joining_load import AFTER, BEFORE, UNVERIFIED, Started
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, table
+from benchmarks.publishing import measured_on, table
 from benchmarks.turns import Turn
 from serve_app.payloads import Joinable
 
@@ -122,7 +122,7 @@ def render(report: Report) -> str:
     parts += [
         "## Machine",
         f"Load average before each part, of whatever else ran: {busy}.",
-        machine_table(date, report.machine),
+        measured_on(date, report.machine),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -12,7 +12,7 @@ from benchmarks.machine import Machine
 from benchmarks.pool_server_load import SHARE, TIMEOUTS_S, WARM_UP_S
 from benchmarks.pool_server_measure import Costs, Observed, Tails
 from benchmarks.pool_server_predict import Predicted, load_spread, mean_load_s, standard_error
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 
 _AIM_POINTS = 5.0
 _AIM_RATIO = 1.2
@@ -128,7 +128,7 @@ to the host {ways.send_s * 1e3:.2f}, back {ways.answer_s * 1e3:.2f}; between two
   ready and empty ({report.empty_bytes / 2**20:.0f} MiB). *Budget* is `memory` of the pool.
 - The server was ready {report.start_s:.0f} s after its start; all of this took {report.took_s / 60:.1f} minutes.
 
-{machine_table(report.date, report.machine)}
+{measured_on(report.date, report.machine)}
 """
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import NullFormatter
 
 from benchmarks.machine import Machine
 from benchmarks.preprocessing_gap import Gap
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 
 _COLOURS = {"before": "#9aa5ab", "after": "#1f6f8b"}
 _TITLES = {"image": "Pictures", "text": "Texts", "audio": "Sounds"}
@@ -126,7 +126,7 @@ def render(report: Report, plot: str) -> str:
     sections += [
         _GAPS.format(table=_gaps(report.gaps), sizes=15),
         _METHOD.format(rounds=report.rounds, turns=turns),
-        "## Machine\n\n" + machine_table(report.date, report.machine),
+        "## Machine\n\n" + measured_on(report.date, report.machine),
     ]
     return "\n\n".join(sections) + "\n"
 

@@ -8,7 +8,7 @@ from statistics import median
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 from benchmarks.results import ColdStart, Comparison, Report, by_connections
 
 _COLOURS = ("#1f6f8b", "#c8553d")
@@ -66,7 +66,7 @@ def render(report: Report, plot: str) -> str:
         parts += _comparison(report.comparison, plot)
     if report.cold_start is not None:
         parts += _cold_start(report.cold_start)
-    parts += ["## Machine", machine_table(report.date, report.machine)]
+    parts += ["## Machine", measured_on(report.date, report.machine)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -38,7 +38,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
 from benchmarks.niceness import go_first
 from benchmarks.process import OUT
-from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
+from benchmarks.publishing import folders, measured_on, picture_style, save_svg, table, write_report
 from benchmarks.session import ending_in_order, measuring
 
 _READ_EVERY_S = 5.0
@@ -397,7 +397,7 @@ def render(found: Soaked, machine: Machine, date: str) -> str:
         "",
         "![Memory of each process over time](soak.svg)",
         "",
-        machine_table(date, machine),
+        measured_on(date, machine),
         "",
     ]
     return "\n".join(lines)

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.publishing import measured_on, now, picture_style, publish_report, save_svg, table
 from benchmarks.server import ROOT
 from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.payloads import Bundle, BundleResult, Success, WireEntry
@@ -213,7 +213,7 @@ def render(measured: Sequence[Measured], machine: Machine, date: str, seconds: f
             name = ""
     header = ("entries x shape", "way", "round trip, ms", "router CPU, us", "replica CPU, us")
     picture = "![Round trips](transports.svg)"
-    return "\n".join([*lines, table(header, rows), "", picture, "", machine_table(date, machine), ""])
+    return "\n".join([*lines, table(header, rows), "", picture, "", measured_on(date, machine), ""])
 
 
 def draw(measured: Sequence[Measured], path: Path) -> None:

@@ -22,7 +22,7 @@ from rich.progress import track
 from benchmarks.architectures.collection import PAD
 from benchmarks.machine import Machine, describe
 from benchmarks.process import OUT
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import describe_build
 from serve_app.backends.joining.experiment import difference, leading_part, sensitivity
@@ -211,7 +211,7 @@ def _report(date: str, machine: Machine, judged: Sequence[Judged]) -> str:
         "",
         "## Measured on",
         "",
-        machine_table(date, machine),
+        measured_on(date, machine),
         "",
     ]
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from benchmarks.chaos.clients import GRACE_S
 from benchmarks.chaos.questions import TOLERANCE
 from benchmarks.chaos.stage import Played
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, picture_style, save_svg, table, write_report
+from benchmarks.publishing import measured_on, picture_style, save_svg, table, write_report
 
 _NAME = "reliability"
 _COLOURS = {"high": "#c0392b", "normal": "#2471a3", "low": "#7f8c8d", "failed": "black"}
@@ -110,7 +110,7 @@ def render(scenarios: dict[str, Any], machine: Machine, date: str) -> str:
             f"- Most memory, MiB: {_memory(each['peak_mib'])}.",
             "",
         ]
-    lines += ["## Measured on", "", machine_table(date, machine), ""]
+    lines += ["## Measured on", "", measured_on(date, machine), ""]
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from benchmarks.jobs.cleaning import Cleaning
 from benchmarks.jobs.kills import Kill
 from benchmarks.jobs.memory import Memory
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, table
+from benchmarks.publishing import measured_on, table
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ def render(report: Report) -> str:
         parts += _memory(report.memory)
     if report.cleaning is not None:
         parts += _cleaning(report.cleaning)
-    return "\n\n".join([*parts, "## Machine", machine_table(report.date, report.machine)]) + "\n"
+    return "\n\n".join([*parts, "## Machine", measured_on(report.date, report.machine)]) + "\n"
 
 
 def _kills(kills: Sequence[Kill]) -> list[str]:

@@ -30,7 +30,7 @@ from benchmarks.peers.cases import FASTAPI, TRITON
 from benchmarks.peers.systems import PeerServer, Subject, wire_of
 from benchmarks.peers.traffic import make_samples
 from benchmarks.process import ServerProcess
-from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.publishing import measured_on, now, picture_style, publish_report, save_svg, table
 from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
 from benchmarks.session import ending_in_order, measuring, steps
 from benchmarks.trees import AFTER, BEFORE
@@ -261,7 +261,7 @@ def main(
                         done = f"{run.case}, {run.system}, {run.factor:g} x: high {run.share('high'):.1f}%"
                         progress.update(task, advance=1, description=done)
         what = f"{rounds} runs of {seconds:g} s each; the port is {way}; connections: {connections}."
-        text = f"{report(runs)}\n\n{what}\n\n{machine_table(now(), machine)}\n"
+        text = f"{report(runs)}\n\n{what}\n\n{measured_on(now(), machine)}\n"
         figures = {"machine": asdict(machine), "runs": msgspec.to_builtins(runs)}
         name = "overload" if (way, connections) == (DIRECT, SHARED) else f"overload_{way}_{connections}"
         publish_report(console, name, figures, text, partial(draw, runs), publish=publish)

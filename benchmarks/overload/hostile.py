@@ -26,7 +26,7 @@ from benchmarks.overload.__main__ import started
 from benchmarks.overload.generator import Answers, Generator, Offer
 from benchmarks.overload.slow_connections import SlowConnections
 from benchmarks.peers.traffic import make_samples
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.server import DIRECT, ROOT
 from benchmarks.session import ending_in_order, measuring, steps
 from benchmarks.slow_clients import raise_open_files
@@ -169,7 +169,7 @@ def main(
                 done = f"beside {beside}: p99 {runs[-1].high.p99_ms:.1f} ms"
                 progress.update(task, advance=1, description=done)
         what = f"{rounds} runs of {seconds:g} s each; {rate:g} `high` requests per second by {connections} connections."
-        text = f"{report(runs)}\n\n{what}\n\n{machine_table(now(), machine)}\n"
+        text = f"{report(runs)}\n\n{what}\n\n{measured_on(now(), machine)}\n"
         figures = {"machine": asdict(machine), "runs": msgspec.to_builtins(runs)}
         publish_report(console, "hostile_high", figures, text, publish=publish)
 

@@ -28,7 +28,7 @@ from benchmarks.machine import Machine, describe
 from benchmarks.parity.cases import FAILED, FILE
 from benchmarks.parity.image_check import Outcome, check_all
 from benchmarks.parity.image_check import table as picture_table
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.server import PROXY, SERVE_APP_RUN, Server, demo_document, is_ready
 from serve_app.composition import describe_models
 from serve_app.config import AppArgs
@@ -239,7 +239,7 @@ difference, levels. Beside other backends: [how close the pixels are](../image-f
 
 def report(judged: Sequence[Judged], machine: Machine, pictures: Sequence[Outcome]) -> str:
     """The page: how many, and what could not be exported or is refused, by name."""
-    parts = ["# Answers beside the library's", _ABOUT, machine_table(now(), machine), summary(judged)]
+    parts = ["# Answers beside the library's", _ABOUT, measured_on(now(), machine), summary(judged)]
     if pictures:
         # Without the columns for other backends, of which docs/image-folders.md speaks.
         rows = [line.split("|")[:9] for line in picture_table(list(pictures)).splitlines() if line.startswith("|")]

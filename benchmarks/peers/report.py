@@ -7,7 +7,7 @@ from statistics import median
 
 from benchmarks.peers.cases import PATIENCE_S, RAW, Case
 from benchmarks.peers.results import CaseResult, Paced, Report, Run, alone_name, failures_of_ours, median_rates
-from benchmarks.publishing import machine_table, table
+from benchmarks.publishing import measured_on, table
 from benchmarks.report import milliseconds
 
 _HEAD = """\
@@ -67,7 +67,7 @@ def render(report: Report, cases: Sequence[Case], plots: Sequence[tuple[str, str
         )
     )
     versions = [f"{name} {version}" for name, version in report.versions.items()]
-    parts += ["## Machine", machine_table(report.date, report.machine, versions)]
+    parts += ["## Machine", measured_on(report.date, report.machine, versions)]
     return "\n\n".join(parts) + "\n"
 
 

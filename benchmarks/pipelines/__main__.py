@@ -21,7 +21,7 @@ from rich.progress import Progress
 from benchmarks.machine import Machine
 from benchmarks.pipelines.served import LONGER, Served, measure
 from benchmarks.pipelines.simulated import ALPHA_S, BETA_S, MAX_ROWS, POLICIES, SLACK, attainment
-from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.publishing import measured_on, now, picture_style, publish_report, save_svg, table
 from benchmarks.session import ending_in_order, measuring, steps
 
 STEPS: Final = (2, 3)
@@ -79,7 +79,7 @@ def render(report: Report) -> str:
         "",
         "Written by `make bench-pipelines`.",
         "",
-        machine_table(report.date, report.machine),
+        measured_on(report.date, report.machine),
         "",
         "## Deadlines in the simulator",
         "",

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 from benchmarks.reload.swapping import Swaps
 from benchmarks.reload.systems import LABELS, PEERS, model_memory
 
@@ -136,7 +136,7 @@ def render(
     if missing:
         lines += [table(["not measured", "why"], [[LABELS[name], reason] for name, reason in missing.items()]), ""]
     others = [f"{LABELS[name]} {found['version']}" for name, found in systems.items() if found["version"]]
-    return "\n".join([*lines, machine_table(date, machine, others), ""])
+    return "\n".join([*lines, measured_on(date, machine, others), ""])
 
 
 def draw(systems: Mapping[str, Mapping[str, Any]], path: Path) -> None:

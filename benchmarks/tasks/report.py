@@ -8,7 +8,7 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 from benchmarks.tasks.cases import MIXED, TASKS
 from benchmarks.tasks.load import CLASSES
 from benchmarks.tasks.results import CLOSED, OVERLOAD, PACED, Report, Run, best_rival, geometric_mean, is_ours
@@ -31,7 +31,7 @@ def render(report: Report) -> str:
     """The report as Markdown."""
     parts = [
         _INTRO,
-        machine_table(report.date, report.machine, tuple(report.versions.values())),
+        measured_on(report.date, report.machine, tuple(report.versions.values())),
         (
             f"{report.rounds} rounds in turns ({report.open_rounds} at given rates); each run takes"
             f" {report.seconds:g} s, after {report.warm_up_s:g} s of the same load. Figures are medians over the"
