@@ -17,8 +17,8 @@ Written by `make bench`; cores, settings, body sizes and every run are in `perfo
 second in the same repetition: the median of {repetitions}, with the least and the most."""
 
 _DECIDED = """\
-By its own port serve_app is level with or ahead of all other servers where many clients ask. Through Serve's proxy, for a
-single client of a tiny model and beside ONNX Runtime's bare loop it is not."""
+By its own port serve_app is level with or ahead of all other servers where many clients ask. Through Serve's proxy, for
+a single client of a tiny model and beside ONNX Runtime's bare loop it is not."""
 
 _METHOD = """\
 ## How it was measured
