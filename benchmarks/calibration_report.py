@@ -36,7 +36,8 @@ simulator has no stalls, no processes that share a core, and no bundles that tak
 - Replicas are tied to one core; router, proxy, Ray and the open-loop generator share the other. {repetitions} x
   {seconds:g} s per workload; the generator was late by at most {late:.1f} ms (99th percentile of the worst run).
 - Requests are V2 with binary tensors, {rows}.
-  Workloads that name their routers use the routers' own port, others Serve's proxy. Arrivals of repetition n have seed n in both."""
+  Workloads that name their routers use the routers' own port, others Serve's proxy. Arrivals of repetition n have
+  seed n in both."""
 
 
 def render(report: Report, plot: str) -> str:
