@@ -55,8 +55,8 @@ Load is a multiple of what a closed loop of the same server got just before. Per
 in time per second, as a part of that closed loop's."""
 _RECOVERY = "From 1 s after an overload, at half of the closed loop, less than {least:g}% is in time: {slow}."
 _DECIDED = """\
-`minilm` and `resnet50` keep `high` at ten times the capacity, `wide` most of it at three times. `tiny`, which costs next
-to nothing, is lost at three times: reading requests is the load then, and it needs more routers."""
+`minilm` and `resnet50` keep `high` at ten times the capacity, `wide` most of it at three times. `tiny`, which costs
+next to nothing, is lost at three times: reading requests is the load then, and it needs more routers."""
 _QUIET, _CALM_S = 0.5, 2.0
 """What comes right after an overload, as a part of the closed loop, and for how long."""
 
