@@ -83,8 +83,8 @@ def render(report: Report) -> str:
     lines += [
         "![Costs and rates](cache.svg)",
         "",
-        "Cache models that compute. For a model that costs next to nothing a hit saves little, and a miss costs more",
-        "than it did.",
+        "Cache the answers of models that compute. Beside a model that costs next to nothing a hit saves little, and a",
+        "miss costs the router more than it did.",
         "",
         measured_on(report.date, report.machine),
         "",

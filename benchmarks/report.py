@@ -31,9 +31,9 @@ time is under load, run by run in turns. **{ours}** is `configs/bench.yaml` with
 _COLD_START = """\
 ## Cold start of `{config}`
 
-From the command `serve-app run` to the first correct answer over HTTP: {first:.1f} s, the median of {starts} starts, and
-until every model answers: {every}. Proportional set size of all processes, Ray's own included, at its highest:
-{total:,.0f} MiB ({memory})."""
+From the command `serve-app run` to the first correct answer over HTTP: {first:.1f} s, the median of {starts} starts,
+and until every model answers: {every}.
+Proportional set size of all processes, Ray's own included, at its highest: {total:,.0f} MiB ({memory})."""
 
 
 def render(report: Report, plot: str) -> str:
@@ -127,6 +127,7 @@ def _comparison(found: Comparison, plot: str) -> list[str]:
 
 def _cold_start(found: ColdStart) -> str:
     models = list(found.starts[0].answers_s)
+    every = {model: median(start.answers_s[model] for start in found.starts) for model in models}
     sizes = sorted(found.memory.items(), key=lambda item: -item[1])
     return _COLD_START.format(
         config=found.config,

@@ -160,7 +160,7 @@ def test_the_report_names_figures_settings_and_the_machine(comparison: Compariso
     assert "share the cores" in text
     assert "`max_batch_size=32`" in text
     assert "![Throughput and latency over connections](smoke.svg)" in text
-    assert "12.0 s, the median of 3 starts, and\nuntil every model answers: `digits` 12.5." in text
+    assert "12.0 s, the median of 3 starts,\nand until every model answers: `digits` 12.5." in text
     assert "500 MiB (Ray's own processes 400, replica of router 100)" in text
     assert "on A CPU, 2 cores, 24.0 GiB" in text
 
