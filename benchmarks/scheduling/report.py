@@ -191,8 +191,8 @@ def _shown(
             found = dict(zip(header, row, strict=True))
             line, column = found[first], found[second]
             if name == "fairness":  # three things in one cell: a column for each pair of deadlines
-                loads, column, gaps = line.split(", ")
-                line = f"{loads}, {gaps}"
+                load, column, gaps = line.split(", ")
+                line = f"{load}, {gaps}"
             cells.append((line, column, "; ".join(found[figure] for figure in figures)))
         return _side_by_side(f"{first} ({'; '.join(figures)})", cells)
     kept = [at for at, column in enumerate(header) if column in _COLUMNS.get(name, header)]
