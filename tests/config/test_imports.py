@@ -35,4 +35,4 @@ def test_configuration_is_values_only() -> None:
     packages = {name.split(".")[1] for name in loaded if name.startswith("serve_app.")}
 
     assert not [name for name in HEAVY if name in loaded]
-    assert packages == {"config", "domain", "errors", "payloads", "scheduling"}
+    assert packages == {"config", "domain", "errors", "payloads", "pools", "scheduling"}
