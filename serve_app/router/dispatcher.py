@@ -374,7 +374,8 @@ class Dispatcher:
                 )
             )
         revision = self._revision_for(dispatch.model, dispatch.replica)
-        member = dispatch.model if self._scheduler.device_of(dispatch.model) is not None else ""
+        shared = bool(self._scheduler.devices) and self._scheduler.device_of(dispatch.model) is not None
+        member = dispatch.model if shared else ""
         sink = _Parts(dispatch, revision, self._on_part) if dispatch.entries[0].answer_by else None
         bundle = Bundle(wire, self._name, revision=revision, model=member, parts=sink)
         done = partial(self._came, dispatch, bundle)

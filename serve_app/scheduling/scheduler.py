@@ -212,7 +212,9 @@ class Scheduler:
             rejection: Rejection | None = unknown_model(entry.model)
         elif not entry.deadline > now:
             rejection = already_late()
-        elif (refusal := self._unavailable(entry, model, now)) is not None:
+        elif (breakers := model.breakers) is not None and breakers.tripped and (refused := breakers.admit(entry, now)):
+            rejection = refused
+        elif not model.slots.replicas and (refusal := self._device_of[entry.model].refusal(model, now)) is not None:
             rejection = refusal
         else:
             bounds = self._bounds
@@ -224,11 +226,12 @@ class Scheduler:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
                 device = self._device_of[entry.model]
-                rejection = too_slow(entry, model, now, device.ready_s(model, now))
+                ready_s = 0.0 if model.slots.replicas else device.ready_s(model, now)
+                rejection = too_slow(entry, model, now, ready_s)
                 if rejection is None:
                     entry.priority = priority
                     device.arrived(entry, model, now)
-                    self._agenda.touch(device, model)
+                    device.active[model] = self._agenda.touched[device] = None
                     model.queue.fresh[priority - 1].push(entry)
                     entry.state = _QUEUED
                     bounds.nbytes += entry.nbytes
@@ -304,13 +307,6 @@ class Scheduler:
         for model in change.gained:
             self._silent.try_all_elsewhere(model)
 
-    def _unavailable(self, entry: Entry, model: ModelState, now: float) -> Rejection | None:
-        """Why a model is not to be waited for: it fails, or its device cannot start it."""
-        breakers = model.breakers
-        if breakers is not None and breakers.tripped and (refusal := breakers.admit(entry, now)) is not None:
-            return refusal
-        return self._device_of[entry.model].refusal(model, now)
-
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
         """Say whether a replica can agree with others at once on who runs an entry; an unknown one is ignored."""
         if (known := self._models[model].slots.replicas.get(replica)) is not None:
@@ -351,7 +347,7 @@ class Scheduler:
             model.answered(bundle, executions, now, waited_s, runs_s, reported_backlog_s)
             device = self._device_of[bundle.model]
             device.ended(bundle_id)
-            self._agenda.touch(device, model)
+            device.active[model] = self._agenda.touched[device] = None
         answered: list[Entry] = []
         vain = nbytes = 0
         if bundle.replica in self._silent.replicas:  # it works: its other entries are not sent there again
@@ -706,15 +702,23 @@ class Scheduler:
         changes: list[Change] = []
         orders: list[Any] = []
         for device in self._agenda.take(now):
-            device.wake(now)
-            waiting = self._sweep(device, now, expired, refused, changes)
+            waiting = False
+            for model in device.active:
+                if model.slots.holding:
+                    model.slots.release_holds(now)
+                if model.queue.total.rows:
+                    model.queue.expire(now, expired)
+                    waiting = True
+                breakers = model.breakers
+                if breakers is not None and (breakers.tripped or breakers.changes):
+                    waiting = self._sweep(model, breakers, now, refused, changes) or waiting
             while waiting and (following := device.next_bundle(now, given_up)) is not None:
                 dispatches += self._launch(following, now)
                 waiting = len(device.active) > 1 or following.model.queue.total.rows > 0
             if not waiting:
                 device.recheck_at = inf
-            orders += device.orders(now, given_up)
-            device.rest()
+            if device.name:  # that of a single model gives no orders
+                orders += device.orders(now, given_up)
             wake_at = device.wake_at
             if wake_at < inf or device in self._agenda.due:
                 self._agenda.note(device, wake_at)
@@ -724,16 +728,8 @@ class Scheduler:
             removed = [entry for entry in self._removed_entries if entry.state is _RUNNING]
             refused += [Refused(entry, self._refusals[entry.model]) for entry in removed]
             self._removed_entries.clear()
-        if refused:
-            refused = [each for each in refused if not (each[0].state is _QUEUED and each[0].left_to_bundle())]
-        for entry in expired:
-            if entry.answer_by:
-                self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
-            self._end(entry)
-        for entry in given_up:
-            self._end(entry)
-        for entry, _ in refused:
-            self._end(entry)
+        if expired or given_up or refused:
+            refused = self._end_all(expired, given_up, refused)
         if self._displaced:
             refused += self._displaced
             self._displaced = []
@@ -754,30 +750,33 @@ class Scheduler:
         return None if earliest == inf else earliest
 
     def _sweep(
-        self, device: Device, now: float, expired: list[Entry], refused: list[Refused], changes: list[Change]
+        self, model: ModelState, breakers: Breakers, now: float, refused: list[Refused], changes: list[Change]
     ) -> bool:
-        """Take out of a device's queues what has expired, and what breakers refuse. Returns whether anything waits."""
-        waiting = False
-        for model in device.active:
-            if model.slots.holding:
-                model.slots.release_holds(now)
-            queue = model.queue
-            if queue.total.rows:
-                queue.expire(now, expired)
-                waiting = True
-            breakers = model.breakers
-            if breakers is not None and (breakers.tripped or breakers.changes):
-                refused += breakers.sweep(model.queue, now)
-                if breakers.changes and self._silent.replicas and not breakers.tripped:
-                    self._silent.try_all_elsewhere(model)
-                    waiting = waiting or queue.total.rows > 0
-                changes += breakers.changes
-                breakers.changes.clear()
-        return waiting
+        """Take out of a queue what breakers refuse. Returns whether entries came back into it."""
+        refused += breakers.sweep(model.queue, now)
+        closed = bool(breakers.changes) and not breakers.tripped
+        if closed:
+            self._silent.try_all_elsewhere(model)
+        changes += breakers.changes
+        breakers.changes.clear()
+        return closed and model.queue.total.rows > 0
+
+    def _end_all(self, expired: list[Entry], given_up: list[Entry], refused: list[Refused]) -> list[Refused]:
+        """End entries. Returns those that are refused; what a bundle still carries is left to it."""
+        refused = [each for each in refused if not (each[0].state is _QUEUED and each[0].left_to_bundle())]
+        for entry in expired:
+            if entry.answer_by:
+                self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
+            self._end(entry)
+        for entry in given_up:
+            self._end(entry)
+        for entry, _ in refused:
+            self._end(entry)
+        return refused
 
     def _launch(self, following: NextBundle, now: float) -> list[Dispatch]:
         """Send a bundle to its replica, and to those that it is tied to: who is free first takes each entry."""
-        model, replica, entries, _, _, variant, _, tied = following
+        model, replica, entries, rows, bucket, variant, predicted_s, tied = following
         suspect = entries[0].attempts > 0
         attempt = 1
         if replica.name is None:
@@ -790,34 +789,23 @@ class Scheduler:
                 entry.variant = entry.batch_key = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
                     breaker.admit(entry)  # it is a probe: `compose` has left room for it
-        bundle = self._count_in(following, replica, now, suspect=suspect)
-        self._device_of[model.settings.name].launched(bundle.id, following, now)
-        bundles = [bundle]
-        if tied:
-            bundles += [self._count_in(following, other, now) for other in tied]
         exact = entries[0].batch_key != "" or (bool(model.latencies.limited) and model.has_limited_fallbacks)
         overhead_s = model.overhead.at(now)
-        _, _, _, rows, bucket, _, predicted_s, _ = following
-        dispatches: list[Dispatch] = []
-        for each in bundles:
-            to = each.replica.name
-            dispatches.append(
-                Dispatch(each.id, each.model, to, entries, rows, bucket, predicted_s, variant, exact, overhead_s)
-            )
-        return dispatches
-
-    def _count_in(self, following: NextBundle, replica: Replica, now: float, *, suspect: bool = False) -> Bundle:
-        """One more bundle in flight, at one replica."""
-        model, entries, predicted_s = following.model, following.entries, following.predicted_s
-        self._last_bundle += 1
-        bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, following.rows, now)
-        for entry in entries:
-            entry.bundles += (bundle.id,)
         high, normal, low = model.queue.fresh
         tenants = high.has_tenants or normal.has_tenants or low.has_tenants
-        model.slots.acquire(replica, bundle.id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
-        self._bundles.add(bundle)
-        return bundle
+        name, device = model.settings.name, self._device_of[model.settings.name]
+        dispatches: list[Dispatch] = []
+        for to in (replica, *tied):
+            self._last_bundle = bundle_id = self._last_bundle + 1
+            for entry in entries:
+                entry.bundles += (bundle_id,)
+            model.slots.acquire(to, bundle_id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
+            self._bundles.add(Bundle(bundle_id, name, to, entries, rows, now))
+            device.launched(bundle_id, following, now)
+            dispatches.append(
+                Dispatch(bundle_id, name, to.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s)
+            )
+        return dispatches
 
     def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
         """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""
