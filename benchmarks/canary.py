@@ -29,7 +29,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
 from benchmarks.open_loop import make_bodies, send_apart
 from benchmarks.open_loop_workload import Workload, poisson
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.requests import Request
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.session import ending_in_order, measuring, steps
@@ -37,7 +37,7 @@ from serve_app.config.file import IMPORT_PATH, read_document
 from serve_app.scheduling.entry import Priority
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
-_SMALL, _LARGE, _GROUPED = "tiny", "minilm", "minilm-grouped"
+_SMALL, _LARGE = "tiny", "minilm"
 _VERSIONS = ("1", "2")
 _WEIGHTS = {"stable": 90, "candidate": 10}
 _CONNECTIONS = 16
@@ -70,7 +70,6 @@ class Shadowed:
     """Requests of class ``high`` beside a shadow; medians over the rounds.
 
     Attributes:
-        grouped: Whether both versions are in a device group.
         share: Percent of the requests that the shadow runs again.
         p50_ms: Median latency.
         p99_ms: Latency that one in 100 exceeds.
@@ -79,7 +78,6 @@ class Shadowed:
         outcomes: Shadow requests by outcome, in all rounds.
     """
 
-    grouped: bool
     share: int
     p50_ms: float
     p99_ms: float
@@ -116,7 +114,6 @@ def render(report: Report) -> str:
     canary = report.canary
     rows = [
         [
-            "yes" if each.grouped else "no",
             f"{each.share}%",
             f"{each.p50_ms:.1f}",
             f"{each.p99_ms:.1f}",
@@ -125,14 +122,14 @@ def render(report: Report) -> str:
         ]
         for each in report.shadows
     ]
-    header = ("device group", "shadow runs", "p50, ms", "p99, ms", "p99, lowest to highest", "copies")
+    header = ("shadow runs", "p50, ms", "p99, ms", "p99, lowest to highest", "copies")
     return "\n".join(
         [
             "# Canaries and shadows",
             "",
             "Written by `make bench-canary`.",
             "",
-            machine_table(report.date, report.machine),
+            measured_on(report.date, report.machine),
             "",
             "## What a canary gets",
             "",
@@ -143,8 +140,7 @@ def render(report: Report) -> str:
             "",
             f"`{_LARGE}` in two versions, {_TOKENS} tokens, class `high`, {report.rate:g} requests/s at random times;",
             f"medians of {report.rounds} rounds of {report.seconds:g} s, in turns, on one server. Copies run in class",
-            "`low`, on replicas of their own, and all processes share the cores. In a device group no copy starts",
-            "while a request of a more urgent class could.",
+            "`low`, on replicas of their own, and all processes share the cores.",
             "",
             table(header, rows),
             "",
@@ -159,12 +155,11 @@ def measure(requests: int, rounds: int, seconds: float, rate: float, console: Co
         BenchmarkError: The server did not start, or a request was not answered.
         ConfigError: The configuration is not valid, or a model is not there.
     """
-    cases = [(model, share) for model in (_LARGE, _GROUPED) for share in SHARES]
-    latencies: dict[tuple[str, int], list[np.ndarray[Any, Any]]] = {case: [] for case in cases}
-    outcomes: dict[tuple[str, int], Counter[str]] = {case: Counter() for case in cases}
+    latencies: dict[int, list[np.ndarray[Any, Any]]] = {share: [] for share in SHARES}
+    outcomes: dict[int, Counter[str]] = {share: Counter() for share in SHARES}
     OUT.mkdir(parents=True, exist_ok=True)
     with steps(console) as progress, Server("canary", _document(), SERVE_APP_RUN) as server:
-        task = progress.add_task("starting", total=1 + rounds * len(cases))
+        task = progress.add_task("starting", total=1 + rounds * len(SHARES))
         server.wait_until(lambda: is_ready(server.urls[DIRECT]))
         url = server.urls[DIRECT]
         progress.update(task, description="canary")
@@ -173,18 +168,18 @@ def measure(requests: int, rounds: int, seconds: float, rate: float, console: Co
         canary = asyncio.run(_canary(url, requests, make_bodies(inputs, 1, 8, count=1)[0]))
         progress.advance(task)
         for number in range(rounds):
-            for model, share in cases if number % 2 == 0 else reversed(cases):
-                progress.update(task, description=f"{model}, shadow {share}%")
-                _shadow(url, model, share)
-                before = _outcomes(url, model)
-                result = send_apart(url, _workload(model, rate, seconds, number), OUT / "canary")
+            for share in SHARES if number % 2 == 0 else reversed(SHARES):
+                progress.update(task, description=f"shadow {share}%")
+                _shadow(url, _LARGE, share)
+                before = _outcomes(url, _LARGE)
+                result = send_apart(url, _workload(_LARGE, rate, seconds, number), OUT / "canary")
                 if (result.status != 200).any():
-                    raise BenchmarkError(f"{model}: {(result.status != 200).sum()} requests were not answered")
-                latencies[model, share].append(result.latency_s * 1e3)
-                server.wait_until(partial(_idle, url, model))
-                outcomes[model, share] += _outcomes(url, model) - before
+                    raise BenchmarkError(f"{_LARGE}: {(result.status != 200).sum()} requests were not answered")
+                latencies[share].append(result.latency_s * 1e3)
+                server.wait_until(partial(_idle, url, _LARGE))
+                outcomes[share] += _outcomes(url, _LARGE) - before
                 progress.advance(task)
-    return canary, [_medians(model, share, latencies[model, share], outcomes[model, share]) for model, share in cases]
+    return canary, [_medians(share, latencies[share], outcomes[share]) for share in SHARES]
 
 
 def _document() -> dict[str, Any]:
@@ -193,11 +188,10 @@ def _document() -> dict[str, Any]:
     args = next(each for each in document["applications"] if each["import_path"] == IMPORT_PATH)["args"]
     given = {model["name"]: model for model in args["models"]}
     models = []
-    for name, of in ((_SMALL, _SMALL), (_LARGE, _LARGE), (_GROUPED, _LARGE)):
+    for name in (_SMALL, _LARGE):
         several = {"versions": [int(version) for version in _VERSIONS], "aliases": {"stable": 1, "candidate": 2}}
-        models.append({**given[of], "name": name, "path": str(_twice(of)), "resources": {"cpus": 0.1}, **several})
+        models.append({**given[name], "path": str(_twice(name)), "resources": {"cpus": 0.1}, **several})
     args["models"] = models
-    args["device_groups"] = [{"name": "cpu", "models": [_GROUPED]}]
     args.setdefault("router", {}).setdefault("access", {})["open_administration"] = True
     return document
 
@@ -271,10 +265,10 @@ def _workload(model: str, rate: float, seconds: float, number: int) -> Workload:
     return Workload.alike(arrival_s, model, _TIMEOUT_S, Priority.HIGH, bucket=_TOKENS)
 
 
-def _medians(model: str, share: int, rounds: Sequence[np.ndarray[Any, Any]], outcomes: Mapping[str, int]) -> Shadowed:
+def _medians(share: int, rounds: Sequence[np.ndarray[Any, Any]], outcomes: Mapping[str, int]) -> Shadowed:
     p99 = [float(np.quantile(each, 0.99)) for each in rounds]
     p50 = median(float(np.quantile(each, 0.5)) for each in rounds)
-    return Shadowed(model == _GROUPED, share, p50, median(p99), min(p99), max(p99), dict(outcomes))
+    return Shadowed(share, p50, median(p99), min(p99), max(p99), dict(outcomes))
 
 
 def main(

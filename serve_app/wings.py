@@ -5,9 +5,10 @@ installed; a setting that needs it is refused by name then. These modules are as
 
 ==============  =============================================================================
 ``config``      the wing's sections of the configuration, and ``problems(args)`` over all of it
-``composition`` what a configuration makes of the wing: ``router_part(args, infos)`` and others
+``composition`` what a configuration makes of the wing: ``router_part(args, infos)``; see `composition.wing_parts`
+``deployment``  ``deployments(args, revisions, described)``: its own deployments in Ray Serve, by name;
+                ``version_store(application)``: where routers keep what they agree on
 ``commands``    ``add_to(app)``: its commands of ``serve-app``
-``deployment``  what it needs of Ray in the deployment of the router: ``version_store(application)``
 ==============  =============================================================================
 """
 
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from serve_app.errors import ConfigError
 
-WINGS: Final = ("cache", "pipelines", "jobs", "versions", "triton")
+WINGS: Final = ("pools", "cache", "pipelines", "jobs", "versions", "triton")
 """In the order in which they wrap inference, the innermost first."""
 
 

@@ -22,7 +22,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.server import DIRECT, OUT, ROOT, Server, is_ready
 from benchmarks.session import ending_in_order, measuring
 from serve_app.config.file import read_document
@@ -138,7 +138,7 @@ def main(
         "",
         table(["letters", "tree", "verdict", "answers/s, median", "of rounds"], rows),
         "",
-        machine_table(date, machine),
+        measured_on(date, machine),
         "",
     ]
     figures = {"date": date, "machine": machine, "turns": [asdict(turn) for turn in turns]}

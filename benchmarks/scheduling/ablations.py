@@ -150,7 +150,6 @@ ABLATIONS: dict[str, Ablation] = {
     "fairness inside a class": Ablation("all requests count as one tenant's", arguments={"by_tenant": False}),
     "fairness over sizes": Ablation("requests that cost most are given up first", _scheduling(size_fairness=0.0)),
     "passing over": Ablation("a batch ends at the first longer request", replaced=((run_search, "_ASIDE", 0),)),
-    "device groups": Ablation("every model is scheduled for itself", arguments={"co_schedule": False}),
     "ties": Ablation("entries are bound to a replica when they are sent", _scheduling(copies=1)),
     "ways to replicas": Ablation("routers cost nothing, and are where the replicas are", _in_one_process),
     "fallbacks": Ablation("no lighter variant stands in", _scheduling(fallbacks=())),

@@ -29,7 +29,7 @@ from benchmarks.scheduling.conditions import (
 )
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app_simulator.scenario import Affine, Curve, Device, Noise, Scenario, SimulatedModel, Stream
+from serve_app_simulator.scenario import Affine, Curve, Noise, Scenario, SimulatedModel, Stream
 from serve_app_simulator.workloads import zipf
 
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.1, 1.3)
@@ -111,7 +111,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "Many models",
         (
             "Zipf's law with exponent 1 over models of three classes, deadline 10 x L(1); each with a replica and "
-            "a device each, where the first has a load of 0.8, or all on four devices at half of what they could do."
+            "a device of its own. The first has a load of 0.8."
         ),
     ),
     "mixed": (
@@ -174,9 +174,8 @@ def settings(trace: Path | None) -> Iterator[Setting]:
     ):
         make = partial(_one, "poisson", 5.0, load, noise=noise)
         yield Setting(f"noise/{name}/{load:g}", make, value=load)
-    for count, shared in product((20, 100, 500), (False, True)):
-        name = f"models/{count}/{'4 devices' if shared else 'own'}"
-        yield Setting(name, partial(_models, count, shared), value=float(count))
+    for count in (20, 100, 500):
+        yield Setting(f"models/{count}/own", partial(_models, count), value=float(count))
     for load in (0.5, 0.9, 1.3, 2.0):
         yield Setting(f"mixed/{load:g}", partial(mixed, load), value=load)
     for name, scale in (("same", 8.0), ("tighter", 4.0), ("false", 2.0)):
@@ -217,20 +216,13 @@ def _classes(load: float, routers: int, replicas: int, seconds: float) -> Scenar
     return scenario(f"classes load {load:g}", model, [stream], seconds, routers=routers)
 
 
-def _models(count: int, shared: bool, seconds: float) -> Scenario:
-    slo_s, devices = 10.0 * L1_S, 4
+def _models(count: int, seconds: float) -> Scenario:
+    slo_s = 10.0 * L1_S
     models = tuple(
-        SimulatedModel(
-            ModelScheduling(f"model-{place}", MAX_ROWS, slo_s),
-            Affine(0.025, 0.005),
-            device=f"gpu-{place % devices}" if shared else None,
-        )
+        SimulatedModel(ModelScheduling(f"model-{place}", MAX_ROWS, slo_s), Affine(0.025, 0.005))
         for place in range(count)
     )
-    # Alone, a model of many has batches of few rows: what one device does in batches of 4 is what can be hoped for.
-    rate = devices * 0.5 * 4 / (models[0].curve(4, 0) + OVERHEADS.between_s)
-    if not shared:
-        rate = rate_at(0.8, models[0]) / float(zipf(count, 1.0)[0])
+    rate = rate_at(0.8, models[0]) / float(zipf(count, 1.0)[0])
     share = {Priority.HIGH: 0.2, Priority.NORMAL: 0.5, Priority.LOW: 0.3}
     return Scenario(
         f"{count} models",
@@ -238,7 +230,6 @@ def _models(count: int, shared: bool, seconds: float) -> Scenario:
         (Stream("long_tail", rate=rate, timeout_s=slo_s, share=share),),
         0.5 * seconds * min(1.0, _MOST_PER_S / rate) + 1.0,
         classes(),
-        tuple(Device(f"gpu-{number}") for number in range(devices)) if shared else (),
         overheads=OVERHEADS,
         noise=NOISE,
         warm_up_s=1.0,

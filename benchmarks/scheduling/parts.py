@@ -7,18 +7,30 @@ from dataclasses import dataclass, replace
 
 from benchmarks.scheduling.ablations import ABLATIONS
 from benchmarks.scheduling.cases import settings
-from benchmarks.scheduling.conditions import L1_S, LIGHT, MODEL, TYPICAL, one_model, rate_at, scenario
+from benchmarks.scheduling.conditions import (
+    L1_S,
+    LIGHT,
+    MODEL,
+    NOISE,
+    OVERHEADS,
+    TYPICAL,
+    classes,
+    one_model,
+    rate_at,
+    scenario,
+)
 from benchmarks.scheduling.contenders import OURS, Case, ours
 from benchmarks.scheduling.drawing import bars
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.fairness import of_size, of_tenant
 from benchmarks.scheduling.laboratory import Laboratory
-from benchmarks.scheduling.shared_device import SETTINGS, setting
 from benchmarks.scheduling.shares import low_share
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.settings import ModelScheduling
 from serve_app_simulator.report import Estimate
 from serve_app_simulator.results import Result
-from serve_app_simulator.scenario import Affine, Overheads, Scenario, Stream
+from serve_app_simulator.scenario import Affine, Overheads, Scenario, SimulatedModel, SimulatedPool, Stream
 
 Value = Callable[[Result], float]
 
@@ -73,8 +85,8 @@ def trials(lab: Laboratory) -> list[Trial]:
 
     high = ("high in time", of_class("high"))
     weight = ("weighted goodput", weighted)
-    shared = setting(lab, 60.0)
-    harsh = setting(lab, 40.0, SETTINGS[2])
+    host = _host(lab, 60.0, Affine(0.02, 0.02), 16, 16.0)
+    harsh = _host(lab, 40.0, Affine(0.125, 0.075), 8, 3.0)
     found = [
         *(of_table("best run", name) for name in ("poisson/4x/0.8", "gamma/3x/0.9", "gamma/10x/1.1", "mmpp/3x/0.9")),
         *(of_table("waiting", name) for name in ("gamma/3x/0.5", "gamma/3x/0.9", "gamma/10x/0.5", "ratio/1/0.9")),
@@ -95,15 +107,15 @@ def trials(lab: Laboratory) -> list[Trial]:
             for name in ("classes/r1/n1/0.8", "classes/r2/n1/0.8")
             for what in (high, weight, ("in time", attained))
         ),
-        Trial("cap on lower classes", "shared device, 60/s", shared, *high),
-        Trial("cap on lower classes", "shared device, heavy too long", harsh, *high),
+        Trial("cap on lower classes", "two members of a pool", host, *high),
+        Trial("cap on lower classes", "two members, one too long", harsh, *high),
         *(of_table("ties", name) for name in ("replicas/poisson/4x/r2/n4", "replicas/gamma/5x/r2/n4")),
         of_table("ties", "classes/r2/n2/0.8", *high),
         of_table("ties", "classes/r2/n2/0.8", *weight),
         *(of_table("ways to replicas", name) for name in ("poisson/4x/0.8", "gamma/3x/0.9", "curves/minilm/5x/0.7")),
-        Trial("holding back", "shared device, 60/s", shared, *high),
-        Trial("holding back", "shared device, heavy too long", harsh, *high),
-        Trial("holding back", "shared device, heavy too long", harsh, "low in time", of_class("low")),
+        Trial("holding back", "two members of a pool", host, *high),
+        Trial("holding back", "two members, one too long", harsh, *high),
+        Trial("holding back", "two members, one too long", harsh, "low in time", of_class("low")),
         Trial("guaranteed share", "saturating high, load 2", _saturated(lab), "low's part of server time", low_share),
         of_table("guaranteed share", "classes/r2/n1/0.8", "low in time", of_class("low")),
         of_table("guaranteed share", "classes/r2/n1/0.8", *weight),
@@ -123,8 +135,6 @@ def trials(lab: Laboratory) -> list[Trial]:
             attained,
             (("network_s", 0.002),),
         ),
-        Trial("device groups", "shared device, 60/s", shared, *high),
-        Trial("device groups", "shared device, 60/s", shared, "low in time", of_class("low")),
         Trial("fallbacks", "load 1.6, a variant at half the cost", _with_variant(lab), "in time", attained),
         Trial("newest frame wins", "24 streams, 100 ms", _video(lab, 24, 0.1), "in time", attained),
         Trial("newest frame wins", "24 streams, 100 ms", _video(lab, 24, 0.1), "freshness", fresh),
@@ -208,6 +218,27 @@ def _distant(lab: Laboratory) -> Scenario:
     stream = Stream("poisson", MODEL, rate=rate_at(0.9, model), timeout_s=10.0 * L1_S)
     far = scenario("distant", model, [stream], lab.seconds(45))
     return replace(far, overheads=Overheads(0.0016, 0.015, 0.017))
+
+
+def _host(lab: Laboratory, rate: float, heavy: Affine, rows: int, per_s: float) -> Scenario:
+    """A host of a pool that has both of its members: a tight one of class `high` and a heavy one of class `low`."""
+    return Scenario(
+        "two members",
+        (
+            SimulatedModel(ModelScheduling("tight", 32, 0.1, resident_bytes=1), Affine(0.015, 0.0015), 0),
+            SimulatedModel(ModelScheduling("heavy", rows, 2.0, resident_bytes=1), heavy, 0),
+        ),
+        (
+            Stream("poisson", "tight", Priority.HIGH, rate, timeout_s=0.1),
+            Stream("poisson", "heavy", Priority.LOW, per_s, timeout_s=10.0),
+        ),
+        lab.seconds(45) + 1.0,
+        classes(),
+        pools=(SimulatedPool(Pool("pool", ("tight", "heavy"), memory_bytes=2)),),
+        overheads=OVERHEADS,
+        noise=NOISE,
+        warm_up_s=1.0,
+    )
 
 
 def _blocking(lab: Laboratory) -> Scenario:

@@ -23,7 +23,7 @@ from serve_app.api import hugging_face, openai, overview, predict
 from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference import administration, generate, infer, rest
 from serve_app.api.openapi import pages
-from serve_app.api.replies import optional_headers, server_timing
+from serve_app.api.replies import answer_headers
 from serve_app.api.routes import ApiRoutes, Errors, Find, Found, HttpCall, HttpOperation, Reply, Route, RouteTable
 from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, headers_of
 from serve_app.domain.service import Administration, Answer, Inference
@@ -34,12 +34,10 @@ from serve_app.http.errors import Headers, Rendered, RouteNotFound, internal_err
 from serve_app.http.exchange import AWAITED_SINCE, OWN_PORT
 from serve_app.http.request_id import RequestIds
 from serve_app.http.turns import Turns
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
 _REQUEST_ID: Final = b"x-request-id"
 _OWN_LISTENER: Final = b"direct-http"
-_PRIORITY: Final = {priority: (b"x-priority", priority.label.encode()) for priority in Priority}
 Api: TypeAlias = Callable[[Gateway], list[Route]]
 """What an API serves."""
 MoreRoutes: TypeAlias = Callable[[Gateway, Find], ApiRoutes]
@@ -323,9 +321,7 @@ def _rendered(answer: Answer, reply: Reply) -> tuple[Headers, bytes]:
 
 def _answer_headers(answer: Answer, reply: Reply) -> Headers:
     """Headers of an answer beside those of its body."""
-    headers = [_PRIORITY[answer.priority], (b"server-timing", server_timing(answer))]
-    if answer.variant or answer.cache or answer.unverified or answer.version:
-        headers += [(name.encode(), value.encode()) for name, value in optional_headers(answer)]
+    headers = answer_headers(answer)
     if reply.headers:
         headers += reply.headers
     return headers

@@ -10,10 +10,13 @@ import orjson
 from starlette.responses import Response
 
 from serve_app.domain.service import Answer
+from serve_app.http.errors import Headers
+from serve_app.scheduling.entry import Priority
 
 _SERVER_TIMING: Final = b"queue;dur=%.3f, preprocess;dur=%.3f, infer;dur=%.3f, postprocess;dur=%.3f, total;dur=%.3f"
 _SHARED: Final = "batch"
 """What was done without proof: a run may have been shared."""
+_PRIORITY: Final = {priority: (b"x-priority", priority.label.encode()) for priority in Priority}
 
 
 def _plain(value: Any) -> Any:
@@ -74,18 +77,20 @@ def body_parameters(answer: Answer, *, timed: bool) -> dict[str, int | str] | No
     return {**told, **timings(answer)} if timed else told or None
 
 
-def answer_headers(answer: Answer) -> dict[str, str]:
-    """Headers of how an answer was served: its class, timings and variant."""
-    headers = {"X-Priority": answer.priority.label, "Server-Timing": server_timing(answer).decode()}
-    return headers | dict(optional_headers(answer))
+def answer_headers(answer: Answer) -> Headers:
+    """All headers of how a request was answered: its class, timings, and what is exceptional.
 
-
-def optional_headers(answer: Answer) -> list[tuple[str, str]]:
-    """Headers of an answer's exceptional properties: version, variant, cache, proof."""
-    told = (
-        ("x-model-version", answer.version),
-        ("x-variant", answer.variant),
-        ("x-cache", answer.cache),
-        ("x-unverified", _SHARED if answer.unverified else ""),
-    )
-    return [(name, value) for name, value in told if value]
+    Every API sends them whole: a new one is added here, or by whoever makes the answer in `Answer.headers`.
+    """
+    headers = [_PRIORITY[answer.priority], (b"server-timing", server_timing(answer))]
+    if answer.version:
+        headers.append((b"x-model-version", answer.version.encode()))
+    if answer.variant:
+        headers.append((b"x-variant", answer.variant.encode()))
+    if answer.cache:
+        headers.append((b"x-cache", answer.cache.encode()))
+    if answer.unverified:
+        headers.append((b"x-unverified", _SHARED.encode()))
+    if answer.headers:
+        headers += [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    return headers

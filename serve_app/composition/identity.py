@@ -46,7 +46,6 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "resources.cpus": "is a reservation",
     "resources.instances": "says how many batches run at once",
     "resources.memory_limit": "watches replicas",
-    "resources.memory_per_row": "says when a batch may start",
     "resources.preprocess_threads": "each picture, sound or text is converted by one thread",
 }
 """Settings of a model that cannot change its answers, and why. All others count, those to come as well."""

@@ -133,5 +133,5 @@ class Keeper:
         self._router.settle_model(self._prepared.pop(model), model, told)
 
     def _route(self, model: str, agreed: Agreed) -> RoutedModel:
-        routed = route_revision(self._config, self._models[model], agreed)
+        routed = route_revision(self._models[model], agreed)
         return replace(routed, base=self._deployed[model].revision)

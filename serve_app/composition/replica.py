@@ -84,7 +84,6 @@ def make_replica(
     gpu_available: bool = False,
     records: VerdictStore | None = None,
     min_share: Mapping[Priority, float] = NO_SHARES,
-    planned: bool = False,
     on_lost: Callable[[], None] | None = None,
     locations: Mapping[str, ModelLocation] | None = None,
     member: AsMember | None = None,
@@ -98,7 +97,6 @@ def make_replica(
         gpu_available: Whether this process has a GPU, whole or in part.
         records: Where verdicts are kept from one start to the next; ``None``: nowhere.
         min_share: Guaranteed share of the replica's time per class, 0 to 1.
-        planned: Whether it shares a device with other models, so that routers compose its batches.
         on_lost: Is called when a session has ended, before anything that it was to answer is.
         locations: Its files, by variant; by default those that are found now.
         member: How it is loaded at a host of a pool; ``None``: it has this process alone.
@@ -114,7 +112,7 @@ def make_replica(
         samples = make_samples(model, signature, decode_sample, rows=has_rows)
         max_rows, tolerance = model.batching.configured_rows, model.batching.tolerance
         memory = RunMemory(model.resources.memory_limit)
-        alone = member is None and not planned and backends[""].device == "cpu"
+        alone = member is None and backends[""].device == "cpu"
         chooses = alone and has_rows and model.batching.max_rows == "auto"
         if chooses:
             max_rows = model.most_rows
@@ -131,8 +129,8 @@ def make_replica(
         )
         loaded_s = time.monotonic() - began
         warm_up = warm(backends, budget_s=budget_s)
-        compute = of_one(model, "it is of a pool" if member else "it shares its device")
-        if member is None and not planned:
+        compute = of_one(model, "it is of a pool")
+        if member is None:
             load = partial(make_backend, location=locations[""], build=builds[""], gpu_available=gpu_available)
             compute = choose_compute(model, locations, backends[""], warm_up.middle, load, loaded_s)
         if compute.threads != model.resources.session_threads:
@@ -182,7 +180,7 @@ def make_replica(
             verify=model.batching.verify,
             refuse_non_finite=model.health.refuse_non_finite,
             min_share=min_share,
-            planned=planned,
+            planned=member is not None,
             on_lost=on_lost,
             turn=None if member is None else member.turn,
             lengths=() if processor is None else padded_lengths(processor, warm_up.executions, backends[""].device),

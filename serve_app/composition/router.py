@@ -14,11 +14,10 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
-from serve_app.composition.hosting import members_of
 from serve_app.composition.model import file_bytes, find_files, make_processor
 from serve_app.composition.revision import Revision, open_revision
 from serve_app.composition.versions import configured_traffic
-from serve_app.composition.wing_parts import router_parts
+from serve_app.composition.wing_parts import router_devices, router_parts
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Agreed, not_loaded
@@ -36,7 +35,6 @@ from serve_app.router.settings import (
     HttpPort,
     LogFile,
     RoutedModel,
-    RoutedPool,
     RouterSettings,
     StreamSettings,
 )
@@ -84,11 +82,7 @@ def router_settings(
         parts=router_parts(config, infos),
         classes=config.class_settings(),
         limits=config.process_limits(),
-        groups=config.groups(),
-        pools=[
-            RoutedPool(pool.scheduling(names), pool.load_timeout_s)
-            for pool, names in zip(config.pools, members_of(config).values(), strict=True)
-        ],
+        devices=router_devices(config),
         named_members=router.limits.named_members,
         bundle_timeout_s=router.faults.bundle_timeout_s,
         replica_silence_s=router.faults.replica_silence_s,
@@ -177,7 +171,6 @@ def _routed(
     """Every model as a router serves it from what it was deployed with."""
     return [
         _routed_model(
-            config,
             model,
             infos[model.name],
             priors.get(model.name, ()),
@@ -209,21 +202,19 @@ def encode_description(info: ModelInfo, identities: Mapping[str, str]) -> bytes:
     return pickle.dumps((info, dict(identities)))
 
 
-def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> RoutedModel:
+def route_revision(model: ModelConfig, agreed: Agreed) -> RoutedModel:
     """A model as a router serves it from a state of its files.
 
     Args:
-        config: The configuration.
         model: The model.
         agreed: That state. Where what is beside its files, by which requests are priced, cannot be read,
             `ModelInfo.fault` of the model says why.
     """
     info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
-    return _routed_model(config, model, info, agreed.executions, identities)
+    return _routed_model(model, info, agreed.executions, identities)
 
 
 def _routed_model(
-    config: AppArgs,
     model: ModelConfig,
     info: ModelInfo,
     prior: Sequence[Execution],
@@ -232,7 +223,7 @@ def _routed_model(
     opened: bool = True,
 ) -> RoutedModel:
     """A model as a router serves it, with a processor if it is ``opened``."""
-    scheduling = config.scheduling_of(model)
+    scheduling = model.scheduling()
     if model.pool is not None:
         scheduling = replace(scheduling, resident_bytes=_resident_bytes(model))
     processor = None
@@ -246,7 +237,6 @@ def _routed_model(
         info=info,
         scheduling=scheduling,
         processor=processor,
-        group=next((group.name for group in config.device_groups if model.name in group.models), None),
         pool=model.pool,
         prior=prior,
         on_demand=model.pool is None and model.autoscaling.min_replicas == 0,

@@ -6,32 +6,31 @@ Unknown keys are faults.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from serve_app import wings
 from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VARIABLE, MAXCONN_VARIABLE, Budget
-from serve_app.config.device_group import DeviceGroupConfig, group_problems, size
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
-from serve_app.config.pool import PoolConfig, pool_problems
 from serve_app.config.problems import Location, problems_of, short_repr, validation_error
 from serve_app.config.repository import RepositoryConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
-from serve_app.config.values import Section
+from serve_app.config.values import Section, size
 from serve_app.config.wing_sections import section
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 
 if TYPE_CHECKING:
     from serve_app.pipelines.config import PipelineConfig
+    from serve_app.pools.config import PoolConfig
 else:
+    PoolConfig = section("pools", "PoolConfig")
     PipelineConfig = section("pipelines", "PipelineConfig")
 
 
@@ -62,9 +61,6 @@ class AppArgs(Section):
 
     pipelines: Annotated[tuple[PipelineConfig, ...], Field(strict=False)] = ()
     """Models that answer one request together."""
-
-    device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
-    """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
 
     repository: RepositoryConfig = RepositoryConfig()
     """A Triton model repository, and how models are loaded while the server runs."""
@@ -126,20 +122,8 @@ class AppArgs(Section):
         problem = self.budget().problem(self.ongoing_requests)
         if problem is not None:
             faults.append((("router", "limits", "max_ongoing_requests"), problem))
-        models = {model.name: model for model in self.models}
-        faults.extend((("device_groups", *where), fault) for where, fault in group_problems(self.device_groups, models))
         for problems in wings.hooks("config", "problems"):
             faults.extend(problems(self))
-        faults.extend(pool_problems(self.pools, self.models, self.router.fewest))
-        limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
-        faults.extend(
-            (
-                ("models", number, "resources", "memory_per_row"),
-                "counts for nothing unless the model is in a device group with memory; leave it out",
-            )
-            for number, model in enumerate(self.models)
-            if model.resources.memory_per_row is not None and model.name not in limited
-        )
         if faults:
             raise validation_error(faults)
         return self
@@ -152,8 +136,8 @@ class AppArgs(Section):
 
     def most_routers(self, cores: int | None = None) -> int:
         """Most router processes, on nodes with this many cores; ``None``: depends on the nodes."""
-        one_decides = self.pools or self.device_groups  # what the hosts load, or how many batches a device runs
-        return self.router.fewest if one_decides else self.router.most(cores)
+        # One router decides what the hosts of pools load.
+        return self.router.fewest if self.pools else self.router.most(cores)
 
     def haproxy_problem(self, environ: Mapping[str, str]) -> str | None:
         """Why HAProxy's connection limit is too small, if it is.
@@ -180,7 +164,6 @@ class AppArgs(Section):
                 for model in self.models
                 if model.pool is None
             }
-            | {pool.name: pool.most_rows(members) for pool, members in self.pools_with_members()}
             | {
                 name: most for in_flight in wings.hooks("config", "in_flight") for name, most in in_flight(self).items()
             },
@@ -193,23 +176,7 @@ class AppArgs(Section):
 
     def model_scheduling(self) -> Mapping[str, ModelScheduling]:
         """Batching of every model by name, for the scheduler."""
-        return {model.name: self.scheduling_of(model) for model in self.models}
-
-    def scheduling_of(self, model: ModelConfig) -> ModelScheduling:
-        """The same of one model."""
-        weights = (group.weights[model.name] for group in self.device_groups if model.name in group.weights)
-        return replace(model.scheduling(), weight=next(weights, 1.0))
-
-    def groups(self) -> tuple[DeviceGroup, ...]:
-        """The device groups, for the scheduler."""
-        return tuple(group.settings() for group in self.device_groups)
-
-    def pools_with_members(self) -> Iterator[tuple[PoolConfig, Sequence[ModelConfig]]]:
-        """Each pool, with its members among `models`."""
-        members: defaultdict[str | None, list[ModelConfig]] = defaultdict(list)
-        for model in self.models:
-            members[model.pool].append(model)
-        return ((pool, members[pool.name]) for pool in self.pools)
+        return {model.name: model.scheduling() for model in self.models}
 
     def process_limits(self) -> ProcessLimits:
         """Limits of one router process over all classes."""

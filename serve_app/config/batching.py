@@ -34,7 +34,7 @@ class BatchingConfig(Section):
     max_rows: Literal["auto"] | Positive = "auto"
     """Most rows in one batch.
 
-    `auto`: 32. A replica on a CPU, outside of pools and device groups, measures at its start: it takes 64 where that
+    `auto`: 32. A replica on a CPU, outside of pools, measures at its start: it takes 64 where that
     saves a twentieth of the time per row, and fewer than 32 where these would not fit into 70% of the memory
     that is left.
     """

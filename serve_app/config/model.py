@@ -346,8 +346,6 @@ class ModelConfig(Section):
         """The values for the scheduler."""
         return replace(
             self.batching.scheduling(self.name, self.fallbacks),
-            resident_bytes=self.resident_bytes,
-            bytes_per_row=int(self.resources.memory_per_row or 0),
             variants=tuple(variant.name for variant in self.variants),
             breaker=self.breaker.settings(),
             # Every replica that has a picture or a sound decodes it, before anybody knows who runs it.
@@ -373,11 +371,6 @@ class ModelConfig(Section):
     def caches(self) -> bool:
         """Whether answers are cached."""
         return self.cache is not None and self.cache.enabled
-
-    @property
-    def resident_bytes(self) -> int:
-        """GPU memory limit of all its replicas; 0 if unlimited."""
-        return int(self.resources.gpu_memory or 0) * self.most_replicas
 
     @property
     def most_replicas(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
@@ -15,6 +15,11 @@ Location: TypeAlias = tuple[str | int, ...]
 """Keys and list positions from the top of a document to a value."""
 
 _SHOWN_CHARACTERS = 60
+_REMOVED: Final[Mapping[str, str]] = {
+    "device_groups": "models share a GPU by resources.gpus below 1, and processes by pools",
+    "memory_per_row": "set resources.gpu_memory",
+}
+"""Keys that there were, and what does the same now."""
 
 
 class _Hidden:
@@ -179,6 +184,8 @@ def _message(details: ErrorDetails, location: Location, data: Any, schema: Mappi
 
 def _unknown_key(location: Location, data: Any, schema: Mapping[str, Any]) -> str:
     key = str(location[-1])
+    if (instead := _REMOVED.get(key)) is not None:
+        return f"unknown key: it was removed; {instead}"
     known = sorted(set(_known_keys(location[:-1], data, schema)))
     guess = nearest(key, known)
     if guess is not None:

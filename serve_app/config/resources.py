@@ -36,12 +36,6 @@ class ResourcesConfig(Section):
     list of powers of two, and perhaps `batching.max_rows`, among which `gpu_memory` is divided.
     """
 
-    memory_per_row: Size | None = None
-    """Memory of the device that each row of a running batch takes beside `gpu_memory`.
-
-    Counts only for a model of a device group with `memory`, where no batch starts that would not fit.
-    """
-
     cpus: Cpus = 0.25
     """CPUs that Ray reserves per replica. It reserves only: nothing enforces it."""
 
@@ -60,8 +54,8 @@ class ResourcesConfig(Section):
     """
 
     instances: Literal["auto"] | Positive = "auto"
-    """Batches that a replica runs at once on the CPU, on one session. One for a model that is not of ONNX Runtime, of a
-    device group or of a pool.
+    """Batches that a replica runs at once on the CPU, on one session. One for a model that is not of ONNX Runtime, or
+    of a pool.
 
     `auto`: as many as there are cores, 8 at most, where a replica measures at its start that they do 1.3 times the rows
     of one at a time, and a run takes 2 ms or more; otherwise 1.

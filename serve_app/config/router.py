@@ -11,7 +11,7 @@ from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.problems import Location, validation_error
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
-from serve_app.config.wing_sections import defaults, section
+from serve_app.config.wing_sections import default, section
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scaling import routers_on
@@ -187,7 +187,7 @@ class RouterConfig(Section):
     """Router processes. Each has its own queues, so the order between requests of different routers is approximate.
 
     `auto`: one, and another whenever all of them are busy and cores are idle, up to half of the cores of a node and 8;
-    one with pools or device groups.
+    one with pools.
     """
 
     cpus: Cpus = 0.25
@@ -223,7 +223,7 @@ class RouterConfig(Section):
     transport: TransportConfig = TransportConfig()
     """Decoding of large bodies, and the memory and ways that tensors take to the replicas."""
 
-    cache: CacheConfig = Field(default_factory=defaults("cache", "CacheConfig"))
+    cache: CacheConfig = default("cache", "CacheConfig")
     """What the response caches of all models share. Which models have one is said there."""
 
     jobs: JobsConfig | None = None

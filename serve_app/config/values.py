@@ -52,3 +52,8 @@ def checked_name(name: str) -> str:
             f" with a letter or digit at both ends, got {short_repr(name)}"
         )
     return name
+
+
+def size(nbytes: int) -> str:
+    """Bytes in readable units."""
+    return ByteSize(nbytes).human_readable()

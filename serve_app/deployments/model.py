@@ -39,6 +39,8 @@ from serve_app.transport.link_server import LinkServer
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 12
+SURGE_PERCENT = 100
+"""A redeploy starts new replicas first and stops the old ones when those are ready."""
 """Every so many health checks a replica looks whether it serves what is agreed on. And at the first: that may have
 changed while it started."""
 
@@ -66,7 +68,6 @@ class ModelDeployment:
         base: Name of the revision that the model was deployed with.
         identities: Of the model and its variants as they were deployed, where routers keep its answers.
         min_share: Guaranteed share of a replica's time per class, 0 to 1.
-        planned: Whether it shares a device with other models, so that routers compose its batches.
     """
 
     def __init__(
@@ -75,8 +76,6 @@ class ModelDeployment:
         base: str,
         identities: Mapping[str, str] = MappingProxyType({}),
         min_share: Mapping[Priority, float] = NO_SHARES,
-        *,
-        planned: bool = False,
     ) -> None:
         join_serve_log()
         leave_out_what_is_there()  # before a model is loaded: models come and go
@@ -89,7 +88,6 @@ class ModelDeployment:
             gpu_available=bool(ray.get_gpu_ids()),
             records=VerdictStore(cache_folder() / "joinable"),
             min_share=min_share,
-            planned=planned,
             on_lost=self._die,
         )
         register = ClusterRegister({config.name: base})
@@ -131,7 +129,7 @@ class ModelDeployment:
         self._loop = asyncio.get_running_loop()
         self._checks = itertools.count()
         self._meter = CoreMeter()
-        self._scales = config.more_processes and not planned
+        self._scales = config.more_processes
         # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 

@@ -91,7 +91,7 @@ class RouterDeployment:
         self._loop = asyncio.get_running_loop()
         models = {model.name: model for model in config.models}
         self._models = {name: model.deployment for name, model in models.items() if model.pool is None}
-        self._pools = frozenset(pool.name for pool in config.pools)
+        self._pools = frozenset(model.pool for model in config.models if model.pool is not None)
         self._handle_of = {model.name: model.pool or model.name for model in config.models}
         self._model_of = {deployment_name(name): name for name in (*self._models, *self._pools)}
         self._node = ray.get_runtime_context().get_node_id()

@@ -28,6 +28,19 @@ CACHE_CONTROL: Final = b"cache-control"
 STREAM_TIMEOUT: Final = b"x-stream-timeout-ms"
 MODEL_VERSION: Final = b"x-model-version"
 """Names the version of a model, or an alias, where the path or the body names none."""
+KEPT_HEADERS: Final = frozenset({"x-priority", "x-model-version", "x-variant", "x-fallback", CACHE_CONTROL.decode()})
+"""Options of a request that is run later; its deadline and id are those of the job."""
+REQUEST_HEADERS: Final = KEPT_HEADERS | {
+    "x-timeout-ms",
+    STREAM_TIMEOUT.decode(),
+    "x-request-id",
+    "traceparent",
+    "tracestate",
+    "authorization",
+    "x-api-key",
+}
+"""What is read of a request's headers or metadata besides the body's type. An option that is not here is not seen over
+gRPC."""
 _LONGEST_ID: Final = 128
 _LONGEST_STATE: Final = 512
 

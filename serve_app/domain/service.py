@@ -215,6 +215,7 @@ class Answer(Struct, frozen=True):
         version: The version that answered, where the model is served in several; else empty.
         revision: The state of the model that answered; empty where it is not known.
         info: What is known of that state, where it is another than `RequestOptions.revision`.
+        headers: Further headers of the answer, lower-case, for every API.
     """
 
     value: Any
@@ -231,6 +232,7 @@ class Answer(Struct, frozen=True):
     version: str = ""
     revision: str = ""
     info: ModelInfo | None = None
+    headers: Mapping[str, str] = {}
 
 
 class Loaded(Struct, frozen=True):

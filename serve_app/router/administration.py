@@ -87,7 +87,7 @@ class RouterAdministration:
         Nor is one that cannot be served: the others are.
         """
         served = self._models.served.get(model)
-        hosted = served is not None and served.pool and self._scheduler.hosts(served.pool)
+        hosted = served is not None and served.pool and self._scheduler.devices[served.pool].places
         if self._models.by_name[model].fault or hosted:
             return not self._models.ending and not self._dispatcher.broken
         return self._inference.model_ready(model)
@@ -128,11 +128,11 @@ class RouterAdministration:
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, and where it has them ``fallbacks``, ``device_group`` and ``pool``); what `Scheduler.snapshot`
+            (``policy``, and where it has them ``fallbacks`` and ``pool``); what `Scheduler.snapshot`
             tells of its queues, replicas (of a member of a pool, the hosts that have loaded it) and predictions; and
             its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed,
             or why it cannot be served.
-            Where there are pools, ``pools`` has what `Scheduler.pools` tells.
+            Where there are pools, ``pools`` has what `Scheduler.device_snapshots` tells.
             ``understood`` is what was read from a model's folder, and where: `serve_app.domain.facts.Fact`.
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``; ``compute``
             what one of them computes with: ``threads``, ``instances`` and the ``reason``. ``cache``
@@ -145,7 +145,6 @@ class RouterAdministration:
         faults = {**self._load_faults, **self._models.faults}
         return {
             "ready": self.ready(),
-            **({"pools": self._scheduler.pools()} if self._scheduler.has_pools else {}),
             **{name: shown for name, read in self._more_status.items() if (shown := read()) is not None},
             "models": {
                 name: {

@@ -220,4 +220,4 @@ class Models:
         """Whether a model can take work: it has a usable replica, or gets one on demand."""
         if served.info.fault:
             return False
-        return served.on_demand or self._scheduler.usable(served.key) > 0 or self._scheduler.can_load(served.key)
+        return served.on_demand or self._scheduler.usable(served.key) > 0 or self._scheduler.can_start(served.key)

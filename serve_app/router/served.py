@@ -133,8 +133,6 @@ def _scheduling(model: RoutedModel) -> Mapping[str, Any]:
     shown: dict[str, Any] = {"policy": model.scheduling.policy}
     if model.scheduling.fallbacks:
         shown["fallbacks"] = list(model.scheduling.fallbacks)
-    if model.group is not None:
-        shown["device_group"] = model.group
     if model.pool is not None:
         shown["pool"] = model.pool
     return shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from serve_app.router.answer_cache import MakeCaches, ModelCacheSettings
 from serve_app.router.part import MakePart
 from serve_app.router.versions import MakeVersions
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.placement.devices import Device
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS
 
 
@@ -99,7 +100,6 @@ class RoutedModel:
         info: What clients are told of it.
         scheduling: How its requests are scheduled; under the same name.
         processor: Prices its requests where it takes media.
-        group: The device group that it is a member of.
         pool: The pool that it is a member of: it has no replicas then.
         prior: What batches cost, until a replica has measured it.
         on_demand: Whether it may have no replica while nobody asks for it.
@@ -113,7 +113,6 @@ class RoutedModel:
     info: ModelInfo
     scheduling: ModelScheduling
     processor: Processor | None = None
-    group: str | None = None
     pool: str | None = None
     prior: Sequence[Execution] = ()
     on_demand: bool = False
@@ -127,19 +126,6 @@ class RoutedModel:
         return self.info.key or self.info.name
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedPool:
-    """A pool as a router has it.
-
-    Attributes:
-        scheduling: Its settings for the scheduler.
-        load_timeout_s: How long a load may take, seconds.
-    """
-
-    scheduling: Pool
-    load_timeout_s: float = 60.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """What a router serves, and within which limits.
@@ -149,8 +135,7 @@ class RouterSettings:
         classes: Limits of every class.
         limits: Limits of the process.
         parts: Make the parts of wings, the innermost first.
-        groups: Devices that models share.
-        pools: Processes that models share.
+        devices: Make what models share in the scheduler; each has a part that has its processes.
         named_members: How many members of pools have series of their own in the metrics.
         bundle_timeout_s: A replica that has not answered for so long is not asked any more, seconds.
         replica_silence_s: After so long without a response what a linked replica has is tried elsewhere, seconds.
@@ -173,8 +158,7 @@ class RouterSettings:
     limits: ProcessLimits
     models: Sequence[RoutedModel] = ()
     parts: Sequence[MakePart] = ()
-    groups: Sequence[DeviceGroup] = ()
-    pools: Sequence[RoutedPool] = ()
+    devices: Sequence[Callable[[], Device]] = ()
     named_members: int = NAMED_MEMBERS
     bundle_timeout_s: float = 60.0
     replica_silence_s: float = 2.0

@@ -16,7 +16,6 @@ from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.breaker_metrics import BREAKERS
 from serve_app.telemetry.model_names import ModelNames
-from serve_app.telemetry.pool_metrics import POOLS
 from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.scheduler_metrics import SCHEDULER
 from serve_app.telemetry.series import Count, Counter, Distribution, Family, Histogram, histogram
@@ -26,7 +25,6 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _RECOVERY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
-_LOAD_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STREAM_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 NAMED_MEMBERS: Final = 100
@@ -91,13 +89,6 @@ class RouterMetrics:
         self.names = ModelNames(named_members)
         self.registry.register(Readings(SCHEDULER, scheduler.snapshot, self.names))
         self.registry.register(Readings(BREAKERS, scheduler.breakers, self.names))
-        self._loads: Histogram | None = None
-        if scheduler.has_pools:
-            self._loads = Histogram(
-                "serve_app_pool_load_seconds", "One load of a member of a pool.", ("pool",), _LOAD_BUCKETS
-            )
-            self.registry.register(self._loads)
-            self.registry.register(Readings(POOLS, scheduler.pools))
         self._tenants = TenantCollector()
         self.registry.register(self._tenants)
         self._of_models: list[Counter | Histogram | Family[Any]] = []
@@ -300,11 +291,6 @@ class RouterMetrics:
     def recovered(self, model: str, seconds: float) -> None:
         """Record how long a model had too few replicas."""
         self._recovery.of(model).observe(seconds)
-
-    def member_loaded(self, pool: str, seconds: float) -> None:
-        """Record the load time of a pool's member."""
-        if self._loads is not None:
-            self._loads.of(pool).observe(seconds)
 
     def render(self) -> str:
         """This router's page in Prometheus' text format."""

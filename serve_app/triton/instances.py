@@ -40,6 +40,8 @@ def read_instances(fields: Fields) -> Instances:
             group.note("", f"all replicas are alike: they are as the first group says, {kinds[0]}")
             continue
         group.value("name")  # a name changes nothing, there or here
+        if (limiter := group.below("rate_limiter")) is not None:
+            limiter.note("", "is ignored: no model waits for a resource of several; each has its own replicas")
         if group.value("passive"):
             group.note("passive", "every replica takes requests")
         if kind == "KIND_MODEL":
@@ -64,9 +66,7 @@ def read_optimization(fields: Fields, kind: AnyKind, *, on_gpu: bool) -> dict[st
     if (graph := optimization.below("graph")) and graph.value("level"):
         graph.note("level", "graphs are always optimized as far as they can be")
     if optimization.word("priority") != "PRIORITY_DEFAULT":
-        optimization.note(
-            "priority", "of models that share a device, weights of device_groups say which is more urgent"
-        )
+        optimization.note("priority", "requests have classes; models that share a device have no order")
     if optimization.value("eager_batching"):
         optimization.note("eager_batching", "batches are composed when the session is free")
     for name in ("input_pinned_memory", "output_pinned_memory"):

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from serve_app.composition.locate import resolve_model
 from serve_app.config.args import AppArgs
-from serve_app.config.device_group import DeviceGroupConfig, group_problems
 from serve_app.config.model import ModelConfig
 from serve_app.config.problems import place
 from serve_app.domain.service import ModelInfo
@@ -35,28 +34,20 @@ def with_versions(config: AppArgs) -> AppArgs:
     Without `versions` in it, it is the same. Remote models are copied here.
 
     Raises:
-        ConfigError: With one line per fault: versions or what they name are not there, or they do not fit a device.
+        ConfigError: With one line per fault: versions or what they name are not there.
     """
     if all(model.versions is None for model in config.models):
         return config
     problems: list[str] = []
     models: list[ModelConfig] = []
-    members: dict[str, list[str]] = {}
     for model in config.models:
         try:
-            served = versions_of(model)
+            models += versions_of(model)
         except ConfigError as error:
             problems += (f"model {model.name!r}: {problem}" for problem in error.problems)
-            continue
-        members[model.name] = [each.name for each in served]
-        models += served
     if problems:
         raise ConfigError(tuple(problems))
-    groups = tuple(_with_members(group, members) for group in config.device_groups)
-    named = {model.name: model for model in models}
-    if found := tuple(group_problems(groups, named)):
-        raise ConfigError(tuple(f"args.device_groups{place(where)}: {fault}" for where, fault in found))
-    return config.model_copy(update={"models": tuple(models), "device_groups": groups})
+    return config.model_copy(update={"models": tuple(models)})
 
 
 def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
@@ -103,10 +94,3 @@ def _of_version(model: ModelConfig, version: str) -> ModelConfig:
     )
     name = version_key(model.name, version)
     return model.model_copy(update={"name": name, "version": number, "versions": None, "variants": variants})
-
-
-def _with_members(group: DeviceGroupConfig, members: dict[str, list[str]]) -> DeviceGroupConfig:
-    """A group that has every version where it had the model. Models that are left out of a check are left out here."""
-    models = tuple(key for name in group.models for key in members.get(name, ()))
-    weights = {key: weight for name, weight in group.weights.items() for key in members.get(name, ())}
-    return group.model_copy(update={"models": models, "weights": weights})

@@ -12,12 +12,13 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from serve_app.pools.policy.device import PoolDevice
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app_simulator.members import Members
 from serve_app_simulator.replica import SimulatedReplica, Turns
 from serve_app_simulator.router import Patience, SimulatedRouter
-from serve_app_simulator.scenario import Scenario, SimulatedModel
+from serve_app_simulator.scenario import SimulatedModel
 from serve_app_simulator.system import Request, World
 from serve_app_simulator.ties import SimulatedTies
 
@@ -35,7 +36,6 @@ class ServeApp:
             travels on one connection does.
         policy: A batch policy for all models instead of their own.
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
-        co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
         by_tenant: Whether it knows of tenants; otherwise all are one.
         replica_silence_s: After so long without data a replica with requests in flight is unresponsive.
         replica_kill_s: After so long it is killed; ``None``: never.
@@ -51,12 +51,10 @@ class ServeApp:
         spread: Literal["round_robin", "random"] = "round_robin",
         policy: str | None = None,
         newest_frame_wins: bool = True,
-        co_schedule: bool = True,
         by_tenant: bool = True,
         replica_silence_s: float = 2.0,
         replica_kill_s: float | None = 10.0,
     ) -> None:
-        self._co_schedule = co_schedule
         self._by_tenant = by_tenant
         self._network_s = network_s
         self._patience = Patience(bundle_timeout_s, replica_silence_s, replica_kill_s)
@@ -81,12 +79,16 @@ class ServeApp:
         limits = ProcessLimits(total_bytes=_TOTAL_BYTES, network_s=network_s)
         self._models = {model.scheduling.name: model for model in scenario.models}
         settings = [self._settings(model.scheduling) for model in scenario.models]
-        groups = _groups(scenario) if self._co_schedule else []
         members = Members(world, self._replicas, self._make_replica)
         self._routers = [
             SimulatedRouter(
                 world,
-                Scheduler(settings, scenario.classes, limits, [*groups, *(pool.scheduling for pool in scenario.pools)]),
+                Scheduler(
+                    settings,
+                    scenario.classes,
+                    limits,
+                    [PoolDevice(pool.scheduling, scenario.classes) for pool in scenario.pools],
+                ),
                 self._replicas,
                 self._patience,
                 self._newest_frame_wins,
@@ -115,7 +117,7 @@ class ServeApp:
             name,
             {priority: settings.min_share for priority, settings in self._world.scenario.classes.items()},
             self._ties,
-            planned=turns is not None or (known.device is not None and self._co_schedule),
+            planned=turns is not None,
             pads=known.pads,
             turns=turns,
         )
@@ -171,12 +173,3 @@ class ServeApp:
         for variant, curve in known.variants.items():
             points += [(rows, bucket, curve(rows, bucket), variant) for rows in sizes]
         return points
-
-
-def _groups(scenario: Scenario) -> list[DeviceGroup]:
-    """Which models share a device, as a server's configuration says it."""
-    members = {
-        device: tuple(model.scheduling.name for model in scenario.models if model.device == device.name)
-        for device in scenario.devices
-    }
-    return [DeviceGroup(device.name, names, device.concurrency) for device, names in members.items() if names]

@@ -8,7 +8,7 @@ from math import sqrt
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
-from serve_app.config.device_group import size
+from serve_app.config.values import size
 from serve_app.scheduling.entry import Priority
 from serve_app_simulator.results import Result
 from serve_app_simulator.scenario import Scenario

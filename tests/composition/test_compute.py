@@ -15,10 +15,11 @@ from runtime_harness import batch_same_turn, tensor
 
 from serve_app.composition.compute import choose_rows
 from serve_app.composition.model import find_files, read_builds
-from serve_app.composition.replica import Replica, make_replica
+from serve_app.composition.replica import AsMember, Replica, make_replica
 from serve_app.config.args import parse_args
 from serve_app.payloads import Bundle, Execution, Success, WireEntry
 from serve_app.replica.process_memory import RunMemory
+from serve_app.replica.turn import Turn
 
 MakeReplica = Callable[..., Replica]
 
@@ -31,10 +32,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeReplic
     python_models.make(tmp_path / "p", "linear")
     made: list[Replica] = []
 
-    def replica(*, planned: bool = False, path: str = "m", keys: Any = None, **resources: Any) -> Replica:
+    def replica(*, pooled: bool = False, path: str = "m", keys: Any = None, **resources: Any) -> Replica:
         (model,) = parse_args({"models": [{"name": "m", "path": path, "resources": resources, **(keys or {})}]}).models
         locations = find_files(model)
-        made.append(make_replica(model, read_builds(model, locations), batch_same_turn, planned=planned))
+        member = AsMember(Turn(), {"": "digest"}) if pooled else None
+        made.append(make_replica(model, read_builds(model, locations), batch_same_turn, member=member))
         return made[-1]
 
     yield replica
@@ -70,9 +72,9 @@ def test_a_small_model_is_left_as_it_is(make: MakeReplica, caplog: pytest.LogCap
 
 
 def test_who_runs_one_batch_at_a_time(make: MakeReplica) -> None:
-    """Whatever is configured: a model that shares its device, and one of a backend that wants it."""
-    shared = make(planned=True, threads=2, instances=2).compute
-    assert shared[:3] == (2, 1, "one batch at a time: it shares its device")
+    """Whatever is configured: a member of a pool, and one of a backend that wants it."""
+    shared = make(pooled=True, threads=2, instances=2).compute
+    assert shared[:3] == (2, 1, "one batch at a time: it is of a pool")
     own = make(path="p", keys={"backend": "python"}, instances=2).compute
     assert own[:3] == (1, 1, "one batch at a time: so its backend or device wants it")
 
@@ -123,4 +125,4 @@ def test_a_replica_tells_how_many_rows_it_takes(make: MakeReplica) -> None:
     """Where it has chosen."""
     assert make().compute.max_rows == 64  # what a run costs besides its rows is much for this model
     assert make(keys={"batching": {"max_rows": 16}}).compute.max_rows == 0
-    assert make(planned=True).compute.max_rows == 0
+    assert make(pooled=True).compute.max_rows == 0

@@ -110,7 +110,6 @@ def test_a_variable_that_is_no_number_is_refused() -> None:
     [
         ({}, 1, 8, 8),
         ({"router": {"replicas": 3}}, 3, 3, 3),
-        ({"device_groups": [{"name": "cores", "models": ["a"]}]}, 1, 1, 1),
         ({"pools": [{"name": "p", "path": "p/*", "memory": "1GiB"}]}, 1, 1, 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""How models are scheduled: policies, fallbacks and device groups."""
+"""How models are scheduled: policies, fallbacks and classes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,16 @@ from serve_app.config.args import parse_args
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling
+from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
 
 HIGH, NORMAL, LOW = Priority
-MIB = 1024**2
 INT8 = {"name": "int8", "path": "p"}
 TINY = {"name": "tiny", "path": "p"}
-GPU = {"gpus": 0.5, "gpu_memory": "1GiB"}
 
 
 def model(name: str = "a", **keys: Any) -> dict[str, Any]:
     """A valid model."""
     return {"name": name, "path": "p"} | keys
-
-
-def grouped(*groups: dict[str, Any], models: tuple[dict[str, Any], ...] | None = None) -> dict[str, Any]:
-    """Arguments with device groups over the models images and speech."""
-    return {"models": models or (model("images"), model("speech")), "device_groups": groups}
 
 
 def problems(args: Any) -> tuple[str, ...]:
@@ -78,113 +71,25 @@ def test_fallbacks_are_variants_of_the_model(keys: dict[str, Any], expected: str
     assert problems({"models": [model(**keys)]}) == (f"args.models[0].{expected}",)
 
 
-def test_a_device_group_reaches_the_scheduler() -> None:
-    """Sizes in bytes; all replicas of a member hold memory; weights go to the members."""
-    args = parse_args(
-        grouped(
-            {
-                "name": "gpu0",
-                "models": ["images", "speech"],
-                "concurrency": 2,
-                "memory": "4GiB",
-                "weights": {"speech": 0.5},
-            },
-            models=(
-                model("images", resources=GPU, autoscaling={"max_replicas": 2}),
-                model("speech", resources={"memory_per_row": "8MiB"}),
-                model("alone"),
-            ),
-        )
-    )
-    assert args.groups() == (DeviceGroup("gpu0", ("images", "speech"), 2, 4096 * MIB),)
-    assert args.model_scheduling() == {
-        "images": ModelScheduling("images", 32, 0.1, resident_bytes=2048 * MIB, breaker=BreakerSettings()),
-        "speech": ModelScheduling("speech", 32, 0.1, weight=0.5, bytes_per_row=8 * MIB, breaker=BreakerSettings()),
-        "alone": ModelScheduling("alone", 32, 0.1, breaker=BreakerSettings()),
-    }
-
-
-def test_memory_is_not_limited_unless_it_is_given() -> None:
-    """And one execution at a time is the default."""
-    args = parse_args(grouped({"name": "cores", "models": ["speech"]}))
-    assert args.groups() == (DeviceGroup("cores", ("speech",), 1, 0),)
-
-
 @pytest.mark.parametrize(
-    ("group", "expected"),
+    ("keys", "told"),
     [
-        pytest.param({"models": []}, "models: needs at least one model", id="empty"),
-        pytest.param(
-            {"models": ["image"]}, "models[0]: there is no model 'image'; did you mean images?", id="misspelt"
+        (
+            {"device_groups": [{"name": "gpu0", "models": ["a"]}]},
+            (
+                "args.device_groups: unknown key: it was removed; models share a GPU by resources.gpus below 1, and"
+                " processes by pools"
+            ),
         ),
-        pytest.param(
-            {"models": ["speech", "x"]}, "models[1]: there is no model 'x'; there is images, speech", id="unknown"
+        (
+            {"models": [model(resources={"memory_per_row": "8MiB"})]},
+            "args.models[0].resources.memory_per_row: unknown key: it was removed; set resources.gpu_memory",
         ),
-        pytest.param(
-            {"models": ["speech", "speech"]}, "models[1]: 'speech' is already in this group", id="twice in a group"
-        ),
-        pytest.param({"concurrency": 0}, "concurrency: must be at least 1, got 0", id="nothing at once"),
-        pytest.param({"memory": 0}, "memory: must be more than 0, got 0", id="no memory"),
-        pytest.param(
-            {"weights": {"images": 2.0}}, "weights.images: there is no member 'images'; there is speech", id="outsider"
-        ),
-        pytest.param({"weights": {"speech": 0}}, "weights.speech: must be more than 0, got 0", id="weightless"),
-        pytest.param({"name": "GPU 0"}, None, id="name"),
-        pytest.param({"model": ["speech"]}, "model: unknown key; did you mean models?", id="misspelt key"),
     ],
 )
-def test_a_fault_in_a_group_is_one_line_with_its_place(group: dict[str, Any], expected: str | None) -> None:
-    """As everywhere in the configuration."""
-    (found,) = problems(grouped({"name": "gpu0", "models": ["speech"]} | group))
-    assert found.startswith("args.device_groups[0].name: must be 1 to 63 lower-case letters") or (
-        found == f"args.device_groups[0].{expected}"
-    )
-
-
-def test_groups_do_not_overlap() -> None:
-    """Two devices cannot both be what a model computes on; names tell groups apart."""
-    groups = ({"name": "x", "models": ["images", "speech"]}, {"name": "x", "models": ["speech"]})
-    assert problems(grouped(*groups)) == (
-        "args.device_groups[1].name: 'x' is also the name of device_groups[0]",
-        "args.device_groups[1].models[0]: 'speech' is already in device_groups[0]",
-    )
-
-
-def test_what_models_hold_must_fit() -> None:
-    """All replicas of all members together."""
-    models = (model("images", resources=GPU, autoscaling={"max_replicas": 2}), model("speech", resources=GPU))
-    group = {"name": "gpu0", "models": ["images", "speech"], "memory": "2GiB"}
-    (fault,) = problems(grouped(group, models=models))
-    assert fault == (
-        "args.device_groups[0].memory: 2.0GiB is less than its models hold: 2.0GiB images + 1.0GiB speech;"
-        " lower resources.gpu_memory"
-    )
-    (fitting,) = parse_args(grouped(group | {"memory": "3GiB"}, models=models)).groups()
-    assert fitting.memory_bytes == 3072 * MIB
-
-
-def test_a_full_batch_must_fit() -> None:
-    """Or it would wait for room that never comes."""
-    models = (model("images", resources=GPU), model("speech", resources={"memory_per_row": "100MiB"}))
-    group = {"name": "gpu0", "models": ["images", "speech"], "memory": "4GiB"}
-    (fault,) = problems(grouped(group, models=models))
-    assert fault == (
-        "args.device_groups[0].memory: a full batch of speech (32 rows of 100.0MiB) does not fit: the models hold"
-        " 1.0GiB images, 3.0GiB of 4.0GiB are left; lower batching.max_rows"
-    )
-    (fitting,) = parse_args(grouped(group | {"memory": "5GiB"}, models=models)).groups()
-    assert fitting.memory_bytes == 5120 * MIB
-
-
-@pytest.mark.parametrize("groups", [(), ({"name": "gpu0", "models": ["speech"]},)])
-def test_memory_of_rows_that_counts_for_nothing_is_a_fault(groups: tuple[dict[str, Any], ...]) -> None:
-    """Without a group, or in one whose memory nobody gave, it would limit nothing."""
-    models = (model("images"), model("speech", resources={"memory_per_row": "1MiB"}))
-    (fault,) = problems(grouped(*groups, models=models))
-    assert fault == (
-        "args.models[1].resources.memory_per_row: counts for nothing unless the model is in a device group with"
-        " memory; leave it out"
-    )
+def test_a_key_that_was_removed_names_what_there_is_instead(keys: dict[str, Any], told: str) -> None:
+    """A file of an earlier state says what to write now."""
+    assert problems({"models": [model()], **keys}) == (told,)
 
 
 @pytest.mark.parametrize(

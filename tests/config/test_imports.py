@@ -35,5 +35,16 @@ def test_configuration_is_values_only() -> None:
     packages = {name.split(".")[1] for name in loaded if name.startswith("serve_app.")}
 
     assert not [name for name in HEAVY if name in loaded]
-    wings = {"cache", "jobs", "pipelines", "versions"}
-    assert packages == {"config", "domain", "errors", "payloads", "scheduling", "wings"} | wings
+    assert packages == {
+        "cache",
+        "config",
+        "domain",
+        "errors",
+        "jobs",
+        "payloads",
+        "pipelines",
+        "pools",
+        "scheduling",
+        "versions",
+        "wings",
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 from hostile.asking import Findings
 from hostile.server_process import Look
 
@@ -84,7 +84,7 @@ def render(run: Run, machine: Machine, date: str) -> str:
             [[kind, *(f"{counts.get(status, 0):,}" for status in seen)] for kind, counts in run.statuses.items()],
         ),
         "",
-        machine_table(date, machine),
+        measured_on(date, machine),
         "",
     ]
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime_harness import tensor
 
+from serve_app.cache.response_cache import ResponseCache
+from serve_app.cache.settings import CacheSettings
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import ModelNotFound, ServeAppError
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success
@@ -58,7 +61,9 @@ class Served:
     def __init__(self, *models: RoutedModel) -> None:
         self.sent: asyncio.Queue[Sent] = asyncio.Queue()
         classes = {priority: ClassSettings(100, 1 << 20, 60.0) for priority in Priority}
-        self.router = Router(RouterSettings(models=models, classes=classes, limits=ProcessLimits(1 << 20)), self._call)
+        caches = partial(ResponseCache, CacheSettings())
+        settings = RouterSettings(models=models, classes=classes, limits=ProcessLimits(1 << 20), make_caches=caches)
+        self.router = Router(settings, self._call)
 
     async def _call(self, model: str, bundle: Bundle, replica: str | None, _nbytes: int) -> BundleResult:
         sent = Sent(model, bundle, replica)

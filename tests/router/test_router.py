@@ -41,7 +41,7 @@ async def test_a_router_begins_with_what_profiles_say(tmp_path: Path) -> None:
 
 
 async def test_a_router_schedules_as_configured_and_shows_it(tmp_path: Path) -> None:
-    """Policies, fallbacks and device groups reach its scheduler, and /status tells them."""
+    """Policies and fallbacks reach its scheduler, and /status tells them."""
     for name in ("m", "n", "light"):
         onnx_models.make(tmp_path / name / "1" / "model.onnx", "add_one")
     config = parse_args(
@@ -56,15 +56,14 @@ async def test_a_router_schedules_as_configured_and_shows_it(tmp_path: Path) -> 
                 },
                 {"name": "n", "path": str(tmp_path / "n")},
             ],
-            "device_groups": [{"name": "cores", "models": ["n"]}],
         }
     )
     router = Router(router_settings(config, describe_models(config), priors={}, identities={}), no_replicas)
     models = router.administration.status()["models"]
-    keys = ("policy", "fallbacks", "device_group")
+    keys = ("policy", "fallbacks")
     assert {name: {key: shown[key] for key in keys if key in shown} for name, shown in models.items()} == {
         "m": {"policy": "eager", "fallbacks": ["light"]},
-        "n": {"policy": "auto", "device_group": "cores"},
+        "n": {"policy": "auto"},
     }
 
 

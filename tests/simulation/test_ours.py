@@ -331,9 +331,8 @@ def test_high_is_served_before_low_in_an_overload() -> None:
     assert result.classes["low"].in_time > 0
 
 
-@pytest.mark.parametrize("co_schedule", [True, False])
-def test_models_that_share_a_device_are_served_side_by_side(co_schedule: bool) -> None:
-    """Whether schedulers know of the sharing or not; the tight one is the better off for it."""
+def test_models_that_share_a_device_are_served_side_by_side() -> None:
+    """No scheduler knows of the sharing."""
     models = (
         make_model("tight", curve=Affine(0.004, 0.001), device="gpu"),
         make_model("heavy", curve=Affine(0.05, 0.01), device="gpu", slo_s=1.0),
@@ -345,7 +344,7 @@ def test_models_that_share_a_device_are_served_side_by_side(co_schedule: bool) -
         devices=(Device("gpu", interference=0.1),),
         duration_s=20.0,
     )
-    result = simulate(scenario, partial(ServeApp, co_schedule=co_schedule), 1)
+    result = simulate(scenario, ServeApp, 1)
     assert 0 == result.total.unfinished
     assert min(tally.in_time for tally in result.models.values()) > 50
     assert result.attainment > 0.8

@@ -27,10 +27,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(folder: Path, *others: dict[str, Any], groups: Any = (), **settings: Any) -> AppArgs:
+def config(folder: Path, *others: dict[str, Any], **settings: Any) -> AppArgs:
     """Of model `m`."""
     models = [{"name": "m", "path": str(folder / "m"), **settings}, *others]
-    return parse_args({"models": models, "device_groups": list(groups)})
+    return parse_args({"models": models})
 
 
 def problems(args: AppArgs) -> tuple[str, ...]:
@@ -91,24 +91,18 @@ def test_routers_know_how_requests_are_spread(folder: Path) -> None:
     assert [(model.name, model.traffic) for model in models] == [("m/3", table), ("m/5", table), ("other", None)]
 
 
-def test_device_groups_and_variants_follow(folder: Path) -> None:
-    """A group holds every version; a variant of a version has the same number, unless it is said."""
+def test_variants_follow(folder: Path) -> None:
+    """A variant of a version has the same number, unless it is said."""
     variants = [
         {"name": "light", "path": str(folder / "light")},
         {"name": "old", "path": str(folder / "m"), "version": 1},
     ]
-    groups = [{"name": "gpu", "models": ["m", "other"], "weights": {"m": 2}}]
-    other = {"name": "other", "path": str(folder / "flat")}
-    args = with_versions(config(folder, other, groups=groups, versions={"latest": 2}, variants=variants))
-    (group,) = args.device_groups
-    assert group.models == ("m/5", "m/12", "other")
-    assert group.weights == {"m/5": 2, "m/12": 2}
+    args = with_versions(config(folder, versions={"latest": 2}, variants=variants))
     found = {model.name: {name: at.version for name, at in find_files(model).items()} for model in args.models[:2]}
     assert found == {
         "m/5": {"": "5", "light": "5", "old": "1"},
         "m/12": {"": "12", "light": "12", "old": "1"},
     }
-    assert args.model_scheduling()["m/5"].weight == 2
 
 
 @pytest.mark.parametrize(
@@ -153,15 +147,3 @@ def test_versions_count_in_what_a_router_holds(folder: Path) -> None:
     one = config(folder).budget().in_flight["m"]
     assert config(folder, versions=[3, 5, 12]).budget().in_flight["m"] == 3 * one
     assert sum(with_versions(config(folder, versions=[3, 5, 12])).budget().in_flight.values()) == 3 * one
-
-
-def test_two_versions_may_not_fit_where_one_does(folder: Path) -> None:
-    """The memory of a device group is counted for all versions."""
-    resources = {"gpus": 1, "gpu_memory": "1GiB", "memory_per_row": "1MiB"}
-    groups = [{"name": "gpu", "models": ["m"], "memory": "1536MiB"}]
-    settings: dict[str, Any] = {"resources": resources, "autoscaling": {"max_replicas": 1}, "groups": groups}
-    assert len(config(folder, **settings).models) == 1
-    (problem,) = problems(config(folder, versions=[3, 5], **settings))
-    assert problem.startswith(
-        "args.device_groups[0].memory: 1.5GiB is less than its models hold: 1.0GiB m/3 + 1.0GiB m/5"
-    )

@@ -15,6 +15,7 @@ from serve_app.domain.options import (
     CLIENT,
     LISTENER,
     MAX_TIMEOUT_S,
+    REQUEST_HEADERS,
     QosHints,
     parse_qos_headers,
     version_of,
@@ -26,25 +27,7 @@ from serve_app.http.errors import code_of, retry_after, status_of
 
 _M = TypeVar("_M", bound=Message)
 
-_HEADERS: Final = MappingProxyType(
-    {
-        name: name.encode()
-        for name in (
-            "x-priority",
-            "x-timeout-ms",
-            "x-stream-timeout-ms",
-            "x-variant",
-            "x-model-version",
-            "x-fallback",
-            "x-request-id",
-            "traceparent",
-            "tracestate",
-            "cache-control",
-            "authorization",
-            "x-api-key",
-        )
-    }
-)
+_HEADERS: Final = MappingProxyType({name: name.encode() for name in REQUEST_HEADERS})
 """Metadata that mean something here, as the HTTP headers of the same names do."""
 _DIRECT: Final = b"direct-grpc"
 _BY_SERVE: Final = b"grpc"

@@ -24,12 +24,11 @@ from serve_app.api.open_inference.infer import classified, encoding_bytes
 from serve_app.api.open_inference.message_parts import check_parts
 from serve_app.api.open_inference.messages import MessageCodec, delimited, request_parameters
 from serve_app.api.open_inference.wire import RequestParameters
-from serve_app.api.replies import body_parameters, optional_headers, server_timing
+from serve_app.api.replies import answer_headers, body_parameters
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError, Unsupported
 from serve_app.http.errors import code_of
 from serve_app.payloads import Tensors
-from serve_app.scheduling.entry import Priority
 
 _M = TypeVar("_M", bound=Message)
 
@@ -44,7 +43,6 @@ AHEAD: Final = 256
 _FEW_PARTS_BYTES: Final = 16 * 1024
 """Messages up to this size are parsed whatever they are made of: it takes 2 ms at most."""
 
-_PRIORITY: Final = {priority: ("x-priority", priority.label) for priority in Priority}
 _RESPONSE: Final = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
 _FINAL_RESPONSE: Final = "triton_final_response"
 """The parameter of every answer in a stream that tells whether it is the last one to its request."""
@@ -203,12 +201,8 @@ class InferenceRpc:
     async def infer(self, call: GrpcCall) -> bytes:
         """Answer one infer request."""
         answer, encoded = await self._gateway.run(self._infer, call)
-        told = [
-            _PRIORITY[answer.priority],
-            ("server-timing", server_timing(answer).decode()),
-            ("x-request-id", call.request_id),
-        ]
-        call.tell(*told, *optional_headers(answer))
+        told = [(name.decode(), value.decode()) for name, value in answer_headers(answer)]
+        call.tell(*told, ("x-request-id", call.request_id))
         return encoded
 
     async def statistics(self, body: bytes, _: GrpcCall) -> bytes:

@@ -8,9 +8,9 @@ from urllib.parse import unquote
 
 from serve_app.api.content_type import is_form
 from serve_app.api.gateway import Gateway
-from serve_app.api.replies import optional_headers
+from serve_app.api.replies import answer_headers
 from serve_app.api.routes import Found, HttpCall, HttpOperation
-from serve_app.domain.options import CLIENT, LISTENER, MAX_TIMEOUT_S
+from serve_app.domain.options import CLIENT, KEPT_HEADERS, LISTENER, MAX_TIMEOUT_S
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 from serve_app.http.body import BodyReader
 from serve_app.jobs.records import Lease
@@ -20,18 +20,11 @@ LISTENER_NAME: Final = b"jobs"
 """What the log calls where the requests of items come from."""
 CLIENT_NAME: Final = b"jobs"
 """Whom they count for in a class where there are no API keys."""
-KEPT: Final = frozenset(
-    {
-        "content-type",
-        "inference-header-content-length",
-        "x-priority",
-        "x-model-version",
-        "x-variant",
-        "x-fallback",
-        "cache-control",
-    }
-)
+KEPT: Final = KEPT_HEADERS | {"content-type", "inference-header-content-length"}
 """Headers of a request that are kept with it: those that say how it is read and treated."""
+
+_NOT_KEPT: Final = frozenset({b"x-priority", b"server-timing"})
+"""Headers of an answer that tell of the run alone."""
 
 _MOST_URL: Final = 1024
 """The longest name of a model fits, percent-encoded. Every item keeps its URL."""
@@ -104,9 +97,8 @@ class ItemRoutes:
         except Exception as error:
             self._gateway.refused(error, call.asked_model, headers)
             raise
-        told = {reply.content_type[0].decode(): reply.content_type[1].decode(), **dict(optional_headers(answer))}
-        told |= {name.decode(): value.decode() for name, value in reply.headers}
-        return Reply(200, reply.body, told)
+        told = [reply.content_type, *answer_headers(answer), *reply.headers]
+        return Reply(200, reply.body, {name.decode(): value.decode() for name, value in told if name not in _NOT_KEPT})
 
 
 class _StoredCall(HttpCall):
