@@ -25,7 +25,7 @@ from serve_app import wings
 hypothesis_profiles.load_profile()
 
 _WITHOUT_CYCLES = frozenset(
-    {"access", "api", "cache", "pipelines", "pools", "replica", "router", "telemetry", "transport"}
+    {"access", "api", "cache", "pipelines", "pools", "replica", "router", "telemetry", "transport", "versions"}
 )
 
 
@@ -39,7 +39,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     wing = config.getoption("--without-wing")
     if wing is None or collection_path.suffix != ".py":
         return None
-    return f"serve_app.{wing}" in collection_path.read_text("utf-8") or None
+    own = collection_path.is_relative_to(Path(__file__).parent / wing)
+    return own or f"serve_app.{wing}" in collection_path.read_text("utf-8") or None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -45,5 +45,6 @@ def test_configuration_is_values_only() -> None:
         "pipelines",
         "pools",
         "scheduling",
+        "versions",
         "wings",
     }

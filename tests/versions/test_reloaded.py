@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 from local_server import LocalServer
-
 from reload.test_local_reload import OPEN, write_constant
 
 CANDIDATE = {"X-Model-Version": "candidate"}
