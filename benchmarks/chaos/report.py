@@ -66,12 +66,11 @@ def render(scenarios: dict[str, Any], machine: Machine, date: str) -> str:
         for aim in each["aims"]
         if not aim["met"]
     ]
-    notes = [f"- {name}: {'; '.join(each['notes'])}" for name, each in scenarios.items() if each["notes"]]
     lines = [
         "# Faults and what they cost",
         "",
-        "Written by `make chaos`; aims, failures by client, memory and dates are in `reliability.json`. The server is",
-        "the real one, and every answer is compared with that of ONNX Runtime (largest difference allowed:",
+        "Written by `make chaos`; aims, notes, failures by client, memory and dates are in `reliability.json`. The",
+        "server is the real one, and every answer is compared with that of ONNX Runtime (largest difference allowed:",
         f"{TOLERANCE:g}). A request *hangs* if it has no end {GRACE_S:g} s after its deadline. Server, Ray and the",
         "load generator share the cores; rates are parts of what the machine answers flat out. What is promised is in",
         "[reliability.md](../reliability.md).",
@@ -83,8 +82,7 @@ def render(scenarios: dict[str, Any], machine: Machine, date: str) -> str:
         "",
         "![Right answers per second by class, and failures](reliability.svg)",
         "",
-        *(missed or ["Every aim is met: in no scenario an answer is wrong or a request hangs. Seen besides:", ""]),
-        *notes,
+        *(missed or ["Every aim is met: in no scenario an answer is wrong or a request hangs."]),
         "",
         "With two replicas and two routers a dead process costs no answer but the connections that it cuts. HAProxy is",
         "there once: clients that cannot wait until it is back should ask the routers' own port.",

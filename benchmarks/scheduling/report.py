@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from benchmarks.publishing import picture_style, save_svg, table
+from benchmarks.scheduling.contenders import IN_PROCESS
 from benchmarks.scheduling.experiment import Experiment
 
 _INTRODUCTION = (
@@ -21,7 +22,7 @@ _INTRODUCTION = (
 )
 _GAINS = (
     "Weighted goodput less that of the tuned baseline, in points of what was offered: the worst and the best workload, "
-    "and how many are lost by more than the noise. The aim is to lose none. `In process` is this scheduler "
+    "and how many of all are lost by more than the noise. The aim is to lose none. `In process` is this scheduler "
     "without the way to a replica."
 )
 _WEIGHED = (
@@ -154,7 +155,7 @@ def _gains(findings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for finding in findings:
         aim, measured = _AIM.match(finding["aim"]), _MEASURED.fullmatch(finding["measured"])
         if aim and measured:
-            cell = f"{measured[1]} to {measured[2]}; {measured[3]}"
+            cell = f"{measured[1]} to {measured[2]} ({measured[3].replace(' of ', '/')})"
             found[f"{aim[1] or 'serve-app'} less `{aim[2]}`"] = cell if finding["met"] else f"**{cell}**"
     return found
 
@@ -183,7 +184,8 @@ def _shown(
         figure, parts = header.index("weighted"), header.index("per class or tenant")
         names = " / ".join(part.rpartition(" ")[0] for part in rows[0][parts].split(", ")) if rows[0][parts] else ""
         first = f"weighted goodput ({names})" if names else "weighted goodput"
-        return _side_by_side(first, [(row[0], row[1], _with_parts(row[figure], row[parts])) for row in rows])
+        shown = [row for row in rows if row[1] != IN_PROCESS]
+        return _side_by_side(first, [(row[0], row[1], _with_parts(row[figure], row[parts])) for row in shown])
     if name in _SIDE_BY_SIDE:
         first, second, figures = _SIDE_BY_SIDE[name]
         cells = []
