@@ -70,8 +70,7 @@ def render(run: Run, machine: Machine, date: str) -> str:
         f"Memory of its process, models included: {first.rss / _MIB:.0f} MiB before, {last.rss / _MIB:.0f} MiB after,",
         f"{run.plateau / _MIB:+.0f} MiB from the end of the first fifth to the last quarter: every thread that decodes",
         "keeps what its largest payload so far took. Between the halves of the rest it grew by",
-        f"{run.growth.rss / _MIB:+.1f} MiB, {run.growth.descriptors:+d} descriptors and {run.growth.threads:+d}"
-        " threads.",
+        f"{run.growth.rss / _MIB:+.1f} MiB, {run.growth.descriptors:+d} descriptors, {run.growth.threads:+d} threads.",
         "",
         "![Memory of the server over the run](hostile.svg)",
         "",
