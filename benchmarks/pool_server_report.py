@@ -124,11 +124,6 @@ def _findings(report: Report) -> list[list[str]]:
             f"{report.tails.ratio:.2f} ({loading:.1f} / {without:.1f} ms){_mark(report.tails.ratio, _AIM_RATIO)}",
         ],
         [
-            "p50 and p90 of the same, with / without, ms",
-            "",
-            "; ".join("{:.1f} / {:.1f}".format(*report.tails.quantile_ms(quantile)) for quantile in (0.5, 0.9)),
-        ],
-        [
             "memory of the host beyond an empty one / budget",
             f"at most {_AIM_MEMORY:g}",
             f"{part:.2f} ({held}){_mark(part, _AIM_MEMORY)}",

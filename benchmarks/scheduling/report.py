@@ -219,7 +219,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _source(experiment: Mapping[str, Any]) -> str:
-    seeds = f"Seeds: {', '.join(map(str, experiment['seeds']))}."
+    seeds = f"{len(experiment['seeds'])} seeds."
     if experiment.get("commit"):
         seeds += f" Commit {experiment['commit']}."
     return f"{seeds} **A quick run of short workloads, for trying.**" if experiment["quick"] else seeds
