@@ -42,9 +42,7 @@ class RowCodec:
         nested = text.startswith(b"[") and text[1:].lstrip().startswith(b"[")
         if self._input.ranked and nested != (len(self._input.shape) > 1):
             shape = ", ".join("any" if size < 0 else str(size) for size in self._input.public_shape)
-            raise InvalidRequest(
-                f"{where}: expected a list with an element for each row, as a whole [{shape}]"
-            )
+            raise InvalidRequest(f"{where}: expected a list with an element for each row, as a whole [{shape}]")
         return self._codec.decode_values({self._input.name: msgspec.Raw(text)})
 
     def encode(self, tensors: Tensors) -> bytes:
