@@ -32,7 +32,7 @@ from benchmarks import systems
 from benchmarks.answers import open_session
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server
 from benchmarks.session import ending_in_order, measuring, steps
 from benchmarks.wires import Json
@@ -213,7 +213,7 @@ def render(stages: Stages, machine: Machine, date: str, repetitions: int, second
         "",
         table(("stage", "microseconds"), [(name, f"{value:,.0f}") for name, value in rows]),
         "",
-        machine_table(date, machine),
+        measured_on(date, machine),
         "",
     ]
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from benchmarks import cache_load, cache_path, wrk
 from benchmarks.cache_load import LOADS, Loaded
 from benchmarks.cache_path import MODES, Cost
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.publishing import measured_on, now, picture_style, publish_report, save_svg, table
 from benchmarks.session import ending_in_order, measuring, steps
 
 _COSTS = ("request", "no cache", "miss", "hit", "lowest to highest hit")
@@ -55,10 +55,8 @@ def render(report: Report) -> str:
     lines = [
         "# The response cache",
         "",
-        f"Written by `make bench-cache`. Medians of {report.repetitions} repetitions, in turns; the answers to all",
-        "requests that are found were compared before and after.",
-        "",
-        machine_table(report.date, report.machine),
+        f"Written by `make bench-cache`. Medians of {report.repetitions} repetitions, in turns; answers that are found",
+        "were compared before and after.",
         "",
     ]
     if report.costs:
@@ -66,9 +64,8 @@ def render(report: Report) -> str:
         lines += [
             "## The router's own time",
             "",
-            "Microseconds of the processor per request, threads included, as in `benchmarks.request_path`: without the",
-            "HTTP server, and without the way to the replica and its work, which hits spare as well. Requests differ;",
-            "a miss stores its answer, and another makes room for it.",
+            "Microseconds of the processor per request, without the HTTP server and without the way to the replica. A",
+            "miss stores its answer, and another makes room for it.",
             "",
             table(_COSTS, [_cost_row(case, report.costs) for case in cases]),
             "",
@@ -77,15 +74,22 @@ def render(report: Report) -> str:
         lines += [
             "## A server under load",
             "",
-            f"{report.connections} connections in a closed loop, runs of {report.seconds:g} s, by the router's port;",
-            "the load generator shares the cores. `minilm` gets token ids and `pool` 602 KB, both binary, and `tiny`",
-            "JSON. What is new makes room for the next. How many were found is what the cache counted: at the end of",
-            "a run, those that wait for the model are not among them.",
+            f"{report.connections} connections in a closed loop, runs of {report.seconds:g} s, by the router's port.",
+            "`minilm` gets token ids and `pool` 602 KB, both binary, and `tiny` JSON.",
             "",
             table(_LOADS, [_load_row(each) for each in report.loads]),
             "",
         ]
-    return "\n".join([*lines, "![Costs and rates](cache.svg)", ""])
+    lines += [
+        "![Costs and rates](cache.svg)",
+        "",
+        "Cache the answers of models that compute. Beside a model that costs next to nothing a hit saves little, and a",
+        "miss costs the router more than it did.",
+        "",
+        measured_on(report.date, report.machine),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _cost_row(case: str, costs: Sequence[Cost]) -> list[str]:

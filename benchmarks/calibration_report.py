@@ -7,63 +7,37 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.calibration_measure import Observed, Predicted
-from benchmarks.calibration_results import AIM_POINTS, ALL, Compared, Report, Run, mean
-from benchmarks.calibration_server import is_model
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.calibration_results import AIM_POINTS, ALL, Compared, Report, mean
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5fa8", "#b8860b", "#4a4a4a", "#2a9d8f")
 _MARKERS = {ALL: "o", "high": "^", "normal": "s", "low": "v"}
 
 _INTRODUCTION = """\
-The simulator runs the scheduler and the gate that serve, in virtual time. Here it meets the arrivals that the real
-server met, with real ONNX models, and what it says is compared with what happened. The aim is a difference of
-attainment (answered in time / offered) of at most {aim:g} points.
+# Calibration of the simulator
+
+Written by `make bench-calibration`. What the simulator was told, spreads, contention of the cores and what became of
+late requests are in `calibration.json`. The simulator runs the scheduler and the gate that serve, in virtual time. Here
+it meets the arrivals that the real server met, with real ONNX models. The aim is a difference of attainment (answered
+in time / offered) of at most {aim:g} points.
 
 {verdict}"""
 
 _READING = """\
-Means over the repetitions; in brackets the least and the most. The last column says what became, on the real server, of
-requests that were not in time."""
-
-_MEASURED = """\
-## What the simulator was told
-
-Measured anew before every repetition (means here): the cost of a batch by `serve-app profile` on the model's core
-without a server; the ways of single requests through the idle server; and, with more requests than the model can do,
-the pause after a full batch. The pause after a smaller one is taken to be smaller in proportion.
-
-One thing is told of the run itself: *slower* below, the time of its executions as a multiple of the profile's. The
-machine's speed changes by more from minute to minute than what is compared here. So this shows how well the simulator
-knows what the scheduler makes of a model of known speed, and not how well it knows the speed."""
+Means over the repetitions: percent in time, real/simulated, and the difference in points; (!) marks a miss."""
 
 _METHOD = """\
-### How it was measured
+What is simulated can be trusted within {aim:g} points for a whole workload; look twice at `low` in a flash crowd. The
+simulator has no stalls, no processes that share a core, and no bundles that take longer the larger they are.
 
-- **Two cores.** The replicas of the models are tied to one of them. The router, HAProxy, Ray's own processes and the
-  load generator share the other, so latency holds their waiting for each other. Ray's workers run with niceness 0
-  (their default is 15). Where root runs this, the server and the generator get the processor before other programs
-  (ten times their weight), and *others* used what was left over.
-- One model is asked at a time; both are loaded. `benchmarks/calibration.yaml` is what was served, behind Serve's proxy
-  with one router, or on the routers' own port where a workload names their number. There the kernel picks a router for
-  every connection; servers with one and with two routers take turns.
-- The generator is open-loop (`benchmarks/open_loop.py`), {repetitions} x {seconds:g} s per workload: arrivals are drawn
-  beforehand, sends wait for no answer, latency counts from when a request was due. It was late by at most {late:.1f} ms
-  (99th percentile of the worst run) and used at most {generator:.0%} of its core.
+- The cost of a batch, the ways of a request and the pause after a batch were measured before every repetition. One
+  thing is told of the run itself: how much slower its executions were than the profile's. So this shows how well the
+  simulator knows the scheduler, and not how well it knows the machine's speed.
+- Replicas are tied to one core; router, proxy, Ray and the open-loop generator share the other. {repetitions} x
+  {seconds:g} s per workload; the generator was late by at most {late:.1f} ms (99th percentile of the worst run).
 - Requests are V2 with binary tensors, {rows}.
-  Deadlines travel as time left, so the router counts them from when a request reaches it; the simulator's allowance for
-  the network ({network:g} ms, as configured) is smaller by that way.
-- Arrivals of repetition n have seed n in both. The simulator's noise is lognormal with the profile's scatter; it has no
-  stalls."""
-
-_EXPLANATION = """\
-## What does not fit, and why
-
-What the simulator leaves out: processes that share a core and wait for each other, bundles that take the longer to
-travel the larger they are, and whatever else the machine did (*others*). The table shows how much of it there was;
-the columns of CPU are parts of one core, and *stalls* are how long the router let a question wait that costs nothing.
-*Again* is how many runs were thrown away and made again, since the generator was late by over a fifth of the tightest
-deadline or, where the server does not come first, something else used over a tenth of a core."""
+  Workloads that name their routers use the routers' own port, others Serve's proxy. Arrivals of repetition n have
+  seed n in both."""
 
 
 def render(report: Report, plot: str) -> str:
@@ -75,26 +49,20 @@ def render(report: Report, plot: str) -> str:
     """
     compared = report.compared()
     parts = [
-        "# Calibration of the simulator",
-        "Written by `make bench-calibration`; the figures behind it are in `calibration.json`.",
         _INTRODUCTION.format(aim=AIM_POINTS, verdict=_verdict(compared)),
-        _comparison(report, compared),
+        _comparison(compared),
+        _READING,
         f"![Real and simulated]({plot})",
-        _MEASURED,
-        _measured(report),
-        _EXPLANATION,
-        _contention(report),
         _METHOD.format(
+            aim=AIM_POINTS,
             repetitions=report.repetitions,
             seconds=report.seconds,
             late=1000 * max(run.observed.late_p99_s for run in report.runs),
-            network=1000 * report.network_s,
-            generator=max(run.observed.generator_cpu for run in report.runs),
             rows=" and ".join(
                 dict.fromkeys(f"{each.load.rows} rows each to `{each.load.model}`" for each in report.measured)
             ),
         ),
-        "## Machine\n\n" + machine_table(report.date, report.machine),
+        measured_on(report.date, report.machine),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -150,101 +118,25 @@ def _verdict(compared: list[Compared]) -> str:
     )
 
 
-def _comparison(report: Report, compared: list[Compared]) -> str:
-    header = ["workload", "class", "in time, real", "simulated", "difference, points"]
-    header += ["p50, ms: real / simulated", "p99, ms", "rows per batch", "refused / expired / late / other"]
-    by_case = report.by_case()
-    rows = []
+def _comparison(compared: list[Compared]) -> str:
+    groups = list(dict.fromkeys(each.group for each in compared))
+    by_case: dict[str, dict[str, Compared]] = {}
     for each in compared:
-        runs = by_case[each.case]
-        whole = each.group == ALL
-        mark = "" if each.fits else " (!)"
-        rows.append(
-            [
-                each.case if whole else "",
-                each.group,
-                _percent(each.real),
-                _percent(each.simulated),
-                f"{each.difference:+.1f}{mark}",
-                f"{_ms(each.p50_ms[0])} / {_ms(each.p50_ms[1])}",
-                f"{_ms(each.p99_ms[0])} / {_ms(each.p99_ms[1])}",
-                " / ".join(f"{_mean([each.batch_rows for each in sides]):.1f}" for sides in _sides(runs))
-                if whole
-                else "",
-                " / ".join(f"{part:.1%}" for part in each.missed),
-            ]
-        )
-    return f"{table(header, rows)}\n\n{_READING}"
-
-
-def _measured(report: Report) -> str:
-    header = ["model, routers", "1 row, ms", "request, ms", "full batch, ms", "scatter"]
-    header += ["way there, ms", "to the replica, ms", "back, ms", "pause, ms"]
+        by_case.setdefault(each.case, {})[each.group] = each
     rows = []
-    for name in dict.fromkeys(each.server for each in report.measured):
-        found = [each for each in report.measured if each.server == name]
-        load = found[0].load
-        costs = [1000 * _mean([each.batch_s[rows] for each in found]) for rows in (1, load.rows, load.max_rows)]
-        ways = [each.around.overheads for each in found]
-        rows.append(
-            [
-                name,
-                f"{costs[0]:.2f}",
-                f"{costs[1]:.2f} ({load.rows} rows)",
-                f"{costs[2]:.1f} ({load.max_rows} rows)",
-                f"{_mean([each.scatter for each in found]):.0%}",
-                f"{1000 * _mean([way.request_s for way in ways]):.1f}",
-                f"{1000 * _mean([way.send_s for way in ways]):.1f}",
-                f"{1000 * _mean([way.answer_s for way in ways]):.1f}",
-                f"{1000 * _mean([each.around.between_s for each in found]):.1f}",
-            ]
-        )
-    return table(header, rows)
+    for case, found in by_case.items():
+        tails = found[ALL].p50_ms, found[ALL].p99_ms
+        cells = (_in_time(found[group]) if group in found else "" for group in groups)
+        rows.append([case, *cells, *(f"{_ms(real)}/{_ms(simulated)}" for real, simulated in tails)])
+    return table(["workload", *groups, "p50 of all, ms", "p99"], rows)
 
 
-def _contention(report: Report) -> str:
-    def cpu(run: Run) -> tuple[float, ...]:
-        by_role = run.observed.cpu
-        models = sum(spent for role, spent in by_role.items() if is_model(role))
-        router = by_role.get("replica of router", 0.0)
-        foreign = run.observed.foreign
-        others = (sum(by_role.values()) - models - router, run.observed.generator_cpu)
-        return models, foreign["model"], router, *others, foreign["rest"]
-
-    header = ["workload", "session busy: real / simulated", "slower", "model's core: replica", "others"]
-    header += [
-        "other core: router",
-        "proxy and Ray",
-        "generator",
-        "others",
-        "generator late, p99 ms",
-        "stalls, p99 ms",
-        "again",
-    ]
-    rows = [
-        [
-            title,
-            " / ".join(f"{_mean([each.utilisation for each in sides]):.0%}" for sides in _sides(runs)),
-            f"{_mean([run.observed.slowdown for run in runs]):.2f}",
-            *(f"{_mean(parts):.0%}" for parts in zip(*(cpu(run) for run in runs), strict=True)),
-            f"{1000 * max(run.observed.late_p99_s for run in runs):.1f}",
-            f"{1000 * _mean([run.observed.stall_p99_s for run in runs]):.1f}",
-            f"{sum(run.disturbed for run in runs)}",
-        ]
-        for title, runs in report.by_case().items()
-    ]
-    return table(header, rows)
+def _in_time(each: Compared) -> str:
+    mark = "" if each.fits else " (!)"
+    return f"{100 * _mean(each.real):.1f}/{100 * _mean(each.simulated):.1f}: {each.difference:+.1f}{mark}"
 
 
-def _sides(runs: list[Run]) -> tuple[list[Observed], list[Predicted]]:
-    return [run.observed for run in runs], [run.predicted for run in runs]
-
-
-def _percent(values: tuple[float, ...]) -> str:
-    return f"{_mean(values):.1%} ({min(values):.1%} - {max(values):.1%})"
-
-
-def _mean(values: list[float] | tuple[float, ...]) -> float:
+def _mean(values: tuple[float, ...]) -> float:
     return mean(values) or 0.0
 
 

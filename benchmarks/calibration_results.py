@@ -106,8 +106,6 @@ class Compared:
         simulated: The same in the simulator.
         p50_ms: Median latency, real and simulated; means over the repetitions. ``None`` without answers.
         p99_ms: 99th percentile likewise.
-        missed: What became of those that were not in time, as parts of the offered: refused at once (429), expired in
-            the server (504), answered late, and anything else.
     """
 
     case: str
@@ -116,7 +114,6 @@ class Compared:
     simulated: tuple[float, ...]
     p50_ms: tuple[float | None, float | None]
     p99_ms: tuple[float | None, float | None]
-    missed: tuple[float, float, float, float]
 
     @property
     def difference(self) -> float:
@@ -197,14 +194,6 @@ def _compare(title: str, group: str, runs: list[Run]) -> Compared:
     real = [run.observed.groups[group] for run in runs]
     simulated = [run.predicted.groups[group] for run in runs]
 
-    statuses = [run.observed.statuses[group] for run in runs]
-    offered = sum(each.offered for each in real)
-    refused, expired, answered = (
-        sum(each.get(code, 0) for each in statuses) / offered for code in ("429", "504", "200")
-    )
-    late = answered - sum(each.in_time for each in real) / offered
-    missed = (refused, expired, late, max(0.0, 1.0 - refused - expired - answered))
-
     def ms(values: Iterable[float | None]) -> float | None:
         found = mean(values)
         return None if found is None else 1000 * found
@@ -216,7 +205,6 @@ def _compare(title: str, group: str, runs: list[Run]) -> Compared:
         tuple(each.attainment for each in simulated),
         (ms(each.p50_s for each in real), ms(each.p50_s for each in simulated)),
         (ms(each.p99_s for each in real), ms(each.p99_s for each in simulated)),
-        missed,
     )
 
 

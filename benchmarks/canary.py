@@ -29,7 +29,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
 from benchmarks.open_loop import make_bodies, send_apart
 from benchmarks.open_loop_workload import Workload, poisson
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.requests import Request
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.session import ending_in_order, measuring, steps
@@ -129,7 +129,7 @@ def render(report: Report) -> str:
             "",
             "Written by `make bench-canary`.",
             "",
-            machine_table(report.date, report.machine),
+            measured_on(report.date, report.machine),
             "",
             "## What a canary gets",
             "",

@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BuildSettings
@@ -143,7 +143,7 @@ def render(measured: Sequence[Measured], machine: Machine, date: str, seconds: f
             "",
             table(header, rows),
             "",
-            machine_table(date, machine),
+            measured_on(date, machine),
             "",
         ]
     )

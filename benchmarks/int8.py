@@ -25,13 +25,14 @@ from tokenizers import Tokenizer
 
 from benchmarks.int8_candidates import CANDIDATES, quiet
 from benchmarks.machine import Machine, describe, watched_load
-from benchmarks.publishing import PUBLISHED, machine_table, table, write_report
+from benchmarks.publishing import PUBLISHED, measured_on, table, write_report
 from serve_app.backends.onnx.int8.balance import make_session
 from serve_app.payloads import Tensors
 from training.minilm.texts import make_texts
 from training.paths import MODELS
 
 _SHAPES = tuple((rows, tokens) for tokens in (16, 64) for rows in (1, 8, 32))
+_SHOWN = ("1 x 16", "32 x 16", "1 x 64", "32 x 64")
 _PIECE_S = 0.02
 _CALIBRATION_SEED, _TEST_SEED = 20, 7  # those of `training.minilm.quantization`, and others
 _CALIBRATION_TOKENS = 64  # the Percentile method wants samples of one shape
@@ -110,56 +111,34 @@ def main(
 def render(report: Report) -> str:
     """The report as Markdown."""
     fp32 = report.results[0]
-    shapes = list(fp32.milliseconds)
-    quality = [
+    rows = [
         [
             each.name,
             f"{each.megabytes:.1f}",
             f"{each.mean_cosine:.4f}",
             f"{each.least_cosine:.4f}",
-            f"{each.alone:.1g}",
-            f"{each.padded:.1g}",
+            f"{max(each.alone, each.padded):.1g}",
+            *(f"{fp32.milliseconds[shape] / each.milliseconds[shape]:.2f}" for shape in _SHOWN),
         ]
         for each in report.results
     ]
-    speed = [
-        [each.name, *(f"{fp32.milliseconds[shape] / each.milliseconds[shape]:.2f}" for shape in shapes)]
-        for each in report.results[1:]
-    ]
-    first = ["FP32, ms", *(f"{fp32.milliseconds[shape]:.1f}" for shape in shapes)]
     return f"""# minilm in 8 bits
 
-`make bench-int8` made this: every candidate is made of `models/minilm` and measured beside it. `models/minilm-int8` is
-the last one, which `serve-app convert --int8 --samples` makes of any model ([profiling](../profiling.md#int8)).
+Which 8-bit build of `models/minilm` is close, quick, and the same beside any neighbours? `make bench-int8` makes and
+measures them; every shape is in `int8.json`. `models/minilm-int8` is the last one, which `serve-app convert --int8
+--samples` makes of any model ([profiling](../profiling.md#int8)).
 
-{machine_table(report.date, report.machine)}
+Cosine of embeddings to FP32's over {report.texts} made-up texts, each alone. *Change*: the largest of a value of an
+embedding (length 1, 384 values) between a row alone and among neighbours, also longer ones, which pad it. Last, times
+as fast as FP32 by rows x tokens, one thread, median of {report.rounds} rounds in turns.
 
-## Accuracy, and what neighbours change
+{table(["build", "MB", "cosine, mean", "least", "change", *_SHOWN], rows)}
 
-Cosine of embeddings to FP32's over {report.texts} made-up texts of 1 to 200 words, each alone. Then the largest change
-of a value of an embedding (length 1, 384 values) between a row alone and in batches of 2 to 32 rows at any place,
-beside other texts, one token repeated, random tokens and empty texts: all of the row's own length, and of any length,
-which pads the row. The static and the
-MatMulNBits builds keep the table of words in FP32, 47 MB of the file.
+Take a scale per row of activations, with samples: it is the same in any batch, closer to FP32 than a scale per batch,
+and as fast. A scale per batch (`quantize_dynamic`) lets neighbours change answers, and so does `MatMulNBits` with
+blocks of 128; fixed scales are too coarse; 8-bit weights with FP32 sums save room only.
 
-{table(["build", "MB", "cosine, mean", "least", "change, same length", "change, any length"], quality)}
-
-## Speed
-
-How many times as fast as FP32: batches in turns in one process, one thread, median of {report.rounds} rounds.
-Columns are rows x tokens.
-
-{table(["build", *shapes], [first, *speed])}
-
-## What follows
-
-- A scale per batch, ONNX Runtime's `quantize_dynamic`, lets neighbours change an answer. So does `MatMulNBits` with
-  blocks of 128, in which a row alone and one in a batch are not computed alike.
-- Fixed scales are the same in any batch, but too coarse for a few large channels in the activations of a transformer.
-- `MatMulNBits` with blocks of 32 is close to FP32 and quick for one row; in batches it is no quicker than FP32.
-- Weights in 8 bits with sums in FP32 save room on the disk and nothing else.
-- A scale per row of activations needs no samples, is the same in any batch, closer to FP32 than a scale per batch, and
-  as fast. Samples that balance its channels bring it closer still, for a few percent of the speed.
+{measured_on(report.date, report.machine)}
 """
 
 

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.publishing import measured_on, now, picture_style, publish_report, save_svg, table
 from benchmarks.server import DIRECT, ROOT, SERVE_APP_RUN, Server, demo_document, is_ready
 from benchmarks.session import ending_in_order, measuring
 from serve_app.config.files import CACHE_VARIABLE
@@ -194,7 +194,7 @@ The router when every member has answered one request, by its own port. Times ar
 
 {table(["", *(f"{count:,} members" if count > 1 else "1 member" for count in counts)], of_router)}
 
-{machine_table(date, machine)}
+{measured_on(date, machine)}
 """
 
 

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.publishing import measured_on, now, picture_style, publish_report, save_svg, table
 from benchmarks.requests import write_requests
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.session import ending_in_order, measuring
@@ -124,7 +124,7 @@ def render(readings: Sequence[Reading], machine: Machine, date: str, arena_mib: 
         "",
         "![Memory over requests](memory.svg)",
         "",
-        machine_table(date, machine),
+        measured_on(date, machine),
         "",
     ]
     return "\n".join(lines)

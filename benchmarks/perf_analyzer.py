@@ -28,7 +28,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
 from benchmarks.peers.cases import TRITON
 from benchmarks.peers.systems import CONFIG, PeerServer, Subject
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server
 from benchmarks.session import ending_in_order, measuring
 
@@ -207,7 +207,7 @@ def page(measured: Sequence[Measured], machine: Machine, date: str, settings: Ma
         ]
         for each in measured
     ]
-    return "\n".join([*lines, table(_HEADER, rows), "", machine_table(date, machine), ""])
+    return "\n".join([*lines, table(_HEADER, rows), "", measured_on(date, machine), ""])
 
 
 def main(

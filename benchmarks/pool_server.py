@@ -32,7 +32,7 @@ from benchmarks.pool_server_report import Report, draw, render
 from benchmarks.publishing import now, publish_report
 from benchmarks.server import demo_document
 from benchmarks.session import ending_in_order, measuring
-from serve_app.composition.pools import expand_pools
+from serve_app.composition import expand_models
 from serve_app.config.args import AppArgs
 from serve_app.config.files import CACHE_VARIABLE
 from serve_app_simulator.workloads import generate
@@ -75,7 +75,7 @@ def measure(members: int, load: float, seconds: float, turns: int, machine: Mach
         places = round(_PART * members)
         memory = places * nbytes
         document = document_of(Path(folder) / "models", memory)
-        args = expand_pools(AppArgs.model_validate(document["applications"][0]["args"]))
+        args = expand_models(AppArgs.model_validate(document["applications"][0]["args"]))
         say("starting the server")
         with PoolServer("pool-server", document, cores, {CACHE_VARIABLE: f"{folder}/cache"}) as server:
             server.wait_ready()

@@ -102,11 +102,6 @@ def load_spread(counted: Counted) -> float:
     return min(1.0, log(most / half) / 1.2816) if most > half else _SPREAD
 
 
-def mean_load_s(usage: PoolUsage) -> float:
-    """Of simulated loads, seconds."""
-    return usage.load_s / max(1, usage.loads)
-
-
 def standard_error(groups: tuple[Group, Group]) -> float:
     """Of the difference of two parts, as if requests were independent of each other."""
     return sqrt(sum(group.attainment * (1 - group.attainment) / max(1, group.offered) for group in groups))

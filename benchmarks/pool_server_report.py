@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.machine import Machine
-from benchmarks.pool_server_load import SHARE, TIMEOUTS_S, WARM_UP_S
+from benchmarks.pool_server_load import SHARE, TIMEOUTS_S
 from benchmarks.pool_server_measure import Costs, Observed, Tails
-from benchmarks.pool_server_predict import Predicted, load_spread, mean_load_s, standard_error
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.pool_server_predict import Predicted, standard_error
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 
 _AIM_POINTS = 5.0
 _AIM_RATIO = 1.2
@@ -80,55 +80,28 @@ def render(report: Report, plot: str) -> str:
     """
     part = report.memory / report.file_bytes / report.members
     shares = ", ".join(f"{p.label} {part:.0%} ({TIMEOUTS_S[p]:g} s)" for p, part in SHARE.items())
-    counted, costs, curve = report.observed.counted, report.costs, report.observed.counted.curve()
-    ways = costs.overheads
+    header = ["class", "requests", "in time, real", "simulated", "points", "p50, ms: real / simulated", "p99, ms"]
     return f"""# A pool on the real server
 
-{report.members:,} models of {report.file_bytes / 2**20:.1f} MiB, and one host with memory for {part:.0%} of them.
-`make bench-pool-server` makes this page; how pools work is in [pools](../pools.md), and what the simulator says of
-larger ones in [scheduling](scheduling.md).
+Does a pool do what the simulator says, with {report.members:,} models of {report.file_bytes / 2**20:.1f} MiB and one
+host with memory for {part:.0%} of them? `make bench-pool-server` measures it; how pools work is in
+[pools](../pools.md), and larger ones are in [scheduling](scheduling.md).
 
 {table(["", "aim", "measured"], _findings(report))}
 
 ![Answers in time, latency of class high, and memory]({plot})
 
-## Beside the simulator
+Members are asked by Zipf's law with exponent 1, each in bursts of its own, {report.rate:.0f} times per second:
+{report.load:g} of what the server answers to clients that ask without a pause. Classes and deadlines: {shares}. The
+generator is open-loop; {report.seconds:g} s count. The simulator meets the same arrivals. It was told what loads and
+executions took in that very run, and what single requests to the idle server took around them.
 
-Members are asked by Zipf's law with exponent 1, each in bursts of its own (20 times the rate for 2 s on average, 30 s
-between), at {report.rate:.0f} requests per second: {report.load:g} of the {costs.capacity:.0f} per second that the
-server answers to clients that ask without a pause. Classes and deadlines: {shares}.
-The generator is open-loop. The simulator meets the same arrivals. {report.seconds:g} s count, after {WARM_UP_S:g} s
-that do not. It was told what loads and executions took in that very run, and what single requests to the idle server
-took around them.
+{table(header, _classes(report))}
 
-{
-        table(
-            ["class", "requests", "in time, real", "simulated", "points", "p50, ms: real / simulated", "p99, ms"],
-            _classes(report),
-        )
-    }
+Size a pool by the simulator; look at `high` apart, which waits for loads. What was told, loads, evictions and processor
+time are in `pool_server.json`. Every answer was compared with the only right one. The host has one core to itself.
 
-{table(["", f"real, with the first {WARM_UP_S:g} s", "simulated, without"], _usage(report))}
-
-Told, in milliseconds: a run takes {curve.alpha_s * 1e3:.2f}, and {curve.beta_s * 1e3:.2f} per row; a load takes
-{counted.mean_load_s * 1e3:.1f} (sigma {load_spread(counted):.2f}); the way to the router {ways.request_s * 1e3:.2f},
-to the host {ways.send_s * 1e3:.2f}, back {ways.answer_s * 1e3:.2f}; between two runs {ways.between_s * 1e3:.2f}.
-
-## How it was measured
-
-- Every answer is compared with the only right one: each member adds a number of its own to what it was sent.
-- The host is tied to one core, on which it loads and runs; router, Ray's own processes and the generator share the
-  other. The generator was late by {report.observed.late_p99_s * 1e3:.1f} ms (99th percentile) and used
-  {report.observed.generator_cpu:.0%} of its core; the server used
-  {", ".join(f"{name}: {part:.0%}" for name, part in sorted(report.observed.cpu.items()))}.
-- Class `high` with and without loads: it asks the most popular members, which stay resident; as many requests
-  of class `normal` as in times without loads ask members that are not resident in the others. Times take turns, of 2 s
-  each; the first half second of each does not count.
-- Memory is the proportional set size of the host's process, looked at every second, beyond what it held when it was
-  ready and empty ({report.empty_bytes / 2**20:.0f} MiB). *Budget* is `memory` of the pool.
-- The server was ready {report.start_s:.0f} s after its start; all of this took {report.took_s / 60:.1f} minutes.
-
-{machine_table(report.date, report.machine)}
+{measured_on(report.date, report.machine)}
 """
 
 
@@ -149,11 +122,6 @@ def _findings(report: Report) -> list[list[str]]:
             "p99 of `high` at resident members, with loads going on / without",
             f"at most {_AIM_RATIO:g}",
             f"{report.tails.ratio:.2f} ({loading:.1f} / {without:.1f} ms){_mark(report.tails.ratio, _AIM_RATIO)}",
-        ],
-        [
-            "p50 and p90 of the same, with / without, ms",
-            "",
-            "; ".join("{:.1f} / {:.1f}".format(*report.tails.quantile_ms(quantile)) for quantile in (0.5, 0.9)),
         ],
         [
             "memory of the host beyond an empty one / budget",
@@ -191,29 +159,6 @@ def _classes(report: Report) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def _usage(report: Report) -> list[list[str]]:
-    counted, usage = report.observed.counted, report.predicted.usage
-    real_s = report.seconds + WARM_UP_S
-    return [
-        ["loads per second", f"{counted.loads / real_s:.1f}", f"{usage.loads / report.seconds:.1f}"],
-        ["failed loads", str(counted.failed_loads), "0"],
-        ["evictions per second", f"{counted.evictions / real_s:.1f}", f"{usage.evictions / report.seconds:.1f}"],
-        [
-            "requests for resident members",
-            f"{counted.hits / max(1, counted.hits + counted.misses):.1%}",
-            f"{usage.hits / max(1, usage.hits + usage.misses):.1%}",
-        ],
-        ["the first load of a member, ms", f"{report.costs.first_load_s * 1e3:.1f}", ""],
-        ["a load, ms", f"{counted.mean_load_s * 1e3:.1f}", f"{mean_load_s(usage) * 1e3:.1f}"],
-        ["a member holds, MiB", f"{counted.member_bytes / 2**20:.1f}", "the same"],
-        [
-            "rows of a run",
-            f"{sum(rows * count for rows, (count, _) in counted.runs.items()) / max(1, counted.executions):.2f}",
-            f"{report.predicted.batch_rows:.2f}",
-        ],
-    ]
 
 
 def draw(report: Report, path: Path) -> None:

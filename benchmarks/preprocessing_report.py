@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -11,59 +13,34 @@ from matplotlib.ticker import NullFormatter
 
 from benchmarks.machine import Machine
 from benchmarks.preprocessing_gap import Gap
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 
 _COLOURS = {"before": "#9aa5ab", "after": "#1f6f8b"}
 _TITLES = {"image": "Pictures", "text": "Texts", "audio": "Sounds"}
 _UNITS = {"image": "picture", "text": "text", "audio": "sound"}
-_THREADS = (1, 2)
 
 _INTRODUCTION = """\
 # Preprocessing
 
-Written by `make bench-preprocessing`; the figures behind it are in `preprocessing.json`.
-
-What a replica's processor does with media before the model runs: decode, resize or resample, normalize, tokenize. It
-works in a pool of threads, `resources.preprocess_threads`, while the previous batch runs; only padding to the bucket
-waits in the session's thread. Microseconds are processor time per item in one thread, padding included."""
-
-_RATES = "Items per second count time on the clock."
-_NO_RATES = "Items per second were measured, too, but the machine was busy: they are in the JSON file and say nothing."
+What does a replica's processor take to decode, resize or resample, normalize and tokenize, before the model runs?
+`make bench-preprocessing` measures processor time per item in one thread, padding included; every case is in
+`preprocessing.json`."""
 
 _GAPS = """\
 ## JPEG pictures decoded smaller than they are
 
-A decoder can leave out detail that resizing would remove: JPEG pictures are decoded at 1/2, 1/4 or 1/8 where at least
-`processor.reducing_gap` times the pixels wanted are left per edge. Grey models then decode brightness only. This table
-compares with decoding every pixel (0): processor time of two large photographs to 224 x 224, pixels of a photograph
-at {sizes} sizes, and the scores of the `digits` model for its held-out digits as pictures of 150 to 1,200 pixels.
+JPEG pictures are decoded at 1/2, 1/4 or 1/8 where at least `processor.reducing_gap` times the pixels wanted are left
+per edge. Compared with decoding every pixel (0): two large photographs to 224 x 224, pixels of one at {sizes} sizes,
+and the answers of the `digits` model.
 
 {table}
 
-**The default is 0**, so that a model gets the pixels that its library makes. `processor: {{reducing_gap: 2}}` is the
-fast setting, as for Pillow's thumbnails: less saves little more and shows at edges, more costs up to twice the time.
-With any of them the centre is cut out in the same step as resizing, which is faster and a level off for some pixels.
-Other formats have no such decoder; shrinking their pixels in steps would save a tenth of a large PNG picture's time and
-change more, so it is not done."""
+Keep the default, 0, for the pixels that the model's library makes. `processor: {{reducing_gap: 2}}` is the fast
+setting: less saves little more and shows at edges, more costs up to twice the time."""
 
 _METHOD = """\
-## How it was measured
-
-- Each figure is the best of all repetitions in {rounds} processes, since everything else on a machine only adds.{turns}
-- Pictures are one real photograph, cut, scaled and, where enlarged, given grain; JPEG quality is 90. Sounds are brown
-  noise, for a model that takes 16 kHz. Texts are English words for MiniLM's tokenizer, all in one request.
-- The tokenizer's own threads are off (`TOKENIZERS_PARALLELISM=false`). On, they tokenize the texts of one request on
-  all cores; one request after the other, they cost up to a fifth more processor time and gain nothing where the pool
-  is busy. They are left to the operator.
-- Tokenizing the texts of all requests of a bundle in one call was tried: it saves less than 5% for texts of 16 tokens
-  and nothing for longer ones, and was left out.
-- `PILLOW_BLOCKS_MAX=8` (Pillow's own setting) keeps up to 128 MiB for the next large picture: in a trial that saved a
-  fifth of the decoding of PNG pictures of 12 megapixels, the operating system's work for new memory.
-- Pillow, soxr, libsndfile and the tokenizer work without Python's lock. In a trial with both cores nearly idle, two
-  threads did 1.8 to 2 times the work of one for pictures of every size and for texts of 64 tokens, and up to 1.9 times
-  for FLAC and Ogg, whose decoder asks Python for every few kilobytes. Texts of 16 tokens and WAV sounds of a second,
-  0.1 ms each, gained nothing: their threads wait for each other's lock. Giving libsndfile a file in memory instead of
-  Python's bytes cost more than it saved."""
+Each figure is the best of all repetitions in {rounds} processes. Pictures are one photograph, cut and scaled; sounds
+are brown noise for a model that takes 16 kHz; texts are English words for MiniLM's tokenizer, all in one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +82,6 @@ class Report:
     cases: list[dict[str, Figures]]
     gaps: list[Gap]
 
-    @property
-    def quiet(self) -> bool:
-        """Whether half of the cores or more were idle before the measurement."""
-        return 2 * self.machine.load_before <= self.machine.cores
-
 
 def render(report: Report, plot: str) -> str:
     """The report as Markdown.
@@ -118,15 +90,14 @@ def render(report: Report, plot: str) -> str:
         report: What was measured.
         plot: Path of the picture, relative to the report.
     """
-    compared = any("before" in case for case in report.cases)
-    turns = "\n  The processes of both checkouts ran in turns." if compared else ""
-    introduction = f"{_INTRODUCTION}\n{_RATES if report.quiet else _NO_RATES}"
-    sections = [introduction, f"![Processor time per item]({plot})"]
-    sections += [f"## {title}\n\n{_cases(report, modality, compared)}" for modality, title in _TITLES.items()]
+    sections = [_INTRODUCTION, f"![Processor time per item]({plot})"]
+    compared = [case for case in report.cases if "before" in case]
+    if compared:
+        sections.append(_compared(compared))
     sections += [
         _GAPS.format(table=_gaps(report.gaps), sizes=15),
-        _METHOD.format(rounds=report.rounds, turns=turns),
-        "## Machine\n\n" + machine_table(report.date, report.machine),
+        _METHOD.format(rounds=report.rounds),
+        measured_on(report.date, report.machine),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -156,28 +127,22 @@ def draw(report: Report, path: Path) -> None:
         save_svg(figure, path)
 
 
-def _cases(report: Report, modality: str, compared: bool) -> str:
-    unit = _UNITS[modality]
-    header = [unit, *(["before, us", "us", "ratio"] if compared else ["us"]), "of this padding, us"]
-    threads_shown = _THREADS if report.quiet else ()
-    header += [f"{unit}s/s, {threads} thread{'s' * (threads > 1)}" for threads in threads_shown]
+def _compared(cases: Sequence[Mapping[str, Figures]]) -> str:
+    """How many times as fast as before, by modality, and what is slower."""
+    ratios = {case["after"].title: case["before"].us / case["after"].us for case in cases}
     rows = []
-    for case in report.cases:
-        after, before = case["after"], case.get("before")
-        if after.modality != modality:
-            continue
-        times = [_us(after.us)]
-        if compared:
-            times = [_us(before.us), _us(after.us), f"**{before.us / after.us:.2f}**"] if before else ["", *times, ""]
-        padding = _us(after.pad_us) + (f" (before {_us(before.pad_us)})" if before else "")
-        rates = [f"{after.per_second[threads]:,.0f}" for threads in threads_shown]
-        rows.append([after.title, *times, padding if modality != "image" else "-", *rates])
-    return table(header, rows)
+    for modality, title in _TITLES.items():
+        own = [ratios[case["after"].title] for case in cases if case["after"].modality == modality]
+        if own:
+            rows.append([title, str(len(own)), f"{median(own):.2f}", f"{min(own):.2f} to {max(own):.2f}"])
+    slower = [f"{title} ({ratio:.2f})" for title, ratio in ratios.items() if ratio < 1.0]
+    text = table(["times as fast as before", "cases", "median", "least to most"], rows)
+    return f"{text}\n\nSlower than before: {', '.join(slower) or 'nothing'}."
 
 
 def _gaps(gaps: list[Gap]) -> str:
     header = ["`reducing_gap`", "4000 x 3000, ms", "1600 x 1200, ms", "mean difference, levels of 255", "largest"]
-    header += ["mean difference of a score", "largest", "other answers", "right answers"]
+    header += ["other answers", "right answers"]
     rows = [
         [
             f"{each.gap:g}",
@@ -185,15 +150,9 @@ def _gaps(gaps: list[Gap]) -> str:
             f"{each.medium_ms:.1f}",
             f"{each.mean_levels:.2f}",
             f"{each.most_levels:.0f}",
-            f"{each.mean_score:.5f}",
-            f"{each.most_score:.4f}",
             f"{each.other_answers:.1%}",
             f"{each.correct:.1%}",
         ]
         for each in gaps
     ]
     return table(header, rows)
-
-
-def _us(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"

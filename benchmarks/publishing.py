@@ -19,6 +19,7 @@ from benchmarks.machine import Machine
 from benchmarks.process import OUT, ROOT
 
 PUBLISHED = ROOT / "docs" / "benchmarks"
+_NAMED = ("ray", "onnxruntime-gpu")
 _JSON = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
 
@@ -99,29 +100,20 @@ def save_svg(figure: Figure, path: Path, **options: Any) -> None:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    first, *others = (f"| {' | '.join(line)} |" for line in (header, *rows))
+    return "\n".join([first, "|---" * len(header) + "|", *others])
 
 
-def machine_table(date: str, machine: Machine, others: Sequence[str] = ()) -> str:
-    """What was measured on.
+def measured_on(date: str, machine: Machine, others: Sequence[str] = ()) -> str:
+    """When and on what was measured, in a sentence. The JSON has the rest of the machine.
 
     Args:
         date: When; see `now`.
         machine: What.
         others: Names and versions of packages in other environments.
     """
-    packages = [f"{name} {version}" for name, version in machine.packages.items()]
-    rows = [
-        ["date", date],
-        *([["commit", machine.commit]] if machine.commit else []),
-        ["CPU", f"{machine.cpu}, {machine.cores} cores"],
-        ["memory", f"{machine.memory_gib} GiB"],
-        ["kernel", machine.kernel],
-        ["Python", machine.python],
-        ["packages", ", ".join([*packages, *others])],
-        ["load average before", f"{machine.load_before}"],
-    ]
-    if during := machine.load_during:
-        rows.append(["load average during, with the benchmark's own", f"{min(during)} to {max(during)}"])
-    return table(["", ""], rows)
+    packages = [f"{name} {machine.packages[name]}" for name in _NAMED if name in machine.packages]
+    what = [f"{machine.cpu}, {machine.cores} cores", f"{machine.memory_gib} GiB", *packages, *others]
+    commit = f" at commit {machine.commit}" if machine.commit else ""
+    during = f", during {min(machine.load_during)} to {max(machine.load_during)}" if machine.load_during else ""
+    return f"Measured {date}{commit} on {', '.join(what)}; load average before {machine.load_before}{during}."

@@ -8,7 +8,7 @@ from statistics import median
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from benchmarks.publishing import machine_table, picture_style, save_svg, table
+from benchmarks.publishing import measured_on, picture_style, save_svg, table
 from benchmarks.results import ColdStart, Comparison, Report, by_connections
 
 _COLOURS = ("#1f6f8b", "#c8553d")
@@ -21,37 +21,19 @@ One row of 64 FP32 in, one of 10 out, as JSON of the Open Inference Protocol. Th
 shows what the server itself costs. Medians of {repetitions} runs of {seconds:g} s:"""
 
 _METHOD = """\
-{requests:,} requests, {failures:,} failures. For scale: bare ONNX Runtime, one thread in a loop without a server, does
-{sessions}.
+{requests:,} requests, {failures:,} failures. Bare ONNX Runtime, one thread in a loop without a server, does {sessions}.
 
-### How it was measured
-
-- **Everything shares the cores**: the load generator, Ray's background processes, both servers' proxies and replicas.
-  With more cores every figure is higher; the ratio is what to look at.
-- Both servers are up, each with a Ray cluster of its own, and one at a time is under load: run by run in turns, so that
-  a slower spell of the machine meets both. Each pays for the other's idle cluster. Every run follows {warm_up_s:g} s of
-  the same load that are not counted.
-- The load generator is `wrk` with one thread (it used at most {generator:.0%} of a core), a closed loop: a connection
-  sends its next request when it has its answer, so latency grows with connections once a server is busy.
-- {bodies:,} different bodies of {body_bytes} bytes on average are sent in turn. {checked:,} answers of each server,
-  half of them before the runs and half after, many at a time, were compared with ONNX Runtime's.
-- **{ours}** is `configs/bench.yaml` with `{model}` alone, on free ports.
-- **{stock}** is `benchmarks/stock.py`: an ingress without FastAPI that calls a `@serve.batch` deployment once per
-  request, with the same ONNX Runtime session and, as in `configs/bench.yaml`, without an access log. Serve's own proxy
-  and defaults, except {settings}.
-  At one connection it mostly waits for its batch to fill."""
+Load generator, proxies and replicas share the cores; the ratio is what to look at. Both servers are up, and one at a
+time is under load, run by run in turns. **{ours}** is `configs/bench.yaml` with `{model}` alone. **{stock}** is
+`benchmarks/stock.py`: a `@serve.batch` deployment behind an ingress, Serve's own defaults except {settings}.
+{checked:,} answers of each server were compared with ONNX Runtime's."""
 
 _COLD_START = """\
 ## Cold start of `{config}`
 
-Seconds from the command `serve-app run` to the first correct answer over HTTP. The environment is installed and the
-models are built; neither the server nor Ray is running."""
-
-_MEMORY = """\
-### Memory
-
-Proportional set size of every process of that server, Ray's own included, at its highest while it answered
-{served:,} requests for all of its models over {starts} starts."""
+From the command `serve-app run` to the first correct answer over HTTP: {first:.1f} s, the median of {starts} starts,
+and until every model answers: {every}.
+Proportional set size of all processes, Ray's own included, at its highest: {total:,.0f} MiB ({memory})."""
 
 
 def render(report: Report, plot: str) -> str:
@@ -61,12 +43,12 @@ def render(report: Report, plot: str) -> str:
         report: What was measured.
         plot: Path of the picture, relative to the report.
     """
-    parts = ["# Smoke benchmark", "Written by `make bench-smoke`; the figures behind it are in `smoke.json`."]
+    parts = ["# Smoke benchmark", "Written by `make bench-smoke`."]
     if report.comparison is not None:
         parts += _comparison(report.comparison, plot)
     if report.cold_start is not None:
-        parts += _cold_start(report.cold_start)
-    parts += ["## Machine", machine_table(report.date, report.machine)]
+        parts.append(_cold_start(report.cold_start))
+    parts.append(measured_on(report.date, report.machine))
     return "\n\n".join(parts) + "\n"
 
 
@@ -132,39 +114,29 @@ def _comparison(found: Comparison, plot: str) -> list[str]:
             model=found.model,
             ours=found.ours,
             stock=found.stock,
-            warm_up_s=found.warm_up_s,
             requests=sum(summary.requests for summary in found.summaries),
             failures=sum(summary.failures for summary in found.summaries),
             sessions=" and ".join(
                 f"{rate:,.0f} rows/s in runs of {rows}" for rows, rate in found.session_per_second.items()
             ),
-            generator=max(run.generator_cpu for run in found.runs),
-            bodies=found.bodies,
-            body_bytes=found.body_bytes,
             checked=found.checked,
             settings=", ".join(f"`{name}={value}`" for name, value in found.settings.items()),
         ),
     ]
 
 
-def _cold_start(found: ColdStart) -> list[str]:
+def _cold_start(found: ColdStart) -> str:
     models = list(found.starts[0].answers_s)
-    rows = [
-        [str(number), f"{start.first_answer_s:.1f}", *(f"{start.answers_s[model]:.1f}" for model in models)]
-        for number, start in enumerate(found.starts, start=1)
-    ]
-    first = median(start.first_answer_s for start in found.starts)
-    every = (median(start.answers_s[model] for start in found.starts) for model in models)
-    rows.append(["median", f"**{first:.1f}**", *(f"{seconds:.1f}" for seconds in every)])
+    every = {model: median(start.answers_s[model] for start in found.starts) for model in models}
     sizes = sorted(found.memory.items(), key=lambda item: -item[1])
-    memory = [[role, f"{size / _MIB:,.0f}"] for role, size in sizes]
-    memory.append(["**in all**", f"**{sum(found.memory.values()) / _MIB:,.0f}**"])
-    return [
-        _COLD_START.format(config=found.config),
-        table(["start", "first answer", *(f"`{model}`" for model in models)], rows),
-        _MEMORY.format(served=found.served, starts=len(found.starts)),
-        table(["processes", "MiB"], memory),
-    ]
+    return _COLD_START.format(
+        config=found.config,
+        first=median(start.first_answer_s for start in found.starts),
+        starts=len(found.starts),
+        every=", ".join(f"`{model}` {seconds:.1f}" for model, seconds in every.items()),
+        total=sum(found.memory.values()) / _MIB,
+        memory=", ".join(f"{role} {size / _MIB:,.0f}" for role, size in sizes),
+    )
 
 
 def milliseconds(value: float) -> str:

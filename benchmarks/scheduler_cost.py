@@ -26,11 +26,14 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from serve_app.pools.policy.device import PoolDevice
+from serve_app.pools.policy.messages import HostsListed, MemberLoaded
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 
 _MODEL = "model"
 _POOL = "pool"
@@ -162,7 +165,7 @@ class Load:
             ],
             classes,
             ProcessLimits(1 << 60),
-            [Pool(_POOL, names, memory_bytes=1 + len(names) // 8)] if case.pool else [],
+            [PoolDevice(Pool(_POOL, names, memory_bytes=1 + len(names) // 8), classes)] if case.pool else [],
         )
         profile = [(rows, 0, _ALPHA_S + _BETA_S * rows) for rows in (1, 2, 4, 8, 16, 32)]
         self._replicas = {name: _Replica(name) for name in (f"replica-{at}" for at in range(case.replicas))}
@@ -171,7 +174,7 @@ class Load:
             if not case.pool:
                 self._scheduler.on_replicas(model, list(self._replicas), 0.0)
         if case.pool:
-            self._scheduler.on_hosts(_POOL, list(self._replicas), 0.0)
+            self._scheduler.on_device_event(_POOL, HostsListed(list(self._replicas)), 0.0)
         self._random = Random(1)
         self._ids = count(1)
         self._kinds = cycle([(priority, variant) for priority in case.priorities for variant in case.variants])
@@ -216,7 +219,7 @@ class Load:
             for dispatch in decisions.dispatches:
                 self._replicas[str(dispatch.replica)].take(dispatch, now)
             for order in decisions.orders:
-                scheduler.on_loaded(_POOL, order.model, order.host, _ALPHA_S, 1, now)
+                scheduler.on_device_event(_POOL, MemberLoaded(order.model, order.host, _ALPHA_S, 1), now)
         return spent
 
     def _answers(self) -> list[_Answer]:

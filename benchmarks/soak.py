@@ -38,7 +38,7 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
 from benchmarks.niceness import go_first
 from benchmarks.process import OUT
-from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
+from benchmarks.publishing import folders, measured_on, picture_style, save_svg, table, write_report
 from benchmarks.session import ending_in_order, measuring
 
 _READ_EVERY_S = 5.0
@@ -375,29 +375,13 @@ def render(found: Soaked, machine: Machine, date: str) -> str:
         "",
         table(("aim", "met", "found"), [[aim.says, "yes" if aim.met else "**no**", aim.found] for aim in found.aims]),
         "",
-        "Processes that were watched long enough, after the first quarter of their lives. Memory is the proportional",
-        "set size; its growth is the median slope between any two readings, in which a single step does not count.",
-        "With steps: of what outlives redeploys, from the level before the second of them to that at the end.",
-        "",
-        table(
-            ("process", "minutes", "MiB at the end", "MiB per minute", "with steps", "file descriptors", "threads"),
-            [
-                [
-                    life.role,
-                    f"{life.minutes:.1f}",
-                    f"{life.mib:,.0f}",
-                    f"{life.slope:+.2f}",
-                    "" if life.steps is None else f"{life.steps:+.2f}",
-                    f"{life.descriptors:+.0f}",
-                    f"{life.threads:+.0f}",
-                ]
-                for life in found.lives
-            ],
-        ),
+        "Memory of a process is its proportional set size, and its growth the median slope between any two readings",
+        "after the first quarter of its life; every process is in `soak.json`. Nothing needs to be restarted for its",
+        "age where every aim is met.",
         "",
         "![Memory of each process over time](soak.svg)",
         "",
-        machine_table(date, machine),
+        measured_on(date, machine),
         "",
     ]
     return "\n".join(lines)

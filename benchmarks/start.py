@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.server import SERVE_APP_RUN, Server, demo_document
 from benchmarks.session import ending_in_order, measuring
 
@@ -154,7 +154,7 @@ lines of configuration each), CPU time until then and memory then. `make bench-s
 
 {table(header, rows)}
 
-{machine_table(date, machine)}
+{measured_on(date, machine)}
 """
 
 

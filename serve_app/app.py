@@ -8,8 +8,8 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from serve_app.composition import expand_pools, model_info, read_args, read_models, read_priors, with_versions
-from serve_app.composition.hosting import MemberPlan, members_of
+from serve_app import wings
+from serve_app.composition import expand_models, model_info, read_args, read_models, read_priors, with_versions
 from serve_app.composition.locate import looking_once
 from serve_app.composition.references import pin_models
 from serve_app.composition.revision import find_revisions
@@ -18,18 +18,13 @@ from serve_app.composition.wing_parts import check_wings
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import ROUTER
-from serve_app.config.pool import PoolConfig
-from serve_app.deployments.model import ModelDeployment
-from serve_app.deployments.pool import PoolDeployment
+from serve_app.deployments.model import SURGE_PERCENT, ModelDeployment
 from serve_app.deployments.register import forget
 from serve_app.deployments.router import RouterDeployment
 from serve_app.domain.agreed import Agreed
 
-_POOL_CALLS = 100_000
 _MORE_ROUTERS_AFTER_S, _FEWER_ROUTERS_AFTER_S = 5.0, 300.0
 """A start costs little, and an end moves connections."""
-_SURGE = 100
-"""Percent: a redeploy starts new replicas first and stops the old ones when those are ready."""
 
 
 @looking_once()
@@ -42,13 +37,12 @@ def build(args: dict[str, Any]) -> serve.Application:
     Raises:
         ConfigError: With one readable line per fault.
     """
-    config = with_versions(pin_models(expand_pools(read_args(args))))
+    config = with_versions(pin_models(expand_models(read_args(args))))
     described = read_models(config)
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     revisions = find_revisions(config.models)
     infos = {name: info._replace(revision=revisions[name].name) for name, info in infos.items()}
     check_wings(config, infos)
-    members = members_of(config)
     # Replicas that start later must not pick up a version that appeared in the meantime.
     pinned = [revision.model for revision in revisions.values()]
     known = {model.name: revisions[model.name].identities for model in pinned if model.caches}
@@ -63,14 +57,10 @@ def build(args: dict[str, Any]) -> serve.Application:
         for model in pinned
         if model.pool is None
     }
-    pools = {
-        pool.name: _pool_deployment(pool).bind(
-            pool,
-            {name: MemberPlan(revisions[name], described[name]) for name in members[pool.name]},
-            max_rows=max([model.batching.configured_rows for model in pinned if model.pool == pool.name], default=1),
-            min_share=min_share,
-        )
-        for pool in config.pools
+    others = {
+        name: deployment
+        for deployments in wings.hooks("deployment", "deployments")
+        for name, deployment in deployments(config, revisions, described).items()
     }
     most_routers = config.most_routers()
     router = serve.deployment(serve.ingress()(RouterDeployment)).options(
@@ -90,7 +80,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         health_check_period_s=5.0,
         # Serve first waits for what came by its own ports, then the router closes the others.
         graceful_shutdown_timeout_s=2 * config.router.drain_timeout_s,
-        max_surge_percent=_SURGE,
+        max_surge_percent=SURGE_PERCENT,
     )
     priors = read_priors(pinned)
     deployed = {
@@ -104,24 +94,9 @@ def build(args: dict[str, Any]) -> serve.Application:
     }
     forget({name: agreed.revision for name, agreed in deployed.items()})
     application: serve.Application = router.bind(
-        config, infos, models | pools, priors=priors, identities=known, deployed=deployed
+        config, infos, models | others, priors=priors, identities=known, deployed=deployed
     )
     return application
-
-
-def _pool_deployment(pool: PoolConfig) -> Any:
-    return serve.deployment(PoolDeployment).options(
-        name=pool.deployment,
-        num_replicas=pool.hosts,
-        ray_actor_options={"num_cpus": pool.cpus},
-        # The scheduler keeps to few bundles for each member and class, and to few loads.
-        max_ongoing_requests=_POOL_CALLS,
-        request_router_config=RequestRouterConfig(request_router_class="serve_app.deployments.slot_router:SlotRouter"),
-        health_check_period_s=pool.health.check_period_s,
-        health_check_timeout_s=pool.health.check_timeout_s,
-        graceful_shutdown_timeout_s=pool.health.drain_timeout_s,
-        max_surge_percent=_SURGE,
-    )
 
 
 def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
@@ -149,5 +124,5 @@ def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
         health_check_period_s=model.health.check_period_s,
         health_check_timeout_s=model.health.check_timeout_s,
         graceful_shutdown_timeout_s=model.health.drain_timeout_s,
-        max_surge_percent=_SURGE,
+        max_surge_percent=SURGE_PERCENT,
     )

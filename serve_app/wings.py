@@ -5,7 +5,9 @@ installed; a setting that needs it is refused by name then. These modules are as
 
 ==============  =============================================================================
 ``config``      the wing's sections of the configuration, and ``problems(args)`` over all of it
-``composition`` what a configuration makes of the wing: ``router_part(args, infos)`` and others
+``composition`` what a configuration makes of the wing: ``router_part(args, infos)``; see `composition.wing_parts`
+``deployment``  ``deployments(args, revisions, described)``: its own deployments in Ray Serve, by name;
+                ``version_store(application)``: where routers keep what they agree on
 ``commands``    ``add_to(app)``: its commands of ``serve-app``
 ==============  =============================================================================
 """
@@ -19,7 +21,7 @@ from typing import Any, Final
 
 from serve_app.errors import ConfigError
 
-WINGS: Final = ("cache", "pipelines", "jobs", "triton")
+WINGS: Final = ("pools", "cache", "pipelines", "jobs", "versions", "triton")
 """In the order in which they wrap inference, the innermost first."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,33 @@ from deployments.own_models import bring
 from serve_process import NO_CLUSTER, ROOT, ServeProcess
 
 from benchmarks.ports import free_ports
+from serve_app import wings
 
 hypothesis_profiles.load_profile()
 
-_WITHOUT_CYCLES = frozenset({"access", "api", "replica", "router", "telemetry", "transport"})
+_WITHOUT_CYCLES = frozenset(
+    {"access", "api", "cache", "pipelines", "pools", "replica", "router", "telemetry", "transport", "versions"}
+)
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Run the tests of what is left without a wing."""
+    parser.addoption("--without-wing", choices=wings.WINGS, help="Run as if this wing were not installed.")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out tests of a wing that is not there."""
+    wing = config.getoption("--without-wing")
+    if wing is None or collection_path.suffix != ".py":
+        return None
+    own = collection_path.is_relative_to(Path(__file__).parent / wing)
+    return own or f"serve_app.{wing}" in collection_path.read_text("utf-8") or None
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """What holds for all tests, and for what they start."""
+    if (wing := config.getoption("--without-wing")) is not None:
+        sys.modules[f"serve_app.{wing}"] = None  # type: ignore[assignment] # the import system's way to block it
     # Ray starts a cluster for whoever asks it something: only `serve_process` starts any.
     os.environ[NO_CLUSTER] = "0"
     # A background job of a shell ignores SIGINT, and what it starts does so too: tests interrupt what they start.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import onnx_models
@@ -28,7 +28,6 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.composition import identities, model_info, read_args, read_models, router_settings, with_versions
 from serve_app.composition.backend import make_backend
-from serve_app.composition.hosting import MemberLoader, MemberPlan
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
@@ -42,7 +41,6 @@ from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import ModelInfo
 from serve_app.payloads import Bundle, BundleResult, Compute
 from serve_app.replica.joining import Joining
-from serve_app.replica.pool_host import PoolHost
 from serve_app.replica.proof import ProofContext, prove_replica
 from serve_app.replica.revisions import Hosted, Revisions
 from serve_app.replica.warm_up import warm_up_replica
@@ -50,9 +48,13 @@ from serve_app.replica.worker import Worker
 from serve_app.router.repository import Repository
 from serve_app.router.router import Peers, Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
-from serve_app.router.traffic import TrafficStore
+from serve_app.router.versions import VersionStore
 from serve_app.transport.link_server import LinkServer, Recall, Run
 from serve_app.transport.send import ReplicaLost
+
+if TYPE_CHECKING:
+    from serve_app.pools.host import PoolHost
+    from serve_app.pools.hosting import MemberLoader
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0
@@ -136,7 +138,7 @@ class LocalServer:
     Args:
         args: What stands under ``args:``.
         settings: Limits of the HTTP side.
-        traffic_store: Shared with other servers.
+        version_store: Shared with other servers.
         peers: Other servers that are asked and told as routers of one application are.
         linked: Whether its replicas are reached by links, as those on a router's node are.
 
@@ -163,7 +165,7 @@ class LocalServer:
         self,
         args: Mapping[str, Any],
         settings: HttpSettings | None = None,
-        traffic_store: TrafficStore | None = None,
+        version_store: VersionStore | None = None,
         peers: Peers | None = None,
         *,
         linked: bool = False,
@@ -172,7 +174,7 @@ class LocalServer:
         self._links: dict[str, _Links] = {}
         self._config = with_versions(read_args(args))
         self._settings = settings
-        self._traffic_store = traffic_store
+        self._version_store = version_store
         self._peers = peers
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -262,7 +264,7 @@ class LocalServer:
             settings,
             self._call,
             self._peers,
-            self._traffic_store,
+            self._version_store,
             loading=repository,
             change_host=self._change_host,
             on_stale=self._catch_up,
@@ -339,6 +341,8 @@ class LocalServer:
         self._add_hosts(pool, 1)
 
     def _add_hosts(self, pool: str, more: int) -> None:
+        from serve_app.pools.host import PoolHost
+
         loader = self._loaders[pool]
         number = 1
         for _ in range(more):
@@ -392,6 +396,8 @@ class LocalServer:
             self._reports[model.name] = {replica: report}
             self.router.on_replicas(model.name, {replica: report})
         for pool in config.pools:
+            from serve_app.pools.hosting import MemberLoader, MemberPlan
+
             plans = {
                 model.name: MemberPlan(find_revision(model), described[model.name])
                 for model in config.models

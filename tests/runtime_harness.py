@@ -11,14 +11,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from msgspec.structs import replace
 
-from serve_app.cache.response_cache import ResponseCache
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelSignature, Payload, Success, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.replica.staged import Staged
 from serve_app.replica.worker import RunBatch, RunOne, Worker
 from serve_app.router.administration import RouterAdministration
-from serve_app.router.answer_cache import ModelCacheSettings
+from serve_app.router.answer_cache import AnswerCaches, ModelCacheSettings
 from serve_app.router.dispatcher import Dispatcher, Work
 from serve_app.router.inference import RouterInference
 from serve_app.router.models import Models
@@ -152,7 +151,7 @@ def serve(
     processor: Processor | None = None,
     on_demand: bool = False,
     cache: ModelCacheSettings | None = None,
-    caches: ResponseCache | None = None,
+    caches: AnswerCaches | None = None,
     traces: RequestTraces | None = None,
 ) -> Serving:
     """Serve the one model of a dispatcher."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+
+if TYPE_CHECKING:
+    from serve_app.pools.policy.settings import Pool
 
 Policy = Literal["auto", "eager"]
 
@@ -68,7 +73,7 @@ def make_class(
 def make_scheduler(
     *,
     models: Iterable[str | ModelScheduling] = ("m",),
-    groups: Iterable[DeviceGroup] = (),
+    pool: Pool | None = None,
     max_rows: int = 32,
     slo_s: float = 0.1,
     window: int = 2,
@@ -83,22 +88,44 @@ def make_scheduler(
 ) -> Scheduler:
     """A scheduler whose models have the given replicas and warm-up profile at time 0.
 
-    A model that is given by name has the settings given here; others bring their own.
+    A model that is given by name has the settings given here; others bring their own. Members of a pool are loaded at
+    every replica, which is a host then.
     """
     given = [
         ModelScheduling(model, max_rows, slo_s, window, policy, fallbacks) if isinstance(model, str) else model
         for model in models
     ]
-    scheduler = Scheduler(
-        given,
-        {HIGH: high or make_class(), NORMAL: normal or make_class(), LOW: low or make_class()},
-        limits or ProcessLimits(total_bytes=10**12, network_s=0.002),
-        groups,
-    )
+    classes = {HIGH: high or make_class(), NORMAL: normal or make_class(), LOW: low or make_class()}
+    members = () if pool is None else pool.models
+    given = [replace(model, resident_bytes=1) if model.name in members else model for model in given]
+    limits = limits or ProcessLimits(total_bytes=10**12, network_s=0.002)
+    devices: list[Device] = []
+    if pool is not None:
+        from serve_app.pools.policy.device import PoolDevice
+
+        devices.append(PoolDevice(pool, classes))
+    scheduler = Scheduler(given, classes, limits, devices)
     for model in given:
-        scheduler.on_replicas(model.name, list(replicas), 0.0)
+        if model.name not in members:
+            scheduler.on_replicas(model.name, list(replicas), 0.0)
         scheduler.seed(model.name, [(*point, "") for point in profile])
+    load_everywhere(scheduler, list(replicas))
     return scheduler
+
+
+def load_everywhere(scheduler: Scheduler, hosts: Sequence[str], now: float = 0.0) -> None:
+    """Have every member of every pool loaded at all of these hosts, which are its only ones."""
+    for name, device in scheduler.devices.items():
+        from serve_app.pools.policy.device import PoolDevice
+        from serve_app.pools.policy.messages import HostsListed, MemberLoaded
+
+        assert isinstance(device, PoolDevice)
+        scheduler.on_device_event(name, HostsListed(hosts), now)
+        for member in device.residency.members.values():
+            for host in hosts:
+                if host not in member.hosts:
+                    device.residency.begin(member, device.residency.hosts[host], (), now)
+                    scheduler.on_device_event(name, MemberLoaded(member.name, host, 0.1, 0), now)
 
 
 def accept(scheduler: Scheduler, *entries: Entry, now: float = 0.0) -> list[Entry]:

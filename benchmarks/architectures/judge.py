@@ -7,6 +7,7 @@ random requests are joined and compared with each alone. Texts and sounds are al
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from rich.progress import track
 from benchmarks.architectures.collection import PAD
 from benchmarks.machine import Machine, describe
 from benchmarks.process import OUT
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import describe_build
 from serve_app.backends.joining.experiment import difference, leading_part, sensitivity
@@ -42,6 +43,12 @@ _WORDS = ("red", "green", "blue", "a small dog", "the big cat sees birds")
 _PADDED = 2  # times as long
 _ROUNDING = 8.0
 """A difference of up to so many times what the last bits of a request do to its answer is rounding."""
+
+
+_MANY = 2
+"""Models of one library, exporter and verdict that the page names; single ones are in the JSON."""
+_ASIDE = re.compile(r" \(|; (?:give|not compared)|: (?:the model failed|axis ==)|, found ")
+"""What follows the cause in a reason: advice, and what the runtime said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,63 +184,50 @@ def _report(date: str, machine: Machine, judged: Sequence[Judged]) -> str:
     served = [each for each in judged if each.verdict != "refused"]
     joined = sum(each.joins for each in served)
     compared, wrong = sum(each.compared for each in served), sum(each.wrong for each in served)
+    differed = ", ".join(
+        f"{each.library} {each.architecture} by {each.exporter} ({each.wrong} of {each.compared})"
+        for each in served
+        if each.wrong
+    )
+    changed = dict.fromkeys(f"{each.library} {each.architecture}" for each in served if each.padding == "changes")
     lines = [
         "# Exported models that share runs",
         "",
-        "Written by `make bench-architectures`, of the models of `make architectures`: small ones with random weights.",
+        "Small models with random weights, of `make architectures`; `make bench-architectures` tries them. Every",
+        "architecture, with its task, its verdict and the reason, is in `architectures.json`.",
         "",
-        f"**{joined:,} of {len(served):,}** models share runs.",
+        f"**{joined:,} of {len(served):,}** models share runs. {compared:,} joined requests were compared with each",
+        f"alone; **{wrong:,}** differed{f': {differed}' if differed else ''}.",
         "",
-        f"{compared:,} joined requests were compared with each alone; **{wrong:,}** differed.",
-        "",
-        "## By library and exporter",
-        "",
-        table(["library", "task", "exporter", "share runs", "of", "refused"], list(_by_library(judged))),
+        table(["library", "exporter", "share runs", "of", "refused"], list(_by_library(judged))),
         "",
         "*Refused*: the server does not load the file, since an output is no tensor or rows cannot be told.",
-        "",
-        "## Requests that differed",
-        "",
-        table(["model", "exporter", "of"], list(_wrong(served))),
         "",
         "## What is not joined, and why",
         "",
         table(["library and exporter", "verdict", "models", "for example"], list(_apart(served))),
         "",
+        f"Groups of fewer than {_MANY} are in the JSON. Where one exporter's graph is not joined, try the other:",
+        "`/status` says why.",
+        "",
         "## Models that padding changes",
         "",
         "A mask says where the input ends, and the answer differs all the same where it is padded to twice its length.",
-        "The server tries the same at its start, and pads nothing then.",
+        f"The server tries the same at its start, and pads nothing then: {', '.join(changed) or 'none'}.",
         "",
-        table(["model", "exporters"], list(_changed(served))),
-        "",
-        "Every architecture, with its verdict and the reason, is in architectures.json.",
-        "",
-        "## Measured on",
-        "",
-        machine_table(date, machine),
+        measured_on(date, machine),
         "",
     ]
     return "\n".join(lines)
 
 
 def _by_library(judged: Sequence[Judged]) -> Iterator[list[str]]:
-    groups: dict[tuple[str, str, str], list[Judged]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for each in judged:
-        groups[each.library, each.task, each.exporter].append(each)
+        groups[each.library, each.exporter].append(each)
     for key, members in sorted(groups.items()):
         refused = sum(each.verdict == "refused" for each in members)
         yield [*key, str(sum(each.joins for each in members)), str(len(members) - refused), str(refused)]
-
-
-def _wrong(judged: Sequence[Judged]) -> Iterator[list[str]]:
-    for each in judged:
-        if each.wrong:
-            yield [
-                f"{each.library} {each.architecture}, {each.task}",
-                each.exporter,
-                f"{each.wrong} of {each.compared}",
-            ]
 
 
 def _apart(judged: Sequence[Judged]) -> Iterator[list[str]]:
@@ -242,16 +236,10 @@ def _apart(judged: Sequence[Judged]) -> Iterator[list[str]]:
         if not each.joins:
             groups[f"{each.library}, {each.exporter}", each.verdict].append(each)
     for (group, verdict), members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        reason = members[0].reason.replace("|", "\\|")
+        if len(members) < _MANY:
+            continue
+        reason = _ASIDE.split(members[0].reason)[0].replace("|", "\\|")
         yield [group, verdict, str(len(members)), f"{members[0].architecture}: {reason}"]
-
-
-def _changed(judged: Sequence[Judged]) -> Iterator[list[str]]:
-    groups: dict[str, list[str]] = defaultdict(list)
-    for each in judged:
-        if each.padding == "changes":
-            groups[f"{each.library} {each.architecture}, {each.task}"].append(each.exporter)
-    return ([name, ", ".join(exporters)] for name, exporters in groups.items())
 
 
 def main(

@@ -10,7 +10,7 @@ from benchmarks.jobs.cleaning import Cleaning
 from benchmarks.jobs.kills import Kill
 from benchmarks.jobs.memory import Memory
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, table
+from benchmarks.publishing import measured_on, table
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ def render(report: Report) -> str:
         parts += _memory(report.memory)
     if report.cleaning is not None:
         parts += _cleaning(report.cleaning)
-    return "\n\n".join([*parts, "## Machine", machine_table(report.date, report.machine)]) + "\n"
+    return "\n\n".join([*parts, measured_on(report.date, report.machine)]) + "\n"
 
 
 def _kills(kills: Sequence[Kill]) -> list[str]:
@@ -65,9 +65,9 @@ def _kills(kills: Sequence[Kill]) -> list[str]:
         "## Processes killed with SIGKILL while items run",
         """\
 Two routers and two replicas of `digits`. *Lost* has no answer in the end, *wrong* another one than a direct request
-gets; *ended twice* is by the job's own count and by its results. An item may run twice. Seconds are from submission to
-the end of the job, with what it took to start anew what is not started by itself.""",
+gets; seconds are from submission to the end of the job. An item may run twice.""",
         table(header, rows),
+        "Submit once, and wait: what is killed costs a job time, and no item.",
     ]
 
 
@@ -90,27 +90,26 @@ def _beside(beside: Beside) -> list[str]:
 {beside.rate:g} requests/s at random times, so that each p99 is of {beside.rate * beside.seconds:.0f} requests. Live
 requests are those of {CONNECTIONS} connections without a pause. Their client shares the cores; items need none.""",
         table(["", ""], rows),
+        "Leave a backlog beside live requests: `high` hardly notices it.",
     ]
 
 
 def _memory(memory: Memory) -> list[str]:
-    rows = [
-        ["router before, MiB", f"{memory.before_mib:.0f}"],
-        [f"when {memory.items:,} items were taken, MiB", f"{memory.kept_mib:.0f}"],
-        [f"at most in the {memory.seconds:g} s after that, MiB", f"{memory.working_mib:.0f}"],
-        ["store, MiB", f"{memory.store_mib:.0f}"],
-    ]
     return [
-        "## Memory",
-        "Proportional set size of the only router, which works on its backlog from the first job on.",
-        table(["", ""], rows),
+        f"""\
+## Memory
+
+The only router holds {memory.before_mib:.0f} MiB before, {memory.kept_mib:.0f} when {memory.items:,} items were taken,
+and {memory.working_mib:.0f} at most in the {memory.seconds:g} s after that, while it works on them. Their store takes
+{memory.store_mib:.0f} MiB.""",
     ]
 
 
 def _cleaning(cleaning: Cleaning) -> list[str]:
-    rows = [
-        ["expired jobs, items", f"{cleaning.jobs:,}, {cleaning.items:,}"],
-        ["steps, and the longest, ms", f"{cleaning.steps:,}, {cleaning.longest_ms:.0f}"],
-        ["all of them, s", f"{cleaning.seconds:.0f}"],
+    return [
+        f"""\
+## Cleaning
+
+{cleaning.jobs:,} expired jobs of {cleaning.items:,} items leave a SQLite store in {cleaning.seconds:.0f} s, in
+{cleaning.steps:,} steps of {cleaning.longest_ms:.0f} ms at most, between which others get at it.""",
     ]
-    return ["## Cleaning", "SQLite, without a server. Between steps others get at the store.", table(["", ""], rows)]

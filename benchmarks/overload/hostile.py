@@ -26,7 +26,7 @@ from benchmarks.overload.__main__ import started
 from benchmarks.overload.generator import Answers, Generator, Offer
 from benchmarks.overload.slow_connections import SlowConnections
 from benchmarks.peers.traffic import make_samples
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.server import DIRECT, ROOT
 from benchmarks.session import ending_in_order, measuring, steps
 from benchmarks.slow_clients import raise_open_files
@@ -137,6 +137,15 @@ def report(runs: Sequence[Run]) -> str:
     return table(["beside", *head, "in time, %", "the hostile load, last round"], lines)
 
 
+def page(runs: Sequence[Run], how: str) -> str:
+    """The report as Markdown; ``how`` is what was measured on, and how."""
+    return (
+        "# `high` beside hostile clients\n\nWhat do clients cost that are slow, or whose requests are turned down?"
+        f" `make bench-hostile-high` measures it.\n\n{report(runs)}\n\nNo guard before the router is needed for"
+        f" clients like these: `high` stays in time.\n\n{how}\n"
+    )
+
+
 def main(
     rate: Annotated[float, typer.Option(min=1, help="`high` requests per second.")] = 200.0,
     connections: Annotated[int, typer.Option(min=1, help="Connections of `high`.")] = 8,
@@ -169,7 +178,7 @@ def main(
                 done = f"beside {beside}: p99 {runs[-1].high.p99_ms:.1f} ms"
                 progress.update(task, advance=1, description=done)
         what = f"{rounds} runs of {seconds:g} s each; {rate:g} `high` requests per second by {connections} connections."
-        text = f"{report(runs)}\n\n{what}\n\n{machine_table(now(), machine)}\n"
+        text = page(runs, f"{what} {measured_on(now(), machine)}")
         figures = {"machine": asdict(machine), "runs": msgspec.to_builtins(runs)}
         publish_report(console, "hostile_high", figures, text, publish=publish)
 

@@ -27,8 +27,7 @@ from rich.progress import track
 from benchmarks.machine import Machine, describe
 from benchmarks.parity.cases import FAILED, FILE
 from benchmarks.parity.image_check import Outcome, check_all
-from benchmarks.parity.image_check import table as picture_table
-from benchmarks.publishing import machine_table, now, publish_report, table
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.server import PROXY, SERVE_APP_RUN, Server, demo_document, is_ready
 from serve_app.composition import describe_models
 from serve_app.config.args import AppArgs
@@ -212,46 +211,59 @@ def kind_of(name: str) -> str:
     return kinds.get(name.partition("-")[0], name.partition("-")[0])
 
 
-def summary(judged: Sequence[Judged]) -> str:
+def summary(judged: Sequence[Judged], pictures: Sequence[Outcome]) -> str:
     """A table of outcomes by kind."""
     counted: dict[str, Counter[str]] = defaultdict(Counter)
     for each in judged:
         counted[each.kind][each.outcome] += 1
         counted[each.kind]["answers"] += each.compared
+    for picture in pictures:
+        counted[_PICTURES][_VERDICTS.get(picture.verdict, picture.verdict)] += 1
     rows = [
-        [kind, *(str(found[outcome]) for outcome in _OUTCOMES), f"{found['answers']:,}"]
+        [kind, *(str(found[outcome]) for outcome in _OUTCOMES), f"{found['answers']:,}" if found["answers"] else ""]
         for kind, found in counted.items()
     ]
     return table(["requests", *_OUTCOMES, "answers compared"], rows)
 
 
+_PICTURES = "preprocessed pictures"
+_VERDICTS = {"refused, too": "not exported"}
 _ABOUT = """\
+# Answers beside the library's
+
 Small models with random weights, written and asked by the libraries themselves (`make test-parity`), and served by
 one server. Each request is sent alone, and then all of them by eight clients at once. *Same*: every number is within
 1e-4 of the library's (2e-3 for pictures of Optimum's exports, since two kernels resize them). *Refused*: by
 `serve-app validate`, by name. *Not exported*: the library or its exporter does not make the model, or its graph answers
-otherwise than the model."""
-_ABOUT_PICTURES = """\
-The model's input, beside that of transformers' Pillow backend, timm and torchvision: *same* is within 1e-3 of 255
-levels. *Refused, too*: the library fails as well, or makes pictures of varying size. *Most*: the largest
-difference, levels. Beside other backends: [how close the pixels are](../image-folders.md#how-close-the-pixels-are)."""
+otherwise than the model. Every folder and reason is in `parity.json`."""
+_ABOUT_PICTURES = f"""\
+*{_PICTURES.capitalize()}*: the model's input beside that of transformers' Pillow backend, timm and torchvision; the
+same is within 1e-3 of 255 levels, and not exported is what the library refuses as well or makes of varying size.
+Beside other backends: [how close the pixels are](../image-folders.md#how-close-the-pixels-are)."""
+_DECIDED = "A folder that `serve-app validate` takes answers as its library does; what it refuses it names."
 
 
 def report(judged: Sequence[Judged], machine: Machine, pictures: Sequence[Outcome]) -> str:
-    """The page: how many, and what could not be exported or is refused, by name."""
-    parts = ["# Answers beside the library's", _ABOUT, machine_table(now(), machine), summary(judged)]
+    """The page: how many, and the names of what could not be exported or is refused."""
+    parts = [_ABOUT, summary(judged, pictures)]
     if pictures:
-        # Without the columns for other backends, of which docs/image-folders.md speaks.
-        rows = [line.split("|")[:9] for line in picture_table(list(pictures)).splitlines() if line.startswith("|")]
-        lines = [f"{'|'.join(row)}|" for row in rows]
-        parts += ["## Pictures", _ABOUT_PICTURES, "\n".join(lines)]
+        same = {each.group for each in pictures if each.verdict == "same"}
+        none = [group for group in dict.fromkeys(each.group for each in pictures) if group not in same]
+        served = sum(each.verdict == "served" for each in pictures)
+        parts += [_ABOUT_PICTURES, f"Served, though the library refuses: {served}."]
+        parts += [f"Classes of which no case is the same: {', '.join(none)}."] if none else []
     for outcome in ("different", "refused", "not exported"):
-        rows = [[each.name, each.reason.replace("|", "/")[:200]] for each in judged if each.outcome == outcome]
-        if rows:
-            parts += [f"## {outcome.capitalize()}", table(["folder", "reason"], rows)]
-    same = sorted(each.name.partition("-architecture-")[2] for each in judged if each.outcome == "same")
-    parts += ["## Architectures of text classifiers that answer the same", ", ".join(filter(None, same)) + "."]
+        names = [each.name for each in judged if each.outcome == outcome]
+        if names:
+            parts.append(f"{outcome.capitalize()}: {_listed(names)}.")
+    same = {each.name.partition("-architecture-")[2] for each in judged if each.outcome == "same"} - {""}
+    parts += [f"Architectures that answer the same: {', '.join(sorted(same))}.", _DECIDED, measured_on(now(), machine)]
     return "\n\n".join(parts) + "\n"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Architectures without what all of their kind have in front."""
+    return ", ".join(dict.fromkeys(name.replace("-architecture-", " ") for name in names))
 
 
 def main(

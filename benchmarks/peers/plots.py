@@ -40,7 +40,7 @@ _COLOURS = {
 
 
 def draw(cases: Sequence[CaseResult], folder: Path) -> list[tuple[str, str]]:
-    """Draw what there is, as SVG and PNG.
+    """Draw what there is, as SVG.
 
     Returns:
         Title and file name of every picture made.
@@ -55,7 +55,6 @@ def draw(cases: Sequence[CaseResult], folder: Path) -> list[tuple[str, str]]:
             if figure is None:
                 continue
             save_svg(figure, folder / f"{name}.svg")
-            figure.savefig(folder / f"{name}.png", format="png", dpi=150, metadata={"Software": None})
             made.append((title, f"{name}.svg"))
     return made
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.machine import Machine
-from benchmarks.peers.cases import OURS, OURS_PROXY, PATIENCE_S, RAW, Case
+from benchmarks.peers.cases import OURS, OURS_PROXY, PATIENCE_S, Case
 from benchmarks.wrk import Load
 
 
@@ -218,10 +218,3 @@ def median_rates(runs: Iterable[Run]) -> dict[tuple[str, int], float]:
     for run in runs:
         groups.setdefault((run.system, run.connections), []).append(run.load.per_second)
     return {key: median(rates) for key, rates in groups.items()}
-
-
-def alone_name(alone: Alone) -> str:
-    """For people."""
-    sessions = "one session" if alone.sessions == 1 else f"{alone.sessions} sessions"
-    threads = "1 thread" if alone.threads == 1 else f"{alone.threads} threads"
-    return f"{RAW}: {sessions} of {threads}, {alone.rows} rows per run"

@@ -21,7 +21,7 @@ from rich.progress import Progress
 from benchmarks.machine import Machine
 from benchmarks.pipelines.served import LONGER, Served, measure
 from benchmarks.pipelines.simulated import ALPHA_S, BETA_S, MAX_ROWS, POLICIES, SLACK, attainment
-from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.publishing import measured_on, now, picture_style, publish_report, save_svg, table
 from benchmarks.session import ending_in_order, measuring, steps
 
 STEPS: Final = (2, 3)
@@ -74,65 +74,51 @@ def simulate(seeds: int, seconds: float, progress: Progress) -> dict[int, dict[s
 
 def render(report: Report) -> str:
     """The report, in Markdown."""
+    shown: dict[str, list[str]] = {}
+    for ways in report.simulated.values():
+        for way, loads in ways.items():
+            shown.setdefault(way, []).append(f"{loads[_SHOWN]:.1f}" if _SHOWN in loads else "")
     lines = [
         "# Pipelines",
         "",
-        "Written by `make bench-pipelines`.",
-        "",
-        machine_table(report.date, report.machine),
+        "Written by `make bench-pipelines`; every load is in `pipelines.json`.",
         "",
         "## Deadlines in the simulator",
         "",
         f"Models in sequence, one replica each: {ALPHA_S * 1e3:g} ms per batch and {BETA_S * 1e3:g} ms per row, up to",
-        f"{MAX_ROWS} rows. Requests come by a gamma process with a coefficient of variation of 2; the deadline of the",
-        f"whole is {SLACK:g} times what its steps take alone. Percent of requests whose last step was in time, means",
-        f"of {report.seeds} runs of {report.seconds:g} virtual seconds. What differs is what each step is given:",
+        f"{MAX_ROWS} rows; gamma arrivals with a coefficient of variation of 2; a deadline of {SLACK:g} times what the",
+        f"steps take alone. Percent in time at a load of {_SHOWN:.0%}, means of {report.seeds} runs of",
+        f"{report.seconds:g} virtual seconds, by what each step is given: the whole timeout, what is left of it, the",
+        "same less what later steps take alone, its share and no more, or its share and some lenience (*pipeline*, as",
+        "[pipelines](../pipelines.md#deadlines) do it).",
         "",
-        "- *each call its own timeout*: a client that calls one model after the other, each with the whole timeout",
-        "- *what is left*: a client that passes on what is left of it",
-        "- *left after later costs*: the same, less what the steps behind take alone",
-        "- *equal flexibility alone*: its share, and no more",
-        "- *pipeline*: its share and some lenience, as [pipelines](../pipelines.md#deadlines) do it",
+        table(["", *(f"{number} steps" for number in report.simulated)], [[way, *of] for way, of in shown.items()]),
         "",
         "![Percent in time by load](pipelines.svg)",
         "",
     ]
-    for number, ways in report.simulated.items():
-        rows = [
-            [way, *(f"{loads[load]:.1f}" if load in loads else "" for load in LOADS)] for way, loads in ways.items()
-        ]
-        lines += [table((f"{number} steps, at load", *(f"{load:.0%}" for load in LOADS)), rows), ""]
     if report.served is not None:
         lines += _served(report.served)
-    return "\n".join(lines)
+    lines += ["Ask a pipeline rather than its models: one call, and a deadline that is shared out.", ""]
+    return "\n".join([*lines, measured_on(report.date, report.machine), ""])
 
 
 def _served(served: Served) -> Sequence[str]:
     sequence = [
         [way.name, f"{way.p50_ms:.2f}", f"{way.p99_ms:.2f}", f"{way.per_second:,.0f}"] for way in served.sequence
     ]
-    branches = [[way.name, f"{way.p50_ms:.2f}", f"{way.p99_ms:.2f}"] for way in served.branches]
     kept = [[each.name, f"{each.attainment:.1%}", f"{each.lowest:.1%} to {each.highest:.1%}"] for each in served.kept]
     return [
         "## On a server",
         "",
         "The benchmark model `wide` twice, one row of 8 KiB in binary, on the router's own port; medians of",
-        f"{served.rounds} rounds of {served.seconds:g} s in turns. The client is in Python and shares the cores: what",
-        "it saves by asking once is in these figures, too.",
+        f"{served.rounds} rounds of {served.seconds:g} s in turns. The client is in Python and shares the cores.",
         "",
         table(("two steps", "p50, ms", "p99, ms", f"answers/s, {served.connections} connections"), sequence),
         "",
-        f"The pipeline answers {abs(served.overhead):.1%} {'less' if served.overhead > 0 else 'more'} per second than",
-        "a client that makes the two calls.",
-        "",
-        table(("branches", "p50, ms", "p99, ms"), branches),
-        "",
-        f"The branch beside the longer one costs {served.beside_ms:.2f} ms.",
-        "",
-        "Deadlines under load, with two models that wait, 32 ms per batch and 8 ms per row, eight times as long as the",
-        f"simulator's. {served.rate:,.0f} requests/s, 90% of what full batches bring, come by the same process, each",
-        f"with a deadline of {served.deadline_ms:.0f} ms from when it was due, so that a late client counts as well;",
-        f"rounds of {LONGER * served.seconds:g} s:",
+        f"A branch beside a longer one costs {served.beside_ms:.2f} ms. Deadlines under load, with two models that",
+        f"wait, 32 ms per batch and 8 ms per row: {served.rate:,.0f} requests/s, 90% of what full batches bring, each",
+        f"with {served.deadline_ms:.0f} ms from when it was due; rounds of {LONGER * served.seconds:g} s:",
         "",
         table(("two steps", "in time", "lowest to highest"), kept),
         "",

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
-from benchmarks.publishing import machine_table, now, picture_style, publish_report, save_svg, table
+from benchmarks.publishing import measured_on, now, picture_style, publish_report, save_svg, table
 from benchmarks.server import DIRECT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.session import ending_in_order, measuring
 from serve_app.config.file import read_document
@@ -144,7 +144,7 @@ def render(found: Timeline) -> str:
             "",
             table(("step", "begins, median", "takes, median", "p99"), rows),
             "",
-            machine_table(found.date, found.machine),
+            measured_on(found.date, found.machine),
             "",
         ]
     )

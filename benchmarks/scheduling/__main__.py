@@ -64,27 +64,23 @@ _QUICK_SCALE = 0.2
 
 
 _LINES = (
-    "95% confidence intervals (Student's t) over seeds; all systems meet the same arrivals.",
     (
-        "Baselines are emulated from their sources and tuned with other seeds on the very scenario that is measured; "
-        "every batch size and delays up to twice L(1), from coarse to fine, and with Triton queue time-outs that are "
-        "really enabled, the deadline less the execution among them. `sliding` is a batcher in the server's process "
-        "with early drop by a sliding window."
+        "95% confidence intervals (Student's t) over seeds; all systems meet the same arrivals. Attainment is answers "
+        "in time over requests offered: a rejection is a miss."
     ),
     (
-        "Unless said otherwise: a batch of b rows takes 25 ms + b x 5 ms, 32 rows at most, with 8% of scatter; L(1) is "
-        "30 ms. Ways are the medians that the calibration measured, lognormal with sigma 0.5: 1.9 ms to the system, "
-        "0.85 ms from a router to a replica and as much back, 1.85 ms back to the client, and 0.9 ms between two "
-        "executions. Systems that compose batches in the server's process (Triton, the sliding window, Clipper, Nexus) "
-        "pay no way from a router to a replica and back, and no 130 us of a router's processor per request; the bound "
-        "pays neither."
+        "Baselines are emulated from their sources and tuned with other seeds on the very scenario that is measured. "
+        "`sliding` is a batcher in the server's process with early drop by a sliding window."
+    ),
+    (
+        "Unless said otherwise a batch of b rows takes 25 ms + b x 5 ms, 32 rows at most, with 8% of scatter; L(1) is "
+        "30 ms. Ways have the medians that the calibration measured. Systems that compose batches in the server's "
+        "process pay no way from a router to a replica and back, and no 130 us of a router's processor per request."
     ),
     (
         "Load 1 is what all replicas do in batches with the most rows per second that take no longer than the "
         "deadline, the pause after each included."
     ),
-    "Busy is the part of the time, while a request waits anywhere, in which its model's replicas execute.",
-    "Attainment is answers in time over requests offered: a rejection is a miss.",
 )
 
 

@@ -73,10 +73,9 @@ def run(lab: Laboratory) -> Experiment:
     return Experiment(
         "backlog",
         "What a backlog costs class `high`, and the backlog",
-        "Class `high` asks for a fifth of the replica's time, with 20 s for each request, so that no deadline bounds a "
-        "batch. Beside it there is always more of class `low` than can be done, with a day for each: a job's items. "
-        "`high_slowdown` bounds what these add to the 99th percentile; without it their batches take up to 300 ms. "
-        "The default is 1.2. Where one row of theirs takes longer than that, it goes alone.",
+        "Class `high` asks for a fifth of the replica's time. Beside it there is always more of class `low` than can "
+        "be done, without a near deadline: a job's items. `high_slowdown` bounds what these add to the 99th percentile "
+        "of `high`; the default is 1.2.",
         [],
         [
             Table(

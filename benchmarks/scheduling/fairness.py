@@ -122,13 +122,9 @@ def tenants(lab: Laboratory, flood_cases: Sequence[FloodCase] = FLOOD_CASES) -> 
     return Experiment(
         "fairness",
         "A polite tenant beside a flood of its own class",
-        "Both have one class. `Alone`: the same requests without the flood. `Unfair`: the server takes all for one "
-        "tenant. Load 1 is what the server does within the longer deadline. A server beside a flood is never idle, so "
-        "a run of at least L(1) has to end before a polite request that comes can be run: of a deadline of 3 x L(1) "
-        "that leaves less than its own run and the ways. The last two columns show what strict priority reaches with "
-        "the same requests: the polite tenant is class `high`, above the flood in class `normal`, at `sliding`, in the "
-        "server's process and tuned for weighted goodput. `Strict priority` is the part of the polite tenant that is "
-        "in time there.",
+        "Load 1 is what the server does within the longer deadline. `Alone`: the polite requests without the flood. "
+        "`To unfair`: all in time, less what a server reaches that takes both for one tenant. `Strict priority`: the "
+        "polite tenant in time as class `high` above the flood, at a tuned `sliding` in the server's process.",
         [
             _finding("the polite tenant is in time as often as alone", lost),
             _finding("as much in time as with one tenant", costs),

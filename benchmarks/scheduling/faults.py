@@ -112,10 +112,8 @@ def run(lab: Laboratory) -> Experiment:
         "faults",
         "Replicas that die, hang and fail",
         f"Two replicas with {LIGHT.alpha_s * 1e3:g} ms per batch and {LIGHT.beta_s * 1e3:g} ms per row at a load of "
-        f"{_LOAD:g}, which one of them can do; classes with deadlines of "
-        f"{', '.join(f'{seconds:g}' for seconds in _TIMEOUTS_S.values())} s. After a fifth of the time something "
-        f"happens to one of them. What hangs is killed after {_KILL_S:g} s, and {_DOWN_S:g} s after a death there is a "
-        "successor. An error is a miss.",
+        f"{_LOAD:g}, which one of them can do. After a fifth of the time something happens to one. What hangs is "
+        f"killed after {_KILL_S:g} s; a successor is there {_DOWN_S:g} s after a death. An error is a miss.",
         [
             _finding("ties, a hang of 1.5 s", gain("hangs 1.5 s", "all", "no ties")),
             _finding("circuit breaker, a replica that fails", gain("fails", "all", "no breaker")),

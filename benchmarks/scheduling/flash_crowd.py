@@ -38,14 +38,10 @@ def run(lab: Laboratory) -> Experiment:
         "flash_crowd",
         "Flash crowds over mixed classes",
         f"Poisson arrivals, 20% high (deadline 300 ms), 50% normal (600 ms), 30% low (1250 ms), that grow to a "
-        f"multiple for {surge_s:g} s. With autoscaling, one replica may become four, each 5 s after the wish for it; "
-        "Ray Serve's delays apply. A bound would take all four to be there from the start, so none is given then.",
+        f"multiple for {surge_s:g} s. With autoscaling, one replica may become four, each 5 s after the decision.",
         findings,
         [Table(_HEADER, [row for each in measured for row in _rows(each, surge_s)])],
-        {
-            "": over_time(measured[0].as_case([(_BEFORE_S, _BEFORE_S + surge_s)]), COLOURS),
-            "_scaled": over_time(measured[2].as_case([(_BEFORE_S, _BEFORE_S + surge_s)]), COLOURS),
-        },
+        {"": over_time(measured[0].as_case([(_BEFORE_S, _BEFORE_S + surge_s)]), COLOURS)},
         {
             _title(each): {
                 system: {

@@ -51,11 +51,11 @@ def measure(workload: str, way: str, seconds: float, seed: int) -> tuple[float, 
     """Part in time, and the median and the 90th percentile of when it was told, as parts of the budget."""
     most = WAYS[way]
 
-    def refuse(entry: Entry, model: ModelState, now: float) -> Rejection | None:
+    def refuse(entry: Entry, model: ModelState, now: float, ready_s: float = 0.0) -> Rejection | None:
         wait_s = admission.drain_s(model, DedicatedDevice(model), entry.priority, now)
         if wait_s is not None and wait_s + model.solo_s(entry) > most * (entry.deadline - now):
             return Rejection("deadline_exceeded", "refused by the predicted wait")
-        return _too_slow(entry, model, now)
+        return _too_slow(entry, model, now, ready_s)
 
     scenario = next(line for line in settings(None) if line.name == workload).make(seconds)
     system = _Told(network_s=(OVERHEADS.send_s + OVERHEADS.answer_s) * OVERHEADS.mean_factor)

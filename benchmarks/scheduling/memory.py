@@ -23,8 +23,11 @@ from serve_app_simulator.scenario import Scenario
 FOLDER = OUT / "scheduling"
 """Where the files are."""
 _OURS = {"ours.py", "router.py", "replica.py", "report.py", "plots.py", "command.py"}
-_SHARED = ("entry.py", "batching/latency.py", "scaling.py", "settings.py")
-"""What baselines use of the scheduler's package."""
+_SHARED = (
+    "scheduling/entry.py", "scheduling/batching/latency.py", "scheduling/scaling.py", "scheduling/settings.py",
+    "pools/policy/settings.py",
+)  # fmt: skip
+"""What baselines use of the server."""
 
 T = TypeVar("T")
 
@@ -66,6 +69,6 @@ def _recorded(scenario: Scenario) -> list[str]:
 def _source() -> str:
     server, simulator = Path(serve_app.__file__).parent, Path(serve_app_simulator.__file__).parent
     paths = [path for path in simulator.rglob("*.py") if path.name not in _OURS]
-    paths += [server / "scheduling" / name for name in _SHARED]
+    paths += [server / name for name in _SHARED]
     content = b"".join(path.read_bytes() for path in sorted(paths))
     return sha256(content + np.__version__.encode()).hexdigest()

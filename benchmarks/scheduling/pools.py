@@ -13,8 +13,9 @@ from benchmarks.scheduling.conditions import NOISE, OVERHEADS, classes
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent, plain, times
 from benchmarks.scheduling.laboratory import Laboratory
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ModelScheduling, Pool
+from serve_app.scheduling.settings import ModelScheduling
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.report import Estimate, estimate
 from serve_app_simulator.results import Result
@@ -203,12 +204,8 @@ def run(load: str, lab: Laboratory) -> Experiment:
         "Zipf's law with exponent 1, each with bursts of its own (20 times the rate for 2 s on average, 30 s between); "
         f"classes high, normal and low ({', '.join(f'{part:.0%}' for part in _SHARE.values())}) with deadlines of "
         f"{', '.join(f'{timeout:g}' for timeout in _TIMEOUTS_S.values())} s. A batch takes 4 ms and 1 ms per row. A "
-        f"load takes {settings[0].load_s * 1e3:g} ms with a sigma of 0.15; a host loads one at a time, "
-        "and what runs there meanwhile takes 1.3 times as long. At first nothing is loaded; 5 s are not counted. The "
-        "bound is that of an omniscient planner, by linear programming (`benchmarks/scheduling/bounds/loading.py`); "
-        "`all resident` is this scheduler with memory for all, whose loads take no time. Baselines are tuned on each "
-        "line for their answers in time. In the second table, class high has 30 requests per second for the 20 most "
-        "popular members, which stay resident.",
+        "host loads one model at a time, and what runs there meanwhile takes 1.3 times as long. The bound is that of "
+        "an omniscient planner; `all resident` is this scheduler with memory for all.",
         [
             Finding(title, "goodput at least 0.85 of the bound", f"at least {times(worst)}", worst.mean >= 0.85),
             Finding(

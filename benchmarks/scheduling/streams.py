@@ -73,14 +73,12 @@ def run(lab: Laboratory) -> Experiment:
     return Experiment(
         "streams",
         "Video streams at 30 frames per second",
-        "Cameras with random phases and 20% jitter; a frame must be answered within the time given, and a frame that a "
-        "newer one replaces counts as missed. Triton has no newest-frame-wins: `triton` has clients that never call "
-        "a frame back, `triton, clients cancel` the same policy with clients that do. Both that and this scheduler "
-        "without newest-frame-wins are shown where a frame may outlive the next one's coming. The number of streams at "
-        "99% is interpolated between the numbers tried.",
+        "Cameras with random phases and 20% jitter. A frame that a newer one replaces counts as missed. Clients of "
+        "`triton` never cancel a frame, those of `triton, clients cancel` do. The number of streams that have 99% of "
+        "their frames in time is interpolated.",
         findings,
         [Table(["streams", "system", "most streams at 99% in time"], rows)],
-        {"": lines(panels[:3], "streams"), "_more": lines(panels[3:], "streams")},
+        {"": lines(panels[:3], "streams")},
         data,
     )
 

@@ -22,7 +22,7 @@ from serve_app.domain.service import (
     RequestOptions,
     unknown_model,
 )
-from serve_app.domain.traffic import Asker, TableChange, model_of
+from serve_app.domain.versions import Asker, model_of
 from serve_app.payloads import Payload
 from serve_app.scheduling.entry import Priority
 
@@ -164,16 +164,6 @@ class GuardedAdministration:
         """Unload a model that the key may use."""
         self._check_any(model)
         return await self._inner.unload(model)
-
-    def traffic(self, model: str) -> Mapping[str, Any]:
-        """Traffic of a model that the key may use."""
-        self._inference.check(model)
-        return self._inner.traffic(model)
-
-    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
-        """Change the traffic of a model that the key may use."""
-        self._inference.check(model)
-        return await self._inner.change_traffic(model, change)
 
     def _check_any(self, model: str) -> None:
         if model not in self._inference.unloaded:

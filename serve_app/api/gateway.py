@@ -42,7 +42,7 @@ from serve_app.domain.options import (
 )
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.domain.service import Administration, Answer, Inference, ModelInfo, RequestOptions, unknown_version
-from serve_app.domain.traffic import Asker
+from serve_app.domain.versions import Asker
 from serve_app.errors import PermissionDenied, RateLimited, ServeAppError, Unauthenticated
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import code_of

@@ -19,7 +19,7 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.access.guard import Guard
-from serve_app.api import hugging_face, openai, overview, predict, traffic
+from serve_app.api import hugging_face, openai, overview, predict
 from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference import administration, generate, infer, rest
 from serve_app.api.openapi import pages
@@ -47,7 +47,6 @@ APIS: Final[tuple[Api, ...]] = (
     generate.routes,
     rest.routes,
     administration.routes,
-    traffic.routes,
     openai.routes,
     predict.routes,
     hugging_face.routes,

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.composition import describe_models, expand_pools, read_args, with_versions
+from serve_app.composition import describe_models, expand_models, read_args, with_versions
 from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
 from serve_app.composition.locate import looking_once, missing_models
@@ -46,7 +46,7 @@ def check_file(
         problems += key_problems(file.args.router, must_be_here=look_for_models)
         problems += backend_problems(file.args.models)
         if look_for_models and not problems:
-            file = replace(file, args=expand_pools(file.args))
+            file = replace(file, args=expand_models(file.args))
             infos = _check_models(file.args)
             if tell is not None:
                 tell(infos)

@@ -16,7 +16,6 @@ from serve_app import __version__, wings
 from serve_app.cli import keys
 from serve_app.cli.config_file import ConfigFile, invalid
 from serve_app.cli.simulate import simulate
-from serve_app.cli.traffic import traffic
 from serve_app.errors import ConfigError, ServeAppError
 
 if TYPE_CHECKING:
@@ -133,13 +132,13 @@ def validate(
     for line in explained_lines(infos) if explain else ():
         typer.echo(line)
     found = [_named(model) for model in file.args.models if model.pool is None]
-    found += [_counted(pool.name, len(members)) for pool, members in file.args.pools_with_members()]
+    found += [_counted(*each) for served in wings.hooks("config", "served") for each in served(file.args)]
     pipelines = ", ".join(pipeline.name for pipeline in file.args.pipelines)
     typer.echo(f"{config}: valid; models: {', '.join(found)}" + (f"; pipelines: {pipelines}" if pipelines else ""))
 
 
-def _counted(pool: str, members: int) -> str:
-    return f"pool {pool}" + (f" ({members} members)" if members else "")
+def _counted(kind: str, name: str, models: int) -> str:
+    return f"{kind} {name}" + (f" ({models} members)" if models else "")
 
 
 def _named(model: ModelConfig) -> str:
@@ -250,7 +249,6 @@ def convert(
 
 
 app.command()(simulate)
-app.command()(traffic)
 app.add_typer(keys.app, name="key")
 for _add_to in wings.hooks("commands", "add_to"):
     _add_to(app)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from rich.markup import escape
 
-from serve_app import __version__
+from serve_app import __version__, wings
 from serve_app.backends.registry import BACKENDS
 from serve_app.cli.check import check_file
 from serve_app.cli.limits import GPU_DEVICES, has_gpu
@@ -156,8 +156,9 @@ def _file(config: Path) -> Iterator[Finding]:
     for model in file.args.models:
         if model.pool is None:
             yield from _sessions(model)
-    for pool, members in file.args.pools_with_members():
-        yield Finding("note", pool.name, f"the sessions of its {len(members)} members were not tried")
+    for served in wings.hooks("config", "served"):
+        for _, name, models in served(file.args):
+            yield Finding("note", name, f"the sessions of its {models} members were not tried")
 
 
 def _ports(file: ServeFile) -> Iterator[Finding]:

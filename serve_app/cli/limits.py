@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from serve_app import wings
 from serve_app.config.args import AppArgs
 from serve_app.config.budget import DEFAULT_MAXCONN, HAPROXY_VARIABLE, MAXCONN_VARIABLE, fitting_connections
 from serve_app.config.file import ServeFile
@@ -158,8 +159,9 @@ def _processes(args: AppArgs) -> Iterator[_Processes]:
                 model.resources.cpus,
                 "cpus" in model.resources.model_fields_set,
             )
-    for pool in args.pools:
-        yield _Processes(pool.hosts, pool.hosts, pool.cpus, "cpus" in pool.model_fields_set)
+    for processes in wings.hooks("config", "processes"):
+        for count, cpus, given in processes(args):
+            yield _Processes(count, count, cpus, given)
 
 
 def _cpu_notes(args: AppArgs, cores: int) -> Iterator[str]:

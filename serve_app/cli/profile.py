@@ -27,7 +27,7 @@ from serve_app.backends.profiler import Measurement, Progress, gpu_bytes, reside
 from serve_app.backends.warm_up import MakeInputs, first_that_runs, spaced_buckets
 from serve_app.cli.limits import has_gpu
 from serve_app.cli.profile_report import draw, summary, table
-from serve_app.composition import expand_pools, read_args
+from serve_app.composition import expand_models, read_args
 from serve_app.composition.backend import load_builds, make_backend
 from serve_app.composition.compute import choose_compute, with_threads
 from serve_app.composition.locate import ModelLocation
@@ -93,7 +93,7 @@ def profile_file(
     Raises:
         ConfigError: The file or the choice is wrong, or a model cannot be loaded.
     """
-    models = _chosen(expand_pools(load_file(config, read_args).args).models, names, everything=everything)
+    models = _chosen(expand_models(load_file(config, read_args).args).models, names, everything=everything)
     if output is not None and len(models) > 1:
         raise ConfigError(("--output names one file, and several models are to be measured",))
     if plot is not None and importlib.util.find_spec("matplotlib") is None:

@@ -8,17 +8,17 @@ from typing import Any, Final
 
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.description import Description
-from serve_app.composition.hosting import member_problems
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, read_builds
 from serve_app.composition.profile import profile_notes, read_model_profile
 from serve_app.composition.streams import stream_problems
 from serve_app.composition.tensors import input_formats, output_labels
+from serve_app.composition.wing_parts import model_problems
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 from serve_app.config.processor import CustomOptions
 from serve_app.domain.service import ModelInfo, ModelServing
-from serve_app.domain.traffic import model_of
+from serve_app.domain.versions import model_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.payloads import ModelSignature
 from serve_app.processors.image import ImageProcessor
@@ -55,12 +55,10 @@ def read_models(config: AppArgs, *, tell: bool = True) -> dict[str, dict[str, De
     """
     described: dict[str, dict[str, Description]] = {}
     problems: list[str] = []
-    pools = {pool.name: pool for pool in config.pools}
     for model in config.models:
         try:
             described[model.name] = _read(model, tell=tell)
-            if model.pool is not None:
-                problems += member_problems(model, pools[model.pool], find_files(model))
+            problems += model_problems(config, model, find_files(model))
         except ConfigError as error:
             problems.extend(error.problems)
         except ServeAppError as error:

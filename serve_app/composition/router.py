@@ -14,10 +14,10 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
-from serve_app.composition.hosting import members_of
 from serve_app.composition.model import file_bytes, find_files, make_processor
 from serve_app.composition.revision import Revision, open_revision
-from serve_app.composition.wing_parts import router_parts
+from serve_app.composition.versions import configured_traffic
+from serve_app.composition.wing_parts import router_devices, router_parts
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Agreed, not_loaded
@@ -35,7 +35,6 @@ from serve_app.router.settings import (
     HttpPort,
     LogFile,
     RoutedModel,
-    RoutedPool,
     RouterSettings,
     StreamSettings,
 )
@@ -83,10 +82,7 @@ def router_settings(
         parts=router_parts(config, infos),
         classes=config.class_settings(),
         limits=config.process_limits(),
-        pools=[
-            RoutedPool(pool.scheduling(names), pool.load_timeout_s)
-            for pool, names in zip(config.pools, members_of(config).values(), strict=True)
-        ],
+        devices=router_devices(config),
         named_members=router.limits.named_members,
         bundle_timeout_s=router.faults.bundle_timeout_s,
         replica_silence_s=router.faults.replica_silence_s,
@@ -99,6 +95,7 @@ def router_settings(
             reader_s=router.limits.slow_reader_s,
         ),
         make_caches=next((make(config) for make in wings.hooks("composition", "answer_caches")), None),
+        make_versions=next((make(config) for make in wings.hooks("composition", "model_versions")), None),
         http=HttpSettings(
             max_body=router.limits.max_body,
             max_held_bytes=max(router.limits.max_body, router.limits.max_bytes // 2),
@@ -244,7 +241,7 @@ def _routed_model(
         prior=prior,
         on_demand=model.pool is None and model.autoscaling.min_replicas == 0,
         cache=_cache(model, identities, info.revision),
-        traffic=model.version_traffic() if info.key else None,
+        traffic=configured_traffic(model) if info.key else None,
     )
 
 

@@ -1,14 +1,13 @@
-"""Models that are served in several versions: each version becomes a model of its own, with the same settings."""
+"""Models in several versions, which a wing serves. Without it every model has one version."""
 
 from __future__ import annotations
 
-from serve_app.composition.locate import resolve_model
+from collections.abc import Sequence
+from types import ModuleType
+
+from serve_app import wings
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
-from serve_app.config.problems import place
-from serve_app.config.versions import LatestVersions
-from serve_app.domain.traffic import faults_of, newest_last
-from serve_app.errors import ConfigError
 
 
 def with_versions(config: AppArgs) -> AppArgs:
@@ -17,20 +16,11 @@ def with_versions(config: AppArgs) -> AppArgs:
     Without `versions` in it, it is the same. Remote models are copied here.
 
     Raises:
-        ConfigError: With one line per fault: versions, or what they name, are not there.
+        ConfigError: With one line per fault: versions or what they name are not there, or they do not fit a device.
     """
-    if all(model.versions is None for model in config.models):
-        return config
-    problems: list[str] = []
-    models: list[ModelConfig] = []
-    for model in config.models:
-        try:
-            models += versions_of(model)
-        except ConfigError as error:
-            problems += (f"model {model.name!r}: {problem}" for problem in error.problems)
-    if problems:
-        raise ConfigError(tuple(problems))
-    return config.model_copy(update={"models": tuple(models)})
+    wing = _wing()
+    changed: AppArgs = config if wing is None else wing.with_versions(config)
+    return changed
 
 
 def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
@@ -39,19 +29,31 @@ def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     Raises:
         ConfigError: Versions, or what is named of them, are not there.
     """
-    if model.versions is None:
-        return (model,)
-    found = resolve_model(model.path, None, backend=model.backend, file=model.file)
-    if not found.numbered:
-        raise ConfigError((f"{model.path}: holds no folders of versions; leave versions out",))
-    if isinstance(model.versions, LatestVersions):
-        versions = newest_last(found.versions)[-model.versions.latest :]
-    else:
-        versions = newest_last([str(version) for version in model.versions])
-    if missing := [version for version in versions if version not in found.versions]:
-        there = ", ".join(found.versions)
-        raise ConfigError((f"{model.path}: has no version {', '.join(missing)}; there is {there}",))
-    faults = faults_of(model.version_traffic(), versions)
-    if problems := tuple(f"{place(where)}: {fault}" for where, fault in faults):
-        raise ConfigError(problems)
-    return tuple(model.of_version(version) for version in versions)
+    wing = _wing()
+    found: tuple[ModelConfig, ...] = (model,) if wing is None else wing.versions_of(model)
+    return found
+
+
+def named_version(model: ModelConfig, versions: Sequence[str], named: str) -> str | None:
+    """The version that a number or an alias stands for, before any change at run time; ``None`` where there is none.
+
+    Args:
+        model: One of the versions, as `with_versions` makes them.
+        versions: Those that are served, the newest last.
+        named: As it is written.
+    """
+    wing = _wing()
+    if wing is None:
+        return named if named in versions else None
+    found: str | None = wing.named_version(model, versions, named)
+    return found
+
+
+def configured_traffic(model: ModelConfig) -> object:
+    """How requests are spread over the versions of a model, for `RoutedModel.traffic`."""
+    wing = _wing()
+    return None if wing is None else wing.traffic_of(model)
+
+
+def _wing() -> ModuleType | None:
+    return wings.find("versions", "composition")

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from serve_app import wings
+from serve_app.composition.locate import ModelLocation
 from serve_app.config.args import AppArgs
+from serve_app.config.model import ModelConfig
 from serve_app.domain.service import ModelInfo
 from serve_app.router.part import MakePart
+from serve_app.scheduling.placement.devices import Device
+
+
+def expand_models(config: AppArgs, environ: Mapping[str, str] | None = None) -> AppArgs:
+    """Add the models that wings find, such as the members of pools; without any, it is the same configuration.
+
+    Args:
+        environ: Environment variables; by default those of this process.
+
+    Raises:
+        ConfigError: With one line per fault.
+    """
+    for expand in wings.hooks("composition", "expand"):
+        config = expand(config, environ)
+    return config
+
+
+def model_problems(config: AppArgs, model: ModelConfig, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:
+    """Why wings cannot serve a model, one line each."""
+    hooks = wings.hooks("composition", "model_problems")
+    return tuple(problem for find in hooks for problem in find(config, model, locations))
+
+
+def router_devices(config: AppArgs) -> tuple[Callable[[], Device], ...]:
+    """Make what makes the devices that models share in a router's scheduler."""
+    return tuple(make for devices in wings.hooks("composition", "devices") for make in devices(config))
 
 
 def check_wings(config: AppArgs, infos: Mapping[str, ModelInfo]) -> None:

@@ -6,8 +6,8 @@ Unknown keys are faults.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -17,7 +17,6 @@ from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VA
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
-from serve_app.config.pool import PoolConfig, pool_problems
 from serve_app.config.problems import Location, problems_of, short_repr, validation_error
 from serve_app.config.repository import RepositoryConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
@@ -29,7 +28,9 @@ from serve_app.scheduling.settings import ClassSettings, ModelScheduling, Proces
 
 if TYPE_CHECKING:
     from serve_app.pipelines.config import PipelineConfig
+    from serve_app.pools.config import PoolConfig
 else:
+    PoolConfig = section("pools", "PoolConfig")
     PipelineConfig = section("pipelines", "PipelineConfig")
 
 
@@ -123,7 +124,6 @@ class AppArgs(Section):
             faults.append((("router", "limits", "max_ongoing_requests"), problem))
         for problems in wings.hooks("config", "problems"):
             faults.extend(problems(self))
-        faults.extend(pool_problems(self.pools, self.models, self.router.fewest))
         if faults:
             raise validation_error(faults)
         return self
@@ -164,7 +164,6 @@ class AppArgs(Section):
                 for model in self.models
                 if model.pool is None
             }
-            | {pool.name: pool.most_rows(members) for pool, members in self.pools_with_members()}
             | {
                 name: most for in_flight in wings.hooks("config", "in_flight") for name, most in in_flight(self).items()
             },
@@ -178,13 +177,6 @@ class AppArgs(Section):
     def model_scheduling(self) -> Mapping[str, ModelScheduling]:
         """Batching of every model by name, for the scheduler."""
         return {model.name: model.scheduling() for model in self.models}
-
-    def pools_with_members(self) -> Iterator[tuple[PoolConfig, Sequence[ModelConfig]]]:
-        """Each pool, with its members among `models`."""
-        members: defaultdict[str | None, list[ModelConfig]] = defaultdict(list)
-        for model in self.models:
-            members[model.pool].append(model)
-        return ((pool, members[pool.name]) for pool in self.pools)
 
     def process_limits(self) -> ProcessLimits:
         """Limits of one router process over all classes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from serve_app import wings
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import ModelBatchingConfig, fallback_problems
 from serve_app.config.breaker import BreakerConfig
@@ -36,18 +37,24 @@ from serve_app.config.tensors import (
     checked_labels,
 )
 from serve_app.config.values import Positive, Seconds, Section
-from serve_app.config.versions import LatestVersions, ShadowConfig, VersionList, Weights
 from serve_app.config.warm_up import WarmUpConfig
 from serve_app.config.wing_sections import section
 from serve_app.domain.row_sizes import row_buckets
-from serve_app.domain.traffic import Traffic, faults_of, newest_last, version_key
 from serve_app.payloads import TENSORS
 from serve_app.scheduling.settings import COPIES, ModelScheduling
 
 if TYPE_CHECKING:
     from serve_app.cache.config import ModelCacheConfig
+    from serve_app.versions.config import Aliases, ShadowConfig, Sticky, Versions, Weights
 else:
     ModelCacheConfig = section("cache", "ModelCacheConfig")
+    Aliases = section("versions", "Aliases")
+    ShadowConfig = section("versions", "ShadowConfig")
+    Sticky = section("versions", "Sticky")
+    Versions = section("versions", "Versions")
+    Weights = section("versions", "Weights")
+
+_VERSIONS = wings.find("versions", "config")
 
 _TASKS = (TENSORS, *PROCESSOR_OPTIONS)
 _AUTO_REPLICAS = 2
@@ -134,10 +141,10 @@ class ModelConfig(Section):
     version: Positive | None = None
     """Version to serve, of a folder of versions; by default the highest there is."""
 
-    versions: LatestVersions | VersionList | None = None
+    versions: Versions | None = None
     """Several versions to serve at once: a list, or `{latest: 2}`. Each has replicas of its own."""
 
-    aliases: dict[str, Positive] = Field(default_factory=dict)
+    aliases: Aliases = Field(default_factory=dict)
     """Other names of versions. `stable` answers requests that name none; by default it is the newest."""
 
     traffic: Weights = Field(default_factory=dict)
@@ -146,7 +153,7 @@ class ModelConfig(Section):
     By default `stable` answers all of them.
     """
 
-    sticky: Literal["key", "request_id", "none"] = "request_id"
+    sticky: Sticky = "request_id"
     """What always leads to the same version while `traffic` stays as it is: the API key, or without keys the client's
     address; the id of the request, so that a retry does; or nothing."""
 
@@ -284,7 +291,8 @@ class ModelConfig(Section):
                 faults.append((("resources", "row_sizes", number), f"must be one of {among}, got {size}"))
         if self.warm_up is not None and self.task != TENSORS and not self._names_no_processor:
             faults.append((("warm_up",), f"the task {self.task} makes inputs of its own; leave this out"))
-        faults += self._version_faults()
+        if _VERSIONS is not None:
+            faults += _VERSIONS.version_faults(self)
         if faults:
             raise validation_error(faults)
         return self
@@ -307,26 +315,6 @@ class ModelConfig(Section):
         guess = nearest(self.task, known)
         hint = f"did you mean {guess}?" if guess else f"known tasks: {', '.join(known)}; others need processor.class"
         return f"unknown task {short_repr(self.task)}; {hint}"
-
-    def _version_faults(self) -> list[tuple[Location, str]]:
-        versions = self.versions
-        if versions is None:
-            given = [key for key in ("aliases", "traffic", "sticky", "shadow") if key in self.model_fields_set]
-            return [((key,), "is for models that are served in several versions; set versions") for key in given]
-        faults: list[tuple[Location, str]] = []
-        if self.version is not None:
-            faults.append((("version",), "leave this out: versions says which ones are served"))
-        if self.profile is not None:
-            faults.append((("profile",), "is measured of one version; leave this out"))
-        if isinstance(versions, LatestVersions):  # which ones these are is known once the folder has been read
-            return faults
-        if not versions:
-            faults.append((("versions",), "needs at least one version"))
-        elif len(set(versions)) < len(versions):
-            faults.append((("versions",), "names a version twice"))
-        else:
-            faults += faults_of(self.version_traffic(), newest_last([str(version) for version in versions]))
-        return faults
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -367,28 +355,7 @@ class ModelConfig(Section):
     @property
     def most_versions(self) -> int:
         """Most versions served at once."""
-        if self.versions is None:
-            return 1
-        return self.versions.latest if isinstance(self.versions, LatestVersions) else len(self.versions)
-
-    def version_traffic(self) -> Traffic:
-        """How requests are split over its versions."""
-        return Traffic(
-            {alias: str(version) for alias, version in self.aliases.items()},
-            dict(self.traffic),
-            self.sticky,
-            None if self.shadow is None else self.shadow.settings(),
-        )
-
-    def of_version(self, version: str) -> ModelConfig:
-        """One of its versions as a model, under its internal name."""
-        number = int(version)
-        variants = tuple(
-            variant if variant.version is not None else variant.model_copy(update={"version": number})
-            for variant in self.variants
-        )
-        name = version_key(self.name, version)
-        return self.model_copy(update={"name": name, "version": number, "versions": None, "variants": variants})
+        return 1 if self.versions is None else len(self.versions)
 
     @property
     def remote(self) -> bool:

@@ -11,7 +11,7 @@ from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.problems import Location, validation_error
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
-from serve_app.config.wing_sections import defaults, section
+from serve_app.config.wing_sections import default, section
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scaling import routers_on
@@ -223,7 +223,7 @@ class RouterConfig(Section):
     transport: TransportConfig = TransportConfig()
     """Decoding of large bodies, and the memory and ways that tensors take to the replicas."""
 
-    cache: CacheConfig = Field(default_factory=defaults("cache", "CacheConfig"))
+    cache: CacheConfig = default("cache", "CacheConfig")
     """What the response caches of all models share. Which models have one is said there."""
 
     jobs: JobsConfig | None = None

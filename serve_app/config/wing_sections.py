@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -22,7 +21,7 @@ def section(wing: str, name: str) -> Any:
     return Annotated[Any, BeforeValidator(refuse)]
 
 
-def defaults(wing: str, name: str) -> Callable[[], Any]:
-    """What makes a wing's section with its defaults; ``None`` where the wing is not installed."""
+def default(wing: str, name: str) -> Any:
+    """A wing's section with its defaults; ``None`` where the wing is not installed."""
     module = wings.find(wing, "config")
-    return (lambda: None) if module is None else getattr(module, name)
+    return None if module is None else getattr(module, name)()

@@ -39,6 +39,8 @@ from serve_app.transport.link_server import LinkServer
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 12
+SURGE_PERCENT = 100
+"""A redeploy starts new replicas first and stops the old ones when those are ready."""
 """Every so many health checks a replica looks whether it serves what is agreed on. And at the first: that may have
 changed while it started."""
 

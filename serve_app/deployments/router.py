@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from serve_app import wings
 from serve_app.composition import router_settings
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.look import look_at
@@ -29,11 +30,10 @@ from serve_app.deployments.model import BASE, COMPUTE, IDENTITIES, JOINABLE, LIN
 from serve_app.deployments.ray_errors import translate_error, translate_errors
 from serve_app.deployments.register import ClusterRegister
 from serve_app.deployments.replica_directory import Replicas, directory
-from serve_app.deployments.traffic_store import KvTrafficStore
 from serve_app.domain.agreed import Agreed, Told
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
-from serve_app.domain.traffic import Asker
+from serve_app.domain.versions import Asker
 from serve_app.errors import ConfigError, InvalidRequest, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, Compute, Execution, Joinable, Payload
 from serve_app.replica.cores import CoreMeter, available_cores
@@ -91,7 +91,7 @@ class RouterDeployment:
         self._loop = asyncio.get_running_loop()
         models = {model.name: model for model in config.models}
         self._models = {name: model.deployment for name, model in models.items() if model.pool is None}
-        self._pools = frozenset(pool.name for pool in config.pools)
+        self._pools = frozenset(model.pool for model in config.models if model.pool is not None)
         self._handle_of = {model.name: model.pool or model.name for model in config.models}
         self._model_of = {deployment_name(name): name for name in (*self._models, *self._pools)}
         self._node = ray.get_runtime_context().get_node_id()
@@ -150,7 +150,7 @@ class RouterDeployment:
             settings,
             self._call,
             peers,
-            KvTrafficStore(_own_application),
+            next((make(_own_application) for make in wings.hooks("deployment", "version_store")), None),
             loading=repository,
             change_host=self._change_host,
             on_stale=self._on_stale,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
+
 from msgspec import Struct
 
 from serve_app.domain.agreed import Told
@@ -37,3 +40,10 @@ class LoadOutcome(Struct, frozen=True):
     told: Told | None = None
     fault: str = ""
     superseded: float = 0.0
+
+
+ChangeHost: TypeAlias = Callable[[str, str, Owner, Sequence[str], str, bool], Coroutine[Any, Any, LoadOutcome]]
+"""``change(pool, host, owner, evicted, load, urgent)`` has a host unload models and load one.
+
+Raises `ReplicaLost`, or a `ServeAppError`.
+"""

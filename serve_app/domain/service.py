@@ -14,7 +14,7 @@ from msgspec import Struct
 from serve_app.domain.facts import Fact
 from serve_app.domain.pipeline import Pipeline
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
-from serve_app.domain.traffic import Asker, TableChange
+from serve_app.domain.versions import Asker
 from serve_app.errors import ModelNotFound, ModelUnavailable, some_of
 from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
@@ -350,22 +350,6 @@ class Administration(Protocol):
 
     async def unload(self, model: str) -> Loaded:
         """Stop serving a model, and free its memory, until it is loaded again. Raises as `load`."""
-
-    def traffic(self, model: str) -> Mapping[str, Any]:
-        """How requests are spread over the versions of a model, JSON-able. Raises `ModelNotFound`."""
-
-    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
-        """Spread requests differently from now on, at all routers.
-
-        Args:
-            model: Its name.
-            change: Makes the next table of the present one and the versions that are served. May be called again.
-
-        Raises:
-            ModelNotFound: No such model.
-            InvalidRequest: It is served in one version, or as ``change`` raises it.
-            ModelUnavailable: The change cannot be stored.
-        """
 
 
 def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:

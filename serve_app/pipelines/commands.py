@@ -49,11 +49,11 @@ def drawn_pipeline(path: Path, name: str | None = None) -> str:
     """
     # These bring backends, which other commands do without.
     from serve_app.api.openapi.pipeline_chart import draw  # noqa: PLC0415
-    from serve_app.composition import describe_models, expand_pools, read_args, with_versions  # noqa: PLC0415
+    from serve_app.composition import describe_models, expand_models, read_args, with_versions  # noqa: PLC0415
     from serve_app.config.file import load_file  # noqa: PLC0415
     from serve_app.pipelines.composition import pipeline_infos  # noqa: PLC0415
 
-    args = expand_pools(load_file(path, read_args).args)
+    args = expand_models(load_file(path, read_args).args)
     if not args.pipelines:
         raise ConfigError(("args.pipelines: there is none to draw",))
     names = [pipeline.name for pipeline in args.pipelines]

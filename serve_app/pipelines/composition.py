@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from serve_app.composition.versions import named_version
 from serve_app.config.args import AppArgs
 from serve_app.config.problems import Location, hint, place, short_repr
 from serve_app.domain.pipeline import (
@@ -27,7 +28,7 @@ from serve_app.domain.pipeline import (
 )
 from serve_app.domain.service import ModelInfo, ModelServing
 from serve_app.domain.tasks import kind_of
-from serve_app.domain.traffic import Traffic, model_of, newest_last, version_of
+from serve_app.domain.versions import model_of, newest_last
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import TENSORS, Joinable, ModelSignature, TensorSpec
 from serve_app.pipelines.config import PipelineConfig
@@ -241,8 +242,7 @@ class _Plan:
         if step.version is None or not infos:
             return infos
         versions = newest_last([info.version for info in infos])
-        traffic = models[0].version_traffic() if infos[0].key else Traffic()
-        wanted = version_of(traffic, versions, step.version) if infos[0].key else step.version
+        wanted = named_version(models[0], versions, step.version) if infos[0].key else step.version
         chosen = [info for info in infos if info.version == wanted]
         if not chosen:
             raise Misfit(

@@ -21,7 +21,7 @@ from serve_app.domain.service import (
     unknown_model,
     unknown_version,
 )
-from serve_app.domain.traffic import Asker
+from serve_app.domain.versions import Asker
 from serve_app.errors import (
     DeadlineExceeded,
     InvalidRequest,

@@ -25,7 +25,7 @@ from serve_app.domain.pipeline import (
     SwitchStep,
 )
 from serve_app.domain.service import Answer, Inference, ModelInfo, RequestOptions
-from serve_app.domain.traffic import Asker
+from serve_app.domain.versions import Asker
 from serve_app.errors import DeadlineExceeded, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.payloads import Payload, Tensors, payload_bytes
 from serve_app.pipelines import values

@@ -1,4 +1,4 @@
-"""Administration of a router: readiness, status, statistics, loads and unloads, and traffic over versions."""
+"""Administration of a router: readiness, status, statistics, loads and unloads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from serve_app.domain.service import Inference, Loaded, unknown_model
-from serve_app.domain.traffic import Table, TableChange, Traffic, described, newest_last
-from serve_app.errors import InvalidRequest, Unsupported
+from serve_app.domain.versions import newest_last
+from serve_app.errors import Unsupported
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.models import Models
 from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.telemetry.statistics import Statistics, describe, total
-from serve_app.telemetry.traffic_metrics import TrafficReading
 
 
 class Loading(Protocol):
@@ -88,12 +87,12 @@ class RouterAdministration:
         Nor is one that cannot be served: the others are.
         """
         served = self._models.served.get(model)
-        hosted = served is not None and served.pool and self._scheduler.hosts(served.pool)
+        hosted = served is not None and served.pool and self._scheduler.devices[served.pool].places
         if self._models.by_name[model].fault or hosted:
             return not self._models.ending and not self._dispatcher.broken
         return self._inference.model_ready(model)
 
-    # ---------------------------------------------------------------- loads and traffic
+    # ---------------------------------------------------------------- loads
 
     async def load(self, model: str) -> Loaded:
         """Have a model served from its files as they are now; see `Administration.load`."""
@@ -122,47 +121,6 @@ class RouterAdministration:
             raise Unsupported("this server loads models when it starts, and keeps them")
         return [keys[version] for version in newest_last(tuple(keys))], self._repository
 
-    def traffic(self, model: str) -> Mapping[str, Any]:
-        """How requests are spread over the versions of a model; see `described`. Of one version there are no aliases.
-
-        Raises:
-            ModelNotFound: No such model.
-        """
-        info = self._inference.find(model)
-        if not info.key:
-            only = Table(Traffic(weights={info.version: 100.0}))
-            return {**described(model, only, info.versions), "aliases": {}}
-        versions = self._models.tables.models[model]
-        return described(model, versions.table, versions.versions)
-
-    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
-        """Spread them otherwise from now on; see `TrafficTables.change`.
-
-        Raises:
-            ModelNotFound: No such model.
-            InvalidRequest: It is served in one version, or as ``change`` raises it.
-            ModelUnavailable: It cannot be stored.
-        """
-        info = self._inference.find(model)
-        if info.pipeline is not None:
-            raise InvalidRequest(f"{model!r} is a pipeline, which has one version; change the traffic of its models")
-        if not info.key:
-            raise InvalidRequest(
-                f"model {model!r} is served in one version; set versions in its configuration to serve several"
-            )
-        await self._models.tables.change(self._models.tables.models[model], change)
-        return self.traffic(model)
-
-    def traffic_readings(self) -> Mapping[str, TrafficReading]:
-        """The traffic of each model with several versions, for metrics."""
-        readings = {}
-        for model, versions in self._models.tables.models.items():
-            shares = dict(versions.shares)
-            readings[model] = TrafficReading(
-                versions.table.revision, {key: shares.get(version, 0.0) for version, key in versions.keys.items()}
-            )
-        return readings
-
     # ---------------------------------------------------------------- status and statistics
 
     def status(self) -> Mapping[str, Any]:
@@ -174,7 +132,7 @@ class RouterAdministration:
             tells of its queues, replicas (of a member of a pool, the hosts that have loaded it) and predictions; and
             its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed,
             or why it cannot be served.
-            Where there are pools, ``pools`` has what `Scheduler.pools` tells.
+            Where there are pools, ``pools`` has what `Scheduler.device_snapshots` tells.
             ``understood`` is what was read from a model's folder, and where: `serve_app.domain.facts.Fact`.
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``; ``compute``
             what one of them computes with: ``threads``, ``instances`` and the ``reason``. ``cache``
@@ -184,13 +142,10 @@ class RouterAdministration:
             them, by model.
         """
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
-        several = self._models.tables.models
         faults = {**self._load_faults, **self._models.faults}
         return {
             "ready": self.ready(),
-            **({"pools": self._scheduler.pools()} if self._scheduler.has_pools else {}),
             **{name: shown for name, read in self._more_status.items() if (shown := read()) is not None},
-            **({"traffic": {name: self.traffic(name) for name in several}} if several else {}),
             "models": {
                 name: {
                     "task": served.info.task,

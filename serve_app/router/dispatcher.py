@@ -48,7 +48,7 @@ from serve_app.router.breaker_log import log_changes
 from serve_app.router.lateness import slower_than_classes, too_late
 from serve_app.router.parts import PartQueue
 from serve_app.router.recovery import Recovery
-from serve_app.scheduling.core import Loader, RouterCore, Why
+from serve_app.scheduling.core import CarryOut, RouterCore, Why
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.queueing.lateness import shown_s
@@ -114,7 +114,7 @@ class Dispatcher:
         ties: Where replicas agree on who runs what several have; ``None``: they cannot, and each runs it.
         revision_for: Which state of a model a replica is to run, given both names; see `Bundle.revision`. It is asked
             once for each bundle that is then sent.
-        loader: Has the hosts of pools load and unload members; ``None``: there are no pools.
+        carry_out: See `RouterCore`.
     """
 
     def __init__(
@@ -126,10 +126,10 @@ class Dispatcher:
         recall: Recall | None = None,
         ties: TieTable | None = None,
         revision_for: Callable[[str, str | None], str] = lambda _model, _replica: "",
-        loader: Loader | None = None,
+        carry_out: CarryOut | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._core = RouterCore(scheduler, self, bundle_timeout_s, ties, loader)
+        self._core = RouterCore(scheduler, self, bundle_timeout_s, ties, carry_out)
         self._scheduler = scheduler
         self._send = send
         self._observer = observer
@@ -234,9 +234,9 @@ class Dispatcher:
         entry.payload.future.set_result(answer)
         return True
 
-    def add_model(self, settings: ModelScheduling, group: str | None = None) -> None:
+    def add_model(self, settings: ModelScheduling, device: str | None = None) -> None:
         """See `Scheduler.add_model`."""
-        self._core.add_model(settings, group)
+        self._core.add_model(settings, device)
 
     def remove_model(
         self, model: str, successor: str | None = None, refusal: Rejection | None = None
@@ -273,11 +273,13 @@ class Dispatcher:
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
         self._core.on_replicas(model, replicas, monotonic())
-        self._tell_slowness(model)
+        self.tell_slowness(model)
 
-    def _tell_slowness(self, model: str) -> None:
+    def tell_slowness(self, model: str) -> None:
         """Tell operators once of a model that takes longer than its classes allow, as soon as that is known."""
-        if model in self._told_slow or not (buckets := self._scheduler.latency(model).buckets):
+        if model in self._told_slow or not self._scheduler.serves(model):
+            return
+        if not (buckets := self._scheduler.latency(model).buckets):
             return
         solo_s = self._scheduler.solo_s(model, 1, buckets[0])
         if (slowness := slower_than_classes(model, solo_s, self._scheduler.timeouts_s)) is not None:
@@ -301,23 +303,9 @@ class Dispatcher:
         if self._core.on_responsive(model, replica, monotonic()):
             logger.warning("Replica %s of %s is back", replica, model)
 
-    def on_hosts(self, pool: str, hosts: Collection[str]) -> None:
-        """Tell the scheduler which hosts of a pool take orders now."""
-        self._core.on_hosts(pool, hosts, monotonic())
-
-    def on_loaded(self, pool: str, model: str, host: str, seconds: float, nbytes: int) -> None:
-        """Tell the scheduler that a host has loaded a member; see `Scheduler.on_loaded`."""
-        self._core.loaded(pool, model, host, seconds, nbytes, monotonic())
-        if self._scheduler.serves(model):
-            self._tell_slowness(model)
-
-    def on_load_failed(self, pool: str, model: str, host: str, refusal: Rejection) -> None:
-        """Tell the scheduler that a member cannot be loaded; see `Scheduler.on_load_failed`."""
-        self._core.load_failed(pool, model, host, monotonic(), refusal)
-
-    def on_unloaded(self, pool: str, model: str, host: str) -> None:
-        """Tell the scheduler that a host does not have a member that it should have."""
-        self._core.unloaded(pool, model, host, monotonic())
+    def on_device_event(self, device: str, event: object) -> None:
+        """Tell the scheduler what has happened on a device that models share."""
+        self._core.on_device_event(device, event, monotonic())
 
     def _pump(self, *, timer: bool = False) -> None:
         now = monotonic()
@@ -386,7 +374,8 @@ class Dispatcher:
                 )
             )
         revision = self._revision_for(dispatch.model, dispatch.replica)
-        member = dispatch.model if self._scheduler.pool_of(dispatch.model) is not None else ""
+        shared = bool(self._scheduler.devices) and self._scheduler.device_of(dispatch.model) is not None
+        member = dispatch.model if shared else ""
         sink = _Parts(dispatch, revision, self._on_part) if dispatch.entries[0].answer_by else None
         bundle = Bundle(wire, self._name, revision=revision, model=member, parts=sink)
         done = partial(self._came, dispatch, bundle)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from math import inf
@@ -13,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions, reloaded_model
-from serve_app.domain.traffic import Asker
+from serve_app.domain.versions import Asker
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Payload, StreamLimits, payload_bytes
 from serve_app.router.dispatcher import Dispatcher, Work, refused
@@ -23,8 +22,6 @@ from serve_app.router.models import Models
 from serve_app.router.parts import PartQueue, Streams
 from serve_app.router.served import Served, cost_of, informed
 from serve_app.router.settings import StreamSettings
-from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
-from serve_app.router.traffic import Versions
 from serve_app.scheduling.entry import EXACT_ONLY, Entry, Priority
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.telemetry.trace import RequestTrace, RequestTraces, origin_of
@@ -41,7 +38,7 @@ class RouterInference:
     Args:
         models: The models.
         dispatcher: Runs entries.
-        metrics: Counts refusals and shadow requests.
+        metrics: Counts refusals.
         traces: Follow every request, for the log and for traces; ``None``: neither is wanted.
         streams: Bounds of the parts that wait for their readers; ``None``: the defaults.
 
@@ -66,7 +63,6 @@ class RouterInference:
         self._traces = traces
         self._streams = Streams(streams.all_bytes)
         self._stream_limits = StreamLimits(inf, streams.parts, streams.nbytes, streams.reader_s)
-        self._shadows = Shadows(self._has_room, self._submit, metrics.shadowed)
         self._in_work = InWork()
         self.find = models.find
 
@@ -86,8 +82,8 @@ class RouterInference:
         Raises:
             ModelNotFound: No such model.
         """
-        versions = self._registry.tables.models.get(model)
-        if versions is None:
+        tables = self._registry.versions
+        if tables is None or (versions := tables.models.get(model)) is None:
             return self.find(model)
         served = self._served[versions.choose(asker)]
         if not self._registry.can_work(served):
@@ -185,11 +181,6 @@ class RouterInference:
             return 0.0
         return self._scheduler.least_s(model, entries, exact=not options.fallback)
 
-    async def close(self) -> None:
-        """End what no client waits for."""
-        self._registry.tables.close()
-        await self._shadows.close()
-
     async def finish(self, limit_s: float) -> int:
         """Refuse what comes from now on, and wait until what was taken is answered.
 
@@ -230,19 +221,19 @@ class RouterInference:
         if served.info.streams:
             answer = await self._only_part(served, payload, options)
         elif cache is None or not options.cacheable:
-            answer = await self._submit(model, payload, options)
+            answer = await self.execute(model, payload, options)
         else:
             if not options.nbytes:
                 options = replace(options, nbytes=payload_bytes(payload))
-            answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
+            answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self.execute)
             answer = self._with_proof(served, answer)
             if self._traces is not None and answer.cache in _WITHOUT_WORK:
                 self._traces.answered_from_cache(served.info, options, answer)
         answer = informed(served, answer, options)
         if served.versions is None:
             return answer
-        if not served.info.streams:
-            self._shadow(served, served.versions, payload, options, answer)
+        if not (served.info.streams or self._registry.ending or answer.cache in _WITHOUT_WORK):
+            served.versions.answered(served.info, payload, options, answer)
         return replace(answer, version=served.info.version)
 
     async def _only_part(self, served: Served, payload: Payload, options: RequestOptions) -> Answer:
@@ -284,11 +275,11 @@ class RouterInference:
                 trace.cancelled(queue.count)
             raise
         finally:
-            del entry  # see `_submit`
+            del entry  # see `execute`
         if trace is not None:
             trace.streamed(first, queue.count)
 
-    async def _submit(
+    async def execute(
         self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
     ) -> Answer:
         """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
@@ -392,29 +383,3 @@ class RouterInference:
         """An answer that says whether it may have shared a run without proof, whoever it was executed for."""
         verdict = served.info.joinable.get(answer.variant, _NOTHING_KNOWN).verdict
         return answer if answer.unverified or verdict != UNVERIFIED else replace(answer, unverified=True)
-
-    def _shadow(
-        self, served: Served, versions: Versions, payload: Payload, options: RequestOptions, answer: Answer
-    ) -> None:
-        """Have another version run a copy of what was executed, if one is to be compared with this one."""
-        if versions.shadow is None or self._registry.ending or answer.cache in _WITHOUT_WORK:
-            return
-        settings, version = versions.shadow
-        if version == served.info.version or random.random() * 100.0 >= settings.share:  # noqa: S311 - no secret
-            return
-        key = versions.keys[version]
-        other = self._served[key].info
-        if (
-            other.fault
-            or other.signature.inputs != served.info.signature.inputs
-            or answer.variant not in ("", *other.variants)  # the exact model has no name
-        ):
-            self._metrics.shadowed(key, "failed")
-            return
-        if not options.nbytes:
-            options = replace(options, nbytes=payload_bytes(payload))
-        self._shadows.start(key, payload, options, answer, settings.tolerance)
-
-    def _has_room(self, key: str, nbytes: int) -> bool:
-        """Whether class ``low`` takes a shadow request now."""
-        return self._scheduler.precheck(key, Priority.LOW, nbytes, monotonic(), SHADOW_TENANT, SHADOW_WEIGHT) is None

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from serve_app.domain.agreed import Told
 from serve_app.domain.service import ModelInfo, unknown_model, unknown_version, unloaded_model
-from serve_app.domain.traffic import Traffic, model_of
+from serve_app.domain.versions import model_of
 from serve_app.errors import ModelNotFound
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable
 from serve_app.router.answer_cache import AnswerCaches
 from serve_app.router.served import Served, care_of, may_join
 from serve_app.router.settings import ReplicaReport, RoutedModel
-from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
+from serve_app.router.versions import ModelVersions, VersionTables
 from serve_app.scheduling.scheduler import Scheduler
 
 _NOTHING_KNOWN: Final = Joinable(PROVEN, "")
@@ -25,28 +25,20 @@ class Models:
     Args:
         scheduler: Gets what replicas report of rows and joining.
         cache: Answers repeated requests; ``None``: no model has one.
-        traffic_store: Keeps the traffic tables; ``None``: they last as long as the router.
-        tell_traffic: Sends a changed table to every other router; ``None``: there are none.
 
     Attributes:
         served: By key: a model's name, or the key of one of several versions.
         by_name: By name, in the order in which they came; of several versions the stable one.
         unverified: Keys of models of which requests share runs without proof.
-        tables: The models with several versions.
+        versions: The tables of models with several versions, which the router sets; ``None``: no model has several.
         ending: Whether the router is not ready any more, though requests are still answered.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        cache: AnswerCaches | None = None,
-        traffic_store: TrafficStore | None = None,
-        tell_traffic: Tell | None = None,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, cache: AnswerCaches | None = None) -> None:
         self.served: dict[str, Served] = {}
         self.by_name: dict[str, ModelInfo] = {}
         self.unverified: set[str] = set()
-        self.tables = TrafficTables(traffic_store, tell_traffic, self._publish)
+        self.versions: VersionTables | None = None
         self.ending = False
         self._unloaded: dict[str, ModelInfo] = {}
         self._scheduler = scheduler
@@ -59,7 +51,7 @@ class Models:
         cache = None if self._cache is None or model.cache is None else self._cache.add_model(model.name, model.cache)
         info, versions = model.info, None
         if info.key:
-            versions = self.tables.add(info.name, info.version, info.key, model.traffic or Traffic())
+            versions = self._tables().add(info.name, info.version, info.key, model.traffic)
         self.served[model.name] = Served(model, cache, versions)
         self._unloaded.pop(model.name, None)
         self._show(self.served[model.name])
@@ -92,10 +84,10 @@ class Models:
         info = served.info
         if unloaded:
             self._unloaded[model] = info
-        if served.versions is None or self.tables.remove(info.name, info.version, keep=unloaded) is None:
+        if served.versions is None or self._tables().remove(info.name, info.version, keep=unloaded) is None:
             del self.by_name[info.name]
         else:
-            self._publish(served.versions)
+            self.publish(served.versions)
         self.unverified.discard(model)
         if self._cache is not None:
             self._cache.remove_model(model)
@@ -106,13 +98,13 @@ class Models:
         if served.versions is None:
             self.by_name[served.info.name] = served.info
         else:
-            self._publish(served.versions)
+            self.publish(served.versions)
         if any(verdict.verdict == UNVERIFIED for verdict in served.info.joinable.values()):
             self.unverified.add(served.key)
         else:
             self.unverified.discard(served.key)
 
-    def _publish(self, versions: Versions) -> None:
+    def publish(self, versions: ModelVersions) -> None:
         """Show a model with several versions as its stable one, and each version with the list of all."""
         for key in versions.keys.values():
             served = self.served[key]
@@ -120,6 +112,10 @@ class Models:
                 info = served.info._replace(versions=versions.versions)
                 served.info = served.infos[info.revision] = info
         self.by_name[versions.name] = self.served[versions.stable].info
+
+    def _tables(self) -> VersionTables:
+        assert self.versions is not None, "models with keys of versions are made by the wing"
+        return self.versions
 
     # ---------------------------------------------------------------- reports of replicas
 
@@ -174,7 +170,7 @@ class Models:
             return info
         aliases: Sequence[str] = ()
         if info.key:
-            versions = self.tables.models[model]
+            versions = self._tables().models[model]
             if (key := versions.key_of(version)) is not None:
                 return self.served[key].info
             aliases = versions.aliases
@@ -211,7 +207,7 @@ class Models:
         """The keys of a model: itself, or its versions. Raises `ModelNotFound`."""
         if model in self.served:
             return (model,)
-        if (versions := self.tables.models.get(model)) is None:
+        if self.versions is None or (versions := self.versions.models.get(model)) is None:
             raise self.unknown(model)
         return tuple(versions.keys.values())
 
@@ -224,4 +220,4 @@ class Models:
         """Whether a model can take work: it has a usable replica, or gets one on demand."""
         if served.info.fault:
             return False
-        return served.on_demand or self._scheduler.usable(served.key) > 0 or self._scheduler.can_load(served.key)
+        return served.on_demand or self._scheduler.usable(served.key) > 0 or self._scheduler.can_start(served.key)

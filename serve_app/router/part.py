@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,12 @@ from prometheus_client.registry import Collector
 
 from serve_app.api.gateway import Gateway
 from serve_app.api.routes import ApiRoutes, Find
+from serve_app.domain.agreed import Told
+from serve_app.domain.hosting import ChangeHost
 from serve_app.domain.service import Inference, RequestOptions
+from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.versions import VersionTables
+from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.trace import RequestTraces
 
 
@@ -21,17 +26,31 @@ class PartContext:
 
     Attributes:
         inference: The models, with what earlier parts have added.
+        scheduler: To be read, and not to be told anything.
+        dispatcher: Takes events.
+        take_told: Takes what a process has told of a model that it can run now.
+        is_linked: Whether bundles for a process travel by a link.
+        change_host: The way to processes that load models on order.
+        changed: To be called when models may have become ready.
         solo_s: Predicted execution of so many rows of a cost bucket of a model alone, seconds; 0.0: unknown.
         least_s: Predicted time until so many requests of one row are answered at least, seconds; 0.0: unknown.
         registry: Takes metrics.
         traces: Follow every request; ``None``: none is followed.
+        versions: The tables of models with several versions; ``None``: no model has several.
     """
 
     inference: Inference
+    scheduler: Scheduler
+    dispatcher: Dispatcher
+    take_told: Callable[[str, Told], None]
+    is_linked: Callable[[str], bool]
+    change_host: ChangeHost
+    changed: Callable[[], None]
     solo_s: Callable[[str, int, int], float]
     least_s: Callable[[str, int, RequestOptions], float]
     registry: CollectorRegistry
     traces: RequestTraces | None
+    versions: VersionTables | None = None
 
 
 class RouterPart:
@@ -61,6 +80,37 @@ class RouterPart:
     def statistics(self) -> Mapping[str, Callable[[], Mapping[str, Any]]]:
         """Names that it adds to the models, and what reads the statistics of each."""
         return {}
+
+    # ---------------------------------------------------------------- devices that models share
+
+    def devices(self) -> Collection[str]:
+        """Names of the scheduler's devices that it has the processes of."""
+        return ()
+
+    @property
+    def load_faults(self) -> Mapping[str, str]:
+        """By model, why its last load in such a process failed."""
+        return {}
+
+    def add_model(self, model: str, device: str) -> None:
+        """A model runs on one of its devices from now on."""
+
+    def carry_out(self, order: Any) -> None:
+        """Carry out an order of one of its devices; see `serve_app.scheduling.core.CarryOut`."""
+
+    def on_hosts(self, device: str, hosts: Collection[str]) -> None:
+        """Take the list of a device's processes as it is now."""
+
+    def on_link(self, device: str, host: str, *, up: bool) -> None:
+        """The connection to a process is there, or lost."""
+
+    def on_unresponsive(self, device: str, host: str) -> None:
+        """A process sends no data."""
+
+    def on_missing(self, device: str, model: str, host: str) -> None:
+        """A process does not have a model that was loaded there."""
+
+    # ---------------------------------------------------------------- life
 
     def start(self) -> None:
         """Start what works by itself. Called when the routes are there."""

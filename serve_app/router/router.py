@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.http_app import HttpApp, create_app
 from serve_app.api.urgency import HeadUrgency
 from serve_app.domain.agreed import Told
-from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.domain.hosting import ChangeHost, LoadOutcome, Owner
 from serve_app.domain.options import levels_of
 from serve_app.domain.service import Inference, reloaded_model, unknown_model, unloaded_model
-from serve_app.domain.traffic import model_of
+from serve_app.domain.versions import model_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.http.body import ALIGNMENT, allocate
 from serve_app.http.listener import Listener, bind
@@ -32,10 +32,9 @@ from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.inference import RouterInference
 from serve_app.router.models import Models
 from serve_app.router.part import PartContext, RouterPart
-from serve_app.router.pools import ChangeHost, Pools
 from serve_app.router.served import may_join
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
-from serve_app.router.traffic import TrafficStore
+from serve_app.router.versions import VersionsContext, VersionStore, VersionTables
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
@@ -47,7 +46,6 @@ from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.statistics import Statistics
 from serve_app.telemetry.trace import RequestTraces, configured_tracer
-from serve_app.telemetry.traffic_metrics import TRAFFIC
 from serve_app.transport.arena import Arena
 from serve_app.transport.links import Links
 from serve_app.transport.send import Call, Done, ReplicaLost, awaiting
@@ -95,9 +93,9 @@ class Router:
         settings: What it serves.
         call: The way to replicas without a link.
         peers: The other routers of the application; ``None``: there are none.
-        traffic_store: Keeps how requests are spread over versions of models; ``None``: it lasts as long as the router.
+        version_store: Keeps how requests are spread over versions of models; ``None``: it lasts as long as the router.
         loading: Loads and unloads models; ``None``: they stay as they are.
-        change_host: The way to hosts of pools; by default there is none.
+        change_host: The way to processes that models share; by default there is none.
         on_stale: Is told of a model of which a replica does not have the revision that it was asked for.
 
     Attributes:
@@ -114,7 +112,7 @@ class Router:
         settings: RouterSettings,
         call: Call,
         peers: Peers | None = None,
-        traffic_store: TrafficStore | None = None,
+        version_store: VersionStore | None = None,
         *,
         loading: Loading | None = None,
         change_host: ChangeHost = _no_way,
@@ -130,9 +128,7 @@ class Router:
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._arena = Arena(settings.shared_memory) if Arena.supported() and settings.shared_memory else None
-        groups = [pool.scheduling for pool in settings.pools]
-        self._scheduler = Scheduler((), settings.classes, settings.limits, groups)
-        self._pools = Pools(settings.pools, change_host, self)
+        self._scheduler = Scheduler((), settings.classes, settings.limits, [make() for make in settings.devices])
         self.metrics = RouterMetrics(self._scheduler, settings.named_members)
         ties = TieTable() if Arena.supported() else None
         self._dispatcher = Dispatcher(
@@ -143,7 +139,7 @@ class Router:
             self._recall,
             ties,
             self._revision_for,
-            self._pools,
+            self._carry_out,
         )
         watch = Watch(
             settings.replica_silence_s,
@@ -160,12 +156,12 @@ class Router:
         self._log = None if lines is None else RequestLog(settings.log, lines, self._loop.call_later)
         tracer = configured_tracer()
         self._traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
-        self.models = Models(
-            self._scheduler, self._caches, traffic_store, None if peers is None else peers.tell_traffic
-        )
+        self.models = Models(self._scheduler, self._caches)
         self._inference = RouterInference(self.models, self._dispatcher, self.metrics, self._traces, settings.streams)
+        self.models.versions = self._make_versions(version_store)
         self.inference: Inference = self._inference
-        self._parts = self._make_parts()
+        self._parts = self._make_parts(change_host)
+        self._hosts = {device: part for part in self._parts for device in part.devices()}
         self.administration = RouterAdministration(
             self.models,
             self.inference,
@@ -174,7 +170,7 @@ class Router:
             self._metrics_page,
             None if peers is None else peers.statistics,
             loading,
-            self._pools.faults,
+            ChainMap(*[part.load_faults for part in self._parts]),  # type: ignore[arg-type] # it is only read
         )
         self._removals: set[asyncio.Task[None]] = set()
         self._guard = None if settings.keys is None else settings.keys.guard
@@ -214,15 +210,37 @@ class Router:
         if self.administration.ready():
             self._ports.open()
 
-    def _make_parts(self) -> Sequence[RouterPart]:
+    def _make_versions(self, store: VersionStore | None) -> VersionTables | None:
+        if self._settings.make_versions is None:
+            return None
+        return self._settings.make_versions(
+            VersionsContext(
+                store=store,
+                tell=None if self._peers is None else self._peers.tell_traffic,
+                changed=self.models.publish,
+                info_of=lambda key: self.models.served[key].info,
+                execute=self._inference.execute,
+                scheduler=self._scheduler,
+                metrics=self.metrics,
+            )
+        )
+
+    def _make_parts(self, change_host: ChangeHost) -> Sequence[RouterPart]:
         parts = []
         for make in self._settings.parts:
             context = PartContext(
                 inference=self.inference,
+                scheduler=self._scheduler,
+                dispatcher=self._dispatcher,
+                take_told=self._take_told,
+                is_linked=lambda replica: self._links.find(replica) is not None,
+                change_host=change_host,
+                changed=self._changed,
                 solo_s=self._scheduler.solo_s,
                 least_s=self._inference.least_s,
                 registry=self.metrics.registry,
                 traces=self._traces,
+                versions=self.models.versions,
             )
             parts.append(part := make(context))
             self.inference = part.inference() or self.inference
@@ -240,7 +258,6 @@ class Router:
                 register(collector)
         if (guard := self._guard) is not None:
             register(Readings(KEYS, lambda: guard))
-        register(Readings(TRAFFIC, administration.traffic_readings))
         register(Readings(TURNS, lambda: self._turns))
 
     def _make_turns(self) -> Turns:
@@ -325,7 +342,7 @@ class Router:
 
         Raises:
             ValueError: There is a model of that name.
-            KeyError: There is no such pool.
+            KeyError: There is no such shared device.
         """
         self._take(model)
         self.grpc.changed()
@@ -336,7 +353,7 @@ class Router:
             raise ValueError(f"there is a model {model.info.name!r} already")
         self._dispatcher.add_model(model.scheduling, model.pool)
         if model.pool is not None:
-            self._pools.add_member(model.name, model.pool)
+            self._hosts[model.pool].add_model(model.name, model.pool)
             self.metrics.names.add_member(model.name)
         self._scheduler.seed(model.name, model.prior)
         self.models.add(model)
@@ -460,12 +477,14 @@ class Router:
 
     def restore_traffic(self) -> None:
         """Spread requests over versions as was set at run time, once all models are there. Reads the store: blocks."""
-        self.models.tables.restore()
-        self.models.tables.start()
+        if (versions := self.models.versions) is not None:
+            versions.restore()
+            versions.start()
 
     def on_traffic(self, model: str, origin: str, table: bytes) -> None:
         """Take a table of traffic that another router has; see `Peers.tell_traffic`."""
-        self.models.tables.told(model, origin, table)
+        if self.models.versions is not None:
+            self.models.versions.told(model, origin, table)
 
     # ------------------------------------------------------------- replicas
 
@@ -499,43 +518,35 @@ class Router:
         self.grpc.changed()
         self._open_if_ready()
 
-    # ---------------------------------------------------------------- pools
-
-    def on_hosts(self, pool: str, hosts: Mapping[str, ReplicaReport]) -> None:
-        """Take the list of a pool's hosts as it is now, by name. Otherwise as `on_replicas`."""
-        addresses = {name: report.address for name, report in hosts.items() if report.address is not None}
-        self._links.update(pool, addresses)
-        self._pools.on_hosts(pool, list(hosts))
-
-    def hosts_listed(self, pool: str, hosts: Collection[str]) -> None:
-        """See `serve_app.router.pools.Events`."""
-        self._dispatcher.on_hosts(pool, hosts)
-        self.grpc.changed()
-        self._open_if_ready()
-
-    def member_loaded(self, pool: str, model: str, host: str, outcome: LoadOutcome, told: Told) -> None:
-        """See `serve_app.router.pools.Events`."""
-        self.metrics.member_loaded(pool, outcome.seconds)
+    def _take_told(self, model: str, told: Told) -> None:
+        """Take what a process has told of a model that it can run now."""
         if model in self._routed:
             self._scheduler.seed(model, told.executions)
             self.models.on_joinable(model, told.joinable)
             self.models.on_warm_up(model, [told])
-        self._dispatcher.on_loaded(pool, model, host, outcome.seconds, outcome.nbytes)
-        if self._links.find(host) is not None:
-            self._dispatcher.on_linked(model, host, linked=True)
 
-    def member_failed(self, pool: str, model: str, host: str, refusal: Rejection) -> None:
-        """See `serve_app.router.pools.Events`."""
-        self._dispatcher.on_load_failed(pool, model, host, refusal)
+    # ------------------------------------------------------- shared devices
+
+    def on_hosts(self, device: str, hosts: Mapping[str, ReplicaReport]) -> None:
+        """Take the list of a shared device's processes as it is now, by name. Otherwise as `on_replicas`."""
+        addresses = {name: report.address for name, report in hosts.items() if report.address is not None}
+        self._links.update(device, addresses)
+        self._hosts[device].on_hosts(device, list(hosts))
+
+    def _carry_out(self, order: Any) -> None:
+        for part in self._parts:
+            part.carry_out(order)
+
+    def _changed(self) -> None:
+        """Models may have become ready."""
+        self.grpc.changed()
+        self._open_if_ready()
 
     def _on_unresponsive(self, model: str, replica: str) -> None:
-        """What is in flight at a host is tried elsewhere, and it gets nothing more until it is taken over anew."""
-        if model not in self._pools:
+        if (part := self._hosts.get(model)) is not None:
+            part.on_unresponsive(model, replica)
+        else:
             self._dispatcher.on_unresponsive(model, replica)
-            return
-        for member in self._scheduler.in_use(model, replica):
-            self._dispatcher.on_unresponsive(member, replica)
-        self._pools.on_lost(model, replica)
 
     def _send(
         self, model: str, bundle: Bundle, replica: str | None, nbytes: int, done: Done
@@ -569,9 +580,9 @@ class Router:
         """Take note of a result. `ReplicaLost` where the replica did not have the model or the revision."""
         if result.results and isinstance(first := result.results[0], Failure) and first.code == STALE.code:
             if bundle.model:
-                pool = self._scheduler.pool_of(model)
-                if pool is not None and replica is not None:
-                    self._dispatcher.on_unloaded(pool, model, replica)
+                device = self._scheduler.device_of(model)
+                if device is not None and replica is not None:
+                    self._hosts[device].on_missing(device, model, replica)
                 return ReplicaLost(f"host {replica} has not loaded {model}", reached=False)
             if self._on_stale is not None:
                 self._on_stale(model)
@@ -589,13 +600,10 @@ class Router:
     def _on_link(self, model: str, replica: str, up: bool) -> None:
         if up:
             logger.info("Bundles for replica %s travel by a link", replica)
-        if model not in self._pools:
-            self._dispatcher.on_linked(model, replica, linked=up)
-        elif up:
-            for member in self._scheduler.resident(model, replica):
-                self._dispatcher.on_linked(member, replica, linked=True)
+        if (part := self._hosts.get(model)) is not None:
+            part.on_link(model, replica, up=up)
         else:
-            self._pools.on_lost(model, replica)
+            self._dispatcher.on_linked(model, replica, linked=up)
 
     def _allocate(self, nbytes: int, aligned_at: int) -> memoryview:
         """Memory for a large body: where replicas can read it, as long as there is room."""
@@ -667,17 +675,14 @@ class Router:
             limit_s: After so many seconds, connections are cut.
             grace_s: How long connections without a request stay open, seconds.
         """
-        self._pools.stop_claiming()
         for part in self._parts:
             await part.stop()
         await self._close_ports(limit_s, grace_s)
         for part in reversed(self._parts):
             await part.close()
-        await self._inference.close()
         if self._settings.keys is not None:
             self._settings.keys.close()
         self._links.close()
-        self._pools.close()
         if self._arena is not None:
             self._arena.close()
         if self._log_lines is not None:

@@ -15,7 +15,7 @@ from serve_app.payloads import PROVEN, Joinable, Payload
 from serve_app.processors.processor import Processor
 from serve_app.router.answer_cache import ModelCache
 from serve_app.router.settings import RoutedModel
-from serve_app.router.traffic import Versions
+from serve_app.router.versions import ModelVersions
 
 _INFOS: Final = 64
 """Of how many states of a model it is known what was made for them: requests that are decoded meanwhile need that."""
@@ -55,7 +55,7 @@ class Served:
         "warm_up",
     )
 
-    def __init__(self, model: RoutedModel, cache: ModelCache | None, versions: Versions | None) -> None:
+    def __init__(self, model: RoutedModel, cache: ModelCache | None, versions: ModelVersions | None) -> None:
         self.key = model.name
         self.infos: dict[str, ModelInfo] = {}
         self.take(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,14 +11,15 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import LogSettings, TlsFiles
-from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
 from serve_app.payloads import Compute, Execution, Joinable
 from serve_app.processors.processor import Processor
 from serve_app.router.answer_cache import MakeCaches, ModelCacheSettings
 from serve_app.router.part import MakePart
+from serve_app.router.versions import MakeVersions
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.placement.devices import Device
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS
 
 
@@ -103,7 +104,8 @@ class RoutedModel:
         prior: What batches cost, until a replica has measured it.
         on_demand: Whether it may have no replica while nobody asks for it.
         cache: Its cache of answers; ``None`` for none.
-        traffic: Of one of several versions, how requests are spread over these; the same for all of them.
+        traffic: Of one of several versions, how requests are spread over these, as the wing of versions has it; the
+            same for all of them.
         base: Name of the revision that it was deployed with; empty where nobody has told. Bundles name a revision to
             replicas that were deployed with the same.
     """
@@ -115,26 +117,13 @@ class RoutedModel:
     prior: Sequence[Execution] = ()
     on_demand: bool = False
     cache: ModelCacheSettings | None = None
-    traffic: Traffic | None = None
+    traffic: object = None
     base: str = ""
 
     @property
     def name(self) -> str:
         """What the server calls it: as clients do, or the key of one of several versions."""
         return self.info.key or self.info.name
-
-
-@dataclass(frozen=True, slots=True)
-class RoutedPool:
-    """A pool as a router has it.
-
-    Attributes:
-        scheduling: Its settings for the scheduler.
-        load_timeout_s: How long a load may take, seconds.
-    """
-
-    scheduling: Pool
-    load_timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +135,7 @@ class RouterSettings:
         classes: Limits of every class.
         limits: Limits of the process.
         parts: Make the parts of wings, the innermost first.
-        pools: Processes that models share.
+        devices: Make what models share in the scheduler; each has a part that has its processes.
         named_members: How many members of pools have series of their own in the metrics.
         bundle_timeout_s: A replica that has not answered for so long is not asked any more, seconds.
         replica_silence_s: After so long without a response what a linked replica has is tried elsewhere, seconds.
@@ -154,6 +143,7 @@ class RouterSettings:
         shared_memory: Bytes of memory that large bodies share with replicas on this node; 0: none.
         streams: How much of answers in parts may wait for their readers.
         make_caches: Makes the caches of models that have one; ``None``: none has.
+        make_versions: Makes the tables of models that have several versions; ``None``: none has.
         http: Limits and manners of HTTP on every port.
         grpc: The same of gRPC.
         http_port: Its own port for HTTP; ``None`` for none.
@@ -168,7 +158,7 @@ class RouterSettings:
     limits: ProcessLimits
     models: Sequence[RoutedModel] = ()
     parts: Sequence[MakePart] = ()
-    pools: Sequence[RoutedPool] = ()
+    devices: Sequence[Callable[[], Device]] = ()
     named_members: int = NAMED_MEMBERS
     bundle_timeout_s: float = 60.0
     replica_silence_s: float = 2.0
@@ -176,6 +166,7 @@ class RouterSettings:
     shared_memory: int = 0
     streams: StreamSettings = StreamSettings()
     make_caches: MakeCaches | None = None
+    make_versions: MakeVersions | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     http_port: HttpPort | None = None

@@ -22,7 +22,7 @@ from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.queueing.lateness import too_short
-from serve_app.scheduling.queueing.tenant_queue import Totals
+from serve_app.scheduling.queueing.tenant_queue import TenantQueue, Totals
 from serve_app.scheduling.settings import ClassSettings, ProcessLimits
 
 _SHORTEST_RETRY_S = 0.1
@@ -99,6 +99,32 @@ class Bounds:
         return Rejection(
             QueueFull.code, f"the queue of class {priority.label} is full ({what}); try again in {retry:.1f} s", retry
         )
+
+
+def largest_tenant_queues(
+    models: Mapping[str, ModelState], bounds: Bounds, priority: Priority, nbytes: int, tenant: str, weight: float
+) -> list[tuple[str, TenantQueue]] | None:
+    """The queues, by model, of the tenant with the most in a full class.
+
+    ``None`` where a tenant that asks for room of so many bytes has its part already.
+    """
+    queues: dict[str, list[tuple[str, TenantQueue]]] = {}
+    for name, model in models.items():
+        if model.queue.fresh[priority - 1].rows:
+            for queue in model.queue.fresh[priority - 1].waiting():
+                queues.setdefault(queue.tenant, []).append((name, queue))
+    own = queues.pop(tenant, [])
+    if not queues:
+        return None
+    parts = {
+        other: bounds.part(priority, sum(len(q) for _, q in of), sum(q.nbytes for _, q in of)) / of[0][1].weight
+        for other, of in queues.items()
+    }
+    entries, held = sum(len(queue) for _, queue in own), sum(queue.nbytes for _, queue in own)
+    own_part = bounds.part(priority, entries + 1, held + nbytes) / weight
+    weights = weight + sum(of[0][1].weight for of in queues.values())
+    largest = max(parts, key=parts.__getitem__)
+    return queues[largest] if own_part <= min(1.0 / weights, parts[largest]) else None
 
 
 def retry_s(drain_s: float | None) -> float:

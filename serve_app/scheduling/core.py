@@ -14,13 +14,13 @@ that it was asked to send by exactly one of `answered`, `refused` and `lost`, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed
-from serve_app.scheduling.decisions import RETURNED, Change, Decisions, Dispatch, Eviction, Load, Rejection, Requeue
+from serve_app.scheduling.decisions import RETURNED, Change, Decisions, Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
@@ -91,18 +91,8 @@ class Driver(Protocol[SentT]):
         """Circuit breakers have moved, or replicas were ejected: for the log."""
 
 
-class Loader(Protocol):
-    """Has the hosts of pools load and unload members. None of it may call the core back before it returns.
-
-    A host does what it is told in that order. It ends every load by exactly one of `RouterCore.loaded` and
-    `RouterCore.load_failed`, unless it is not listed any more; an eviction needs no answer.
-    """
-
-    def load(self, load: Load) -> None:
-        """Have a host load a member."""
-
-    def evict(self, eviction: Eviction) -> None:
-        """Have a host unload a member. Nothing of it is in flight there."""
+CarryOut = Callable[[Any], None]
+"""Carries out an order of a device (`Device.orders`). It may not call the core back before it returns."""
 
 
 class _Flight(Generic[SentT]):
@@ -133,11 +123,12 @@ class RouterCore(Generic[SentT]):
         bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
             go elsewhere once, and it gets no more until it answers.
         places: Where ties have their places; ``None``: replicas cannot agree, and each runs what it has.
-        loader: Loads and unloads members of pools. Raises ValueError where there is none and the scheduler has pools.
+        carry_out: Carries out the orders of devices that models share. Raises ValueError where it is left out and the
+            scheduler has such devices.
     """
 
     __slots__ = (
-        "_bundle_timeout_s", "_driver", "_flights", "_loader", "_look_at", "_places", "_pump_scheduled", "_tied",
+        "_bundle_timeout_s", "_carry_out", "_driver", "_flights", "_look_at", "_places", "_pump_scheduled", "_tied",
         "_timer_at", "_wake_ups", "scheduler",
     )  # fmt: skip
 
@@ -147,12 +138,12 @@ class RouterCore(Generic[SentT]):
         driver: Driver[SentT],
         bundle_timeout_s: float,
         places: Places | None = None,
-        loader: Loader | None = None,
+        carry_out: CarryOut | None = None,
     ) -> None:
-        if loader is None and scheduler.has_pools:
-            raise ValueError("a scheduler with pools needs a loader")
+        if carry_out is None and scheduler.devices:
+            raise ValueError("devices that models share give orders: say what carries them out")
         self.scheduler = scheduler
-        self._loader = loader
+        self._carry_out = carry_out
         self._driver = driver
         self._bundle_timeout_s = bundle_timeout_s
         self._places = places
@@ -191,15 +182,15 @@ class RouterCore(Generic[SentT]):
                 self._driver.recall(flight.sent, flight.dispatch, (entry,))
 
     def unreached(self, entry: Entry) -> bool:
-        """Whether an entry that ends late does so because its model had no replica to go to, and no host to load it."""
+        """Whether an entry that ends late does so because its model had no replica, and gets none from its device."""
         scheduler = self.scheduler
-        return entry.attempts == 0 and scheduler.usable(entry.model) == 0 and not scheduler.can_load(entry.model)
+        return entry.attempts == 0 and scheduler.usable(entry.model) == 0 and not scheduler.can_start(entry.model)
 
     # ---------------------------------------------------------------- models
 
-    def add_model(self, settings: ModelScheduling, group: str | None = None) -> None:
+    def add_model(self, settings: ModelScheduling, device: str | None = None) -> None:
         """See `Scheduler.add_model`."""
-        self.scheduler.add_model(settings, group)
+        self.scheduler.add_model(settings, device)
 
     def remove_model(
         self, model: str, now: float, successor: str | None = None, refusal: Rejection | None = None
@@ -237,26 +228,9 @@ class RouterCore(Generic[SentT]):
         self._pump_soon()
         return True
 
-    # ------------------------------------------------------------------ pools
-
-    def on_hosts(self, pool: str, hosts: Collection[str], now: float) -> None:
-        """See `Scheduler.on_hosts`."""
-        self.scheduler.on_hosts(pool, hosts, now)
-        self._pump_soon()
-
-    def loaded(self, pool: str, model: str, host: str, seconds: float, nbytes: int, now: float) -> None:
-        """See `Scheduler.on_loaded`."""
-        self.scheduler.on_loaded(pool, model, host, seconds, nbytes, now)
-        self._pump_soon()
-
-    def load_failed(self, pool: str, model: str, host: str, now: float, refusal: Rejection | None = None) -> None:
-        """See `Scheduler.on_load_failed`."""
-        self.scheduler.on_load_failed(pool, model, host, now, refusal)
-        self._pump_soon()
-
-    def unloaded(self, pool: str, model: str, host: str, now: float) -> None:
-        """See `Scheduler.on_unloaded`."""
-        self.scheduler.on_unloaded(pool, model, host, now)
+    def on_device_event(self, device: str, event: object, now: float) -> None:
+        """Something has happened on a device that models share; see `Scheduler.on_device_event`."""
+        self.scheduler.on_device_event(device, event, now)
         self._pump_soon()
 
     # --------------------------------------------------------------- bundles
@@ -381,12 +355,9 @@ class RouterCore(Generic[SentT]):
                 self._send(dispatch, now)
         if decisions.recalls:
             self._recall_all(decisions.recalls)
-        if decisions.orders and self._loader is not None:
+        if self._carry_out is not None:
             for order in decisions.orders:
-                if isinstance(order, Load):
-                    self._loader.load(order)
-                else:
-                    self._loader.evict(order)
+                self._carry_out(order)
         wake_at = self.scheduler.wake_at
         at = self._look_at if wake_at is None or wake_at > self._look_at else wake_at
         if at < self._timer_at:  # else it will be set again when it fires

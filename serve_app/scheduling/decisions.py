@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from serve_app.scheduling.entry import Entry
 
@@ -73,31 +73,6 @@ class Change(NamedTuple):
     reason: str = ""
 
 
-class Load(NamedTuple):
-    """Load a member. Its memory is reserved.
-
-    Attributes:
-        model: The member.
-        host: Where.
-        nbytes: What is reserved, bytes.
-        expected_s: How long it usually takes, seconds.
-        urgent: Whether requests of class `high` wait for it, so that it need not leave the processor to what runs.
-    """
-
-    model: str
-    host: str
-    nbytes: int
-    expected_s: float
-    urgent: bool = False
-
-
-class Eviction(NamedTuple):
-    """Unload a member. A host does what it is told in order, so that what follows finds the room."""
-
-    model: str
-    host: str
-
-
 class Decisions(NamedTuple):
     """What to do now.
 
@@ -111,7 +86,7 @@ class Decisions(NamedTuple):
         changes: What circuit breakers did since the last decision.
         recalls: By bundle, entries whose answers are no longer needed: their replica is to answer it without them, as
             far as they still wait there.
-        orders: What hosts of pools are to load and to unload, in this order.
+        orders: What is to be done on devices that models share, in this order; see `Device.orders`.
     """
 
     dispatches: list[Dispatch]
@@ -120,7 +95,7 @@ class Decisions(NamedTuple):
     refused: Sequence[tuple[Entry, Rejection]] = ()
     changes: Sequence[Change] = ()
     recalls: Mapping[int, Sequence[Entry]] = {}
-    orders: Sequence[Load | Eviction] = ()
+    orders: Sequence[Any] = ()
 
 
 class Requeue(NamedTuple):

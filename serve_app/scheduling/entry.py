@@ -148,6 +148,21 @@ class Entry:
         """Whether it is for the exact model, and no fallback may stand in."""
         return self.batch_key == EXACT_ONLY
 
+    def drop_carrier(self, bundle_id: int) -> None:
+        """A bundle carries it no more."""
+        self.bundles = tuple([other for other in self.bundles if other != bundle_id])
+
+    def left_to_bundle(self) -> bool:
+        """Leave it, which was taken out of a queue, to the bundle that still carries it. Returns whether one does."""
+        if self.bundles:
+            self.state = EntryState.RUNNING
+        return bool(self.bundles)
+
+    def uncount_attempt(self) -> None:
+        """It was not run. Its first try counts all the same where another replica that had it, too, has failed."""
+        if self.attempts > 1 or self.avoid is None:
+            self.attempts -= 1
+
     def __repr__(self) -> str:
         return (
             f"<Entry {self.id} {self.model} {self.priority.label} {self.state.value}"

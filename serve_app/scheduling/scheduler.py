@@ -32,6 +32,7 @@ from serve_app.scheduling.admission import (
     Bounds,
     already_late,
     drain_s,
+    largest_tenant_queues,
     least_s,
     removed_model,
     too_slow,
@@ -40,21 +41,20 @@ from serve_app.scheduling.admission import (
 from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
-from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Eviction, Load, QueueLength, Rejection, Requeue
+from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.health.breakers import Breakers, Refused
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.agenda import Agenda
-from serve_app.scheduling.placement.devices import DedicatedDevice, Device, NextBundle, SharedDevice
-from serve_app.scheduling.placement.pool import PoolDevice
+from serve_app.scheduling.placement.devices import DedicatedDevice, Device, NextBundle
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.silence import SilentReplicas
 from serve_app.scheduling.slots import Replica
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)
-_LOW = Priority.LOW
 _MAX_ATTEMPTS = 2
 _MOST_DISPLACED = 64
 """Most entries that make room for one."""
@@ -67,8 +67,8 @@ class Scheduler:
         models: The models; see `add_model`.
         classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
-        groups: Models that share a device, and pools; some members may come later. Raises ValueError when a model is in
-            two groups.
+        devices: Those that several models share, each with a name; some of their models may come later. Raises
+            ValueError when a model is on two devices.
 
     Methods that name a model raise KeyError when there is none of that name, except `on_arrival` and `precheck`,
     which reject, and those of which bundles and replicas of a removed model may still ask: it has no replica, and no
@@ -80,7 +80,7 @@ class Scheduler:
         models: Iterable[ModelScheduling],
         classes: Mapping[Priority, ClassSettings],
         limits: ProcessLimits,
-        groups: Iterable[DeviceGroup] = (),
+        devices: Iterable[Device] = (),
     ) -> None:
         missing = [priority.label for priority in _PRIORITIES if priority not in classes]
         if missing:
@@ -89,18 +89,13 @@ class Scheduler:
             raise ValueError("the classes' min_share must not exceed 1 in sum")
         self._bounds = Bounds(classes, limits)
         self._network_s = limits.network_s
-        self._min_share = {priority: classes[priority].min_share for priority in _PRIORITIES}
-        self._groups = {group.name: group for group in groups}
+        self.devices: Mapping[str, Device] = {device.name: device for device in devices}
+        """Devices that models share, by name."""
         self._models: dict[str, ModelState] = {}
         self._device_of: dict[str, Device] = {}
-        # By name of the group, of those that have a member.
-        self._shared: dict[str, SharedDevice] = {
-            group.name: PoolDevice(group, self._min_share) for group in self._groups.values() if isinstance(group, Pool)
-        }
         self._agenda = Agenda()
         self._bundles = BundlesInFlight()
-        # Replicas that send no data and have bundles in flight.
-        self._silent: set[Replica] = set()
+        self._silent = SilentReplicas(self._bundles, self._models, self._touch)
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
@@ -110,34 +105,28 @@ class Scheduler:
         self._refusals: dict[str, Rejection] = {}  # of removed models
         # Entries that made room for those of other tenants; the next `decide` reports them, too.
         self._displaced: list[Refused] = []
-        group_of = _group_of(self._groups.values())
+        shared_by = _shared_by(self.devices.values())
         for model in models:
-            self.add_model(model, group_of.get(model.name))
+            self.add_model(model, shared_by.get(model.name))
 
     # ---------------------------------------------------------------- models
 
-    def add_model(self, settings: ModelScheduling, group: str | None = None) -> None:
+    def add_model(self, settings: ModelScheduling, device: str | None = None) -> None:
         """Take entries of one more model. It has no replicas yet, and nothing is known of its latency.
 
         Args:
             settings: How it is scheduled. Raises ValueError when there is a model of that name.
-            group: The device group or pool that it is a member of. Raises KeyError for a name that no group was given
-                under. Raises ValueError where it does not say how much memory of a pool's host it takes, or takes more
-                than there is.
+            device: Name of the device that it shares; ``None``: its replicas are its own. Raises KeyError when there is
+                none of that name, and ValueError where the device cannot take it.
         """
         name = settings.name
         if name in self._models:
             raise ValueError(f"model {name} is scheduled already")
         model = ModelState(settings, self._bounds.totals, self._network_s)
-        device: Device
-        if group is None:
-            device = DedicatedDevice(model)
-        else:
-            device = self._shared.get(group) or SharedDevice(self._groups[group], self._min_share)
-            self._shared[group] = device
-            device.join(model)
+        runs_on = DedicatedDevice(model) if device is None else self.devices[device]
+        runs_on.join(model)
         self._models[name] = model
-        self._device_of[name] = device
+        self._device_of[name] = runs_on
 
     def remove_model(
         self, name: str, now: float, successor: str | None = None, refusal: Rejection | None = None
@@ -163,17 +152,15 @@ class Scheduler:
         model = self._models.pop(name)
         self._refusals[name] = refusal or removed_model(name)
         device = self._device_of.pop(name)
-        for entry in self._uncarried(model.queue.clear()):
+        for entry in [entry for entry in model.queue.clear() if not entry.left_to_bundle()]:
             self._move_to_successor(entry, successor_model, now)
         detached_bundles = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.detached]
-        if isinstance(device, SharedDevice):
-            device.leave(model, [bundle.id for bundle in detached_bundles])
-        if isinstance(device, SharedDevice) and device.needed:
+        device.leave(model, [bundle.id for bundle in detached_bundles])
+        if device.name:
             self._agenda.touched[device] = None
         else:
             self._agenda.forget(device)
-            self._shared = {group: shared for group, shared in self._shared.items() if shared is not device}
-        self._silent.difference_update(model.slots.replicas.values(), [bundle.replica for bundle in detached_bundles])
+        self._silent.forget([*model.slots.replicas.values(), *(bundle.replica for bundle in detached_bundles)])
         for bundle in detached_bundles:
             bundle.detached = True
             bundle.replica.listed = False
@@ -225,7 +212,9 @@ class Scheduler:
             rejection: Rejection | None = unknown_model(entry.model)
         elif not entry.deadline > now:
             rejection = already_late()
-        elif (refusal := self._unavailable(entry, model, now)) is not None:
+        elif (breakers := model.breakers) is not None and breakers.tripped and (refused := breakers.admit(entry, now)):
+            rejection = refused
+        elif not model.slots.replicas and (refusal := self._device_of[entry.model].refusal(model, now)) is not None:
             rejection = refusal
         else:
             bounds = self._bounds
@@ -237,20 +226,17 @@ class Scheduler:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
                 device = self._device_of[entry.model]
-                ready_s = device.ready_s(model, now) if isinstance(device, SharedDevice) else 0.0
+                ready_s = 0.0 if model.slots.replicas else device.ready_s(model, now)
                 rejection = too_slow(entry, model, now, ready_s)
                 if rejection is None:
                     entry.priority = priority
-                    if isinstance(device, SharedDevice):
-                        device.arrived(entry, model, now)
-                        device.active[model] = None
-                    self._agenda.touched[device] = None
+                    device.arrived(entry, model, now)
+                    device.active[model] = self._agenda.touched[device] = None
                     model.queue.fresh[priority - 1].push(entry)
                     entry.state = _QUEUED
                     bounds.nbytes += entry.nbytes
                     return None
-                if isinstance(device, PoolDevice):
-                    device.refused(model, now)
+                if device.late(model, now):
                     self._agenda.touched[device] = None
         entry.state = _DONE
         return rejection
@@ -277,7 +263,7 @@ class Scheduler:
         bounds = self._bounds
         if bounds.fits(priority, nbytes) or bounds.room(priority, nbytes) is not None:
             return None
-        if not self._largest_tenant_queues(priority, nbytes, tenant, weight):
+        if not largest_tenant_queues(self._models, bounds, priority, nbytes, tenant, weight):
             return self._queue_full(known, priority, nbytes, now)
         return None
 
@@ -300,86 +286,26 @@ class Scheduler:
         self._agenda.touch(device, known)
         gone = known.slots.set_replicas(replicas, now)
         self._let_go(gone, device)
-        if self._silent:
-            self._silent.intersection_update([bundle.replica for bundle in self._bundles.all()])
+        if self._silent.replicas:
+            self._silent.keep([bundle.replica for bundle in self._bundles.all()])
 
-    def on_hosts(self, pool: str, hosts: Collection[str], now: float) -> None:
-        """Take the list of a pool's processes as it is now. One that is new has nothing loaded.
+    def on_device_event(self, device: str, event: object, now: float) -> None:
+        """Something has happened on a device that models share; see `Device.on_event`.
 
-        What was in flight at one that vanished may still be answered or fail. Raises KeyError for an unknown pool.
+        Bundles at a place that vanished may still be answered or fail. Raises KeyError when there is no such device.
         """
-        device = self._pool(pool)
-        for model in device.set_hosts(hosts):
-            self._let_go(model.slots.set_replicas(device.resident_at(model), now), device)
-            device.active[model] = None
-        self._agenda.touched[device] = None
-
-    def on_loaded(self, pool: str, model: str, host: str, seconds: float, nbytes: int, now: float) -> None:
-        """A host has loaded a member that it was told to: from now on it may run there.
-
-        Raises KeyError for an unknown pool; a load that is not known any more is ignored, and undone if need be.
-
-        Args:
-            pool: Its name.
-            model: The member.
-            host: Where.
-            seconds: How long it took.
-            nbytes: What it holds there, bytes; 0: not measured.
-            now: Seconds.
-        """
-        device = self._pool(pool)
-        device.loaded(model, host, seconds, nbytes, now)
-        self._residency_changed(device, model, now)
-        if self._silent and (known := self._models.get(model)) is not None:
-            self._try_silent_elsewhere(known)
-
-    def on_load_failed(self, pool: str, model: str, host: str, now: float, refusal: Rejection | None = None) -> None:
-        """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s.
-
-        Raises KeyError for an unknown pool; a load that is not known any more is ignored.
-
-        Args:
-            pool: Its name.
-            model: The member.
-            host: Where.
-            now: Seconds.
-            refusal: Why it cannot be loaded anywhere: what waits for it, and what comes until it is tried again, is
-                told that. ``None``: it may be the host; what waits for it goes on waiting.
-        """
-        device = self._pool(pool)
-        device.residency.failed(model, host, now, refusal)
-        known = self._models.get(model)
-        if known is not None and (refused := device.refusal(known, now)) is not None:
-            for entry in self._uncarried(known.queue.clear()):
+        shared = self.devices[device]
+        change = shared.on_event(event, now)
+        for model, refusal in change.refused:
+            for entry in [entry for entry in model.queue.clear() if not entry.left_to_bundle()]:
                 self._end(entry)
-                self._displaced.append(Refused(entry, refused))
-        self._residency_changed(device, model, now)
-
-    def on_unloaded(self, pool: str, model: str, host: str, now: float) -> None:
-        """A host does not have a member any more, although it was not told to unload it."""
-        device = self._pool(pool)
-        device.residency.unloaded(model, host)
-        self._residency_changed(device, model, now)
-
-    def _residency_changed(self, device: PoolDevice, name: str, now: float) -> None:
-        if (model := self._models.get(name)) is not None and self._device_of[name] is device:
-            self._let_go(model.slots.set_replicas(device.resident_at(model), now), device)
-            device.active[model] = None
-        self._agenda.touched[device] = None
-
-    def _unavailable(self, entry: Entry, model: ModelState, now: float) -> Rejection | None:
-        """Why a model is not to be waited for: it fails, or it is a member of a pool that could not be loaded."""
-        breakers = model.breakers
-        if breakers is not None and breakers.tripped and (refusal := breakers.admit(entry, now)) is not None:
-            return refusal
-        device = self._device_of[entry.model]
-        return device.refusal(model, now) if isinstance(device, PoolDevice) else None
-
-    def _pool(self, name: str) -> PoolDevice:
-        device = self._shared[name]
-        if not isinstance(device, PoolDevice):
-            raise KeyError(name)
-        return device
+                self._displaced.append(Refused(entry, refusal))
+        for model, replicas in change.replicas:
+            self._let_go(model.slots.set_replicas(replicas, now), shared)
+            shared.active[model] = None
+        self._agenda.touched[shared] = None
+        for model in change.gained:
+            self._silent.try_all_elsewhere(model)
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
         """Say whether a replica can agree with others at once on who runs an entry; an unknown one is ignored."""
@@ -420,18 +346,12 @@ class Scheduler:
         if model is not None:
             model.answered(bundle, executions, now, waited_s, runs_s, reported_backlog_s)
             device = self._device_of[bundle.model]
-            if isinstance(device, SharedDevice):
-                device.ended(bundle_id)
-                device.active[model] = None
-            self._agenda.touched[device] = None
+            device.ended(bundle_id)
+            device.active[model] = self._agenda.touched[device] = None
         answered: list[Entry] = []
         vain = nbytes = 0
-        if bundle.replica in self._silent:  # it works: its other entries are left to it, and not sent there again
-            self._silent.discard(bundle.replica)
-            if model is not None:
-                for other_id in bundle.replica.bundles:
-                    if (other := self._bundles.get(other_id)) is not None:
-                        self._take_back(other, model)
+        if bundle.replica in self._silent.replicas:  # it works: its other entries are not sent there again
+            self._silent.end(bundle.replica, model)
         # the entry is                      and the replica                         then
         # QUEUED, and still in this bundle  answers it in time                      answered, out of the queue
         # QUEUED, and still in this bundle  gives it back, drops it, or is late     stays queued, not in this bundle
@@ -443,7 +363,7 @@ class Scheduler:
         for entry in bundle.entries:
             if entry.state is _QUEUED and bundle_id in entry.bundles:  # its replica was silent: the answer still counts
                 if entry.deadline <= now or entry in returned or entry in dropped:
-                    self._drop_carrier(entry, bundle_id)
+                    entry.drop_carrier(bundle_id)
                     continue
                 self._models[entry.model].queue.remove(entry)
             elif entry.state is not _RUNNING or entry.deadline <= now:
@@ -461,7 +381,7 @@ class Scheduler:
                 continue
             elif returned and entry in returned and entry.begun != bundle_id:
                 if bundle.replica.name is not None:  # a wake-up bundle was not counted
-                    self._uncount_attempt(entry)
+                    entry.uncount_attempt()
                 self._requeue(entry, model)
                 continue
             elif entry.attempts > 1 and len(entry.bundles) > 1:
@@ -537,9 +457,8 @@ class Scheduler:
         model = None if bundle.detached else self._models[bundle.model]
         if model is not None:
             model.slots.release(bundle.replica, bundle_id, now, answered=False)
-            if isinstance(device := self._device_of[bundle.model], SharedDevice):
-                device.ended(bundle_id)
-        self._silent.discard(bundle.replica)
+            self._device_of[bundle.model].ended(bundle_id)
+        self._silent.forget((bundle.replica,))
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
@@ -552,7 +471,7 @@ class Scheduler:
                 if reached:
                     entry.attempts += 1
                 else:
-                    self._uncount_attempt(entry)
+                    entry.uncount_attempt()
         return self._retry(model, bundle, now, reached=reached)
 
     def on_timeout(self, bundle_id: int, now: float) -> Requeue:
@@ -582,7 +501,7 @@ class Scheduler:
         known, device = self._models[model], self._device_of[model]
         self._agenda.touch(device, known)
         quarantined = None if replica is None else known.slots.replicas.get(replica)
-        if quarantined is not None and isinstance(device, SharedDevice):
+        if quarantined is not None:
             for bundle_id in quarantined.bundles:
                 device.ended(bundle_id)
         abandoned = known.slots.quarantine(replica, now)
@@ -591,8 +510,7 @@ class Scheduler:
     def _let_go(self, vanished: Iterable[Replica], device: Device) -> None:
         for replica in vanished:
             for bundle_id in list(replica.bundles):
-                if isinstance(device, SharedDevice):
-                    device.ended(bundle_id)
+                device.ended(bundle_id)
                 self._bundles.forget_ended(bundle_id)
 
     def on_unresponsive(self, model: str, replica: str, now: float) -> None:
@@ -601,14 +519,10 @@ class Scheduler:
         An answer that still comes counts. See `on_responsive` for its return. It need not be listed any more; an
         unknown name is ignored.
         """
-        for found in self._replicas_in_flight(model, replica):
+        for found in self._silent.with_bundles(model, replica):
             if found.listed:
                 self.quarantine(model, replica, now)
-            self._silent.add(found)
-            for bundle_id in list(found.bundles):
-                if (bundle := self._bundles.get(bundle_id)) is not None:
-                    for entry in bundle.entries:
-                        self._try_elsewhere(entry, bundle)
+            self._silent.begin(found)
 
     def on_responsive(self, model: str, replica: str, now: float) -> None:  # noqa: ARG002 - see `on_cancel`
         """An unresponsive replica sends data again: it may get work, whether it has answered a bundle or not."""
@@ -616,19 +530,8 @@ class Scheduler:
         if (listed := known.slots.replicas.get(replica)) is not None:
             known.slots.restore(listed)
             self._touch(known)
-        for found in self._replicas_in_flight(model, replica):
-            self._silent.discard(found)
-            for bundle_id in found.bundles:
-                if (bundle := self._bundles.get(bundle_id)) is not None:
-                    self._take_back(bundle, known)
-
-    def _replicas_in_flight(self, model: str, replica: str) -> set[Replica]:
-        """Replicas of that name with requests in flight: at most one that is listed, and one that is no longer."""
-        return {
-            bundle.replica
-            for bundle in self._bundles.all()
-            if bundle.model == model and bundle.replica.name == replica and not bundle.detached
-        }
+        for found in self._silent.with_bundles(model, replica):
+            self._silent.end(found, known)
 
     # ------------------------------------------------------------- questions
 
@@ -682,11 +585,6 @@ class Scheduler:
         """What the classes allow requests that name no deadline, seconds."""
         return self._bounds.timeouts_s
 
-    @property
-    def has_pools(self) -> bool:
-        """Whether there are pools, whose hosts load what they are told to."""
-        return any(isinstance(group, Pool) for group in self._groups.values())
-
     def serves(self, model: str) -> bool:
         """Whether there is a model of that name."""
         return model in self._models
@@ -728,41 +626,23 @@ class Scheduler:
         """
         return {
             name: model.snapshot()
-            | {"silent_replicas": [str(r.name) for r in model.slots.replicas.values() if r in self._silent]}
+            | {"silent_replicas": [str(r.name) for r in model.slots.replicas.values() if r in self._silent.replicas]}
             for name, model in self._models.items()
         }
 
-    def pools(self) -> dict[str, dict[str, Any]]:
-        """A JSON-able snapshot of every pool by name; see `Residency.snapshot`."""
-        return {
-            name: device.residency.snapshot() for name, device in self._shared.items() if isinstance(device, PoolDevice)
-        }
-
-    def pool_of(self, model: str) -> str | None:
-        """The pool that a model is a member of; ``None``: it has replicas of its own, or is not scheduled."""
+    def device_of(self, model: str) -> str | None:
+        """Name of the device that a model shares; ``None``: its replicas are its own, or there is no such model."""
         device = self._device_of.get(model)
-        return device.name if isinstance(device, PoolDevice) else None
+        return None if device is None else device.name or None
 
-    def hosts(self, pool: str) -> int:
-        """How many processes of a pool can be reached. Raises KeyError for an unknown pool."""
-        return len(self._pool(pool).residency.hosts)
+    def device_snapshots(self) -> dict[str, dict[str, Any]]:
+        """A JSON-able snapshot of every device that models share, by name."""
+        return {name: device.snapshot() for name, device in self.devices.items()}
 
-    def in_use(self, pool: str, host: str) -> Sequence[str]:
-        """The members that have a bundle in flight at a host; none where that is unknown."""
-        found = self._pool(pool).residency.hosts.get(host)
-        return () if found is None else tuple(found.in_use)
-
-    def resident(self, pool: str, host: str) -> Sequence[str]:
-        """The members that a host has loaded; none where that is unknown."""
-        found = self._pool(pool).residency.hosts.get(host)
-        return () if found is None else tuple(member.name for member in found.residents)
-
-    def can_load(self, model: str) -> bool:
-        """Whether a model is a member of a pool that has a host, and can be loaded there as far as known."""
-        device = self._device_of.get(model)
-        if not isinstance(device, PoolDevice) or not device.residency.hosts:
-            return False
-        return device.residency.members[model].refusal is None
+    def can_start(self, model: str) -> bool:
+        """Whether a model's device itself can give it a place to run."""
+        known = self._models.get(model)
+        return known is not None and self._device_of[model].can_start(known)
 
     def breakers(self) -> dict[str, Breakers]:
         """The circuit breakers of every model that has them, by name, for reading."""
@@ -820,35 +700,25 @@ class Scheduler:
         given_up: list[Entry] = []
         refused: list[Refused] = []
         changes: list[Change] = []
-        orders: list[Load | Eviction] = []
+        orders: list[Any] = []
         for device in self._agenda.take(now):
             waiting = False
-            if isinstance(device, PoolDevice):
-                device.wake(now)
             for model in device.active:
                 if model.slots.holding:
                     model.slots.release_holds(now)
-                queue = model.queue
-                if queue.total.rows:
-                    queue.expire(now, expired)
+                if model.queue.total.rows:
+                    model.queue.expire(now, expired)
                     waiting = True
                 breakers = model.breakers
                 if breakers is not None and (breakers.tripped or breakers.changes):
-                    refused += breakers.sweep(model.queue, now)
-                    if breakers.changes and self._silent and not breakers.tripped:
-                        self._try_silent_elsewhere(model)
-                        waiting = waiting or queue.total.rows > 0
-                    changes += breakers.changes
-                    breakers.changes.clear()
+                    waiting = self._sweep(model, breakers, now, refused, changes) or waiting
             while waiting and (following := device.next_bundle(now, given_up)) is not None:
                 dispatches += self._launch(following, now)
                 waiting = len(device.active) > 1 or following.model.queue.total.rows > 0
             if not waiting:
                 device.recheck_at = inf
-            if isinstance(device, SharedDevice):
-                if isinstance(device, PoolDevice):
-                    orders += device.orders(now, given_up)
-                device.rest()
+            if device.name:  # that of a single model gives no orders
+                orders += device.orders(now, given_up)
             wake_at = device.wake_at
             if wake_at < inf or device in self._agenda.due:
                 self._agenda.note(device, wake_at)
@@ -858,16 +728,8 @@ class Scheduler:
             removed = [entry for entry in self._removed_entries if entry.state is _RUNNING]
             refused += [Refused(entry, self._refusals[entry.model]) for entry in removed]
             self._removed_entries.clear()
-        if refused:
-            refused = [each for each in refused if not (each[0].state is _QUEUED and self._left_to_bundle(each[0]))]
-        for entry in expired:
-            if entry.answer_by:
-                self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
-            self._end(entry)
-        for entry in given_up:
-            self._end(entry)
-        for entry, _ in refused:
-            self._end(entry)
+        if expired or given_up or refused:
+            refused = self._end_all(expired, given_up, refused)
         if self._displaced:
             refused += self._displaced
             self._displaced = []
@@ -887,9 +749,34 @@ class Scheduler:
             earliest = min(earliest, entry.deadline)
         return None if earliest == inf else earliest
 
+    def _sweep(
+        self, model: ModelState, breakers: Breakers, now: float, refused: list[Refused], changes: list[Change]
+    ) -> bool:
+        """Take out of a queue what breakers refuse. Returns whether entries came back into it."""
+        refused += breakers.sweep(model.queue, now)
+        closed = bool(breakers.changes) and not breakers.tripped
+        if closed:
+            self._silent.try_all_elsewhere(model)
+        changes += breakers.changes
+        breakers.changes.clear()
+        return closed and model.queue.total.rows > 0
+
+    def _end_all(self, expired: list[Entry], given_up: list[Entry], refused: list[Refused]) -> list[Refused]:
+        """End entries. Returns those that are refused; what a bundle still carries is left to it."""
+        refused = [each for each in refused if not (each[0].state is _QUEUED and each[0].left_to_bundle())]
+        for entry in expired:
+            if entry.answer_by:
+                self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
+            self._end(entry)
+        for entry in given_up:
+            self._end(entry)
+        for entry, _ in refused:
+            self._end(entry)
+        return refused
+
     def _launch(self, following: NextBundle, now: float) -> list[Dispatch]:
         """Send a bundle to its replica, and to those that it is tied to: who is free first takes each entry."""
-        model, replica, entries, _, _, variant, _, tied = following
+        model, replica, entries, rows, bucket, variant, predicted_s, tied = following
         suspect = entries[0].attempts > 0
         attempt = 1
         if replica.name is None:
@@ -902,35 +789,23 @@ class Scheduler:
                 entry.variant = entry.batch_key = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
                     breaker.admit(entry)  # it is a probe: `compose` has left room for it
-        bundle = self._count_in(following, replica, now, suspect=suspect)
-        if isinstance(device := self._device_of[model.settings.name], SharedDevice):
-            device.launched(bundle.id, following, now)
-        bundles = [bundle]
-        if tied:
-            bundles += [self._count_in(following, other, now) for other in tied]
         exact = entries[0].batch_key != "" or (bool(model.latencies.limited) and model.has_limited_fallbacks)
         overhead_s = model.overhead.at(now)
-        _, _, _, rows, bucket, _, predicted_s, _ = following
-        dispatches: list[Dispatch] = []
-        for each in bundles:
-            to = each.replica.name
-            dispatches.append(
-                Dispatch(each.id, each.model, to, entries, rows, bucket, predicted_s, variant, exact, overhead_s)
-            )
-        return dispatches
-
-    def _count_in(self, following: NextBundle, replica: Replica, now: float, *, suspect: bool = False) -> Bundle:
-        """One more bundle in flight, at one replica."""
-        model, entries, predicted_s = following.model, following.entries, following.predicted_s
-        self._last_bundle += 1
-        bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, following.rows, now)
-        for entry in entries:
-            entry.bundles += (bundle.id,)
         high, normal, low = model.queue.fresh
         tenants = high.has_tenants or normal.has_tenants or low.has_tenants
-        model.slots.acquire(replica, bundle.id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
-        self._bundles.add(bundle)
-        return bundle
+        name, device = model.settings.name, self._device_of[model.settings.name]
+        dispatches: list[Dispatch] = []
+        for to in (replica, *tied):
+            self._last_bundle = bundle_id = self._last_bundle + 1
+            for entry in entries:
+                entry.bundles += (bundle_id,)
+            model.slots.acquire(to, bundle_id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
+            self._bundles.add(Bundle(bundle_id, name, to, entries, rows, now))
+            device.launched(bundle_id, following, now)
+            dispatches.append(
+                Dispatch(bundle_id, name, to.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s)
+            )
+        return dispatches
 
     def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
         """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""
@@ -941,50 +816,6 @@ class Scheduler:
         model.queue.push(entry)
         return True
 
-    def _try_elsewhere(self, entry: Entry, bundle: Bundle) -> None:
-        """Queue an entry that only a silent replica has, as a retry. The answer of that replica still counts.
-
-        The entry stays in its bundle. It does not move if it was tried twice, or is answered in parts: how long these
-        take is for the model to say.
-        """
-        if entry.state is not _RUNNING or entry.attempts != 1 or entry.bundles != (bundle.id,) or entry.answer_by:
-            return
-        if bundle.detached or bundle.replica.name is None:
-            return
-        model = self._models[bundle.model]
-        entry.state, entry.avoid = _QUEUED, bundle.replica.name
-        model.queue.push(entry)
-        self._touch(model)
-
-    def _try_silent_elsewhere(self, model: ModelState) -> None:
-        """Queue entries that were left to silent replicas, now that the model can run them elsewhere again."""
-        for bundle in self._bundles.all():
-            if bundle.model == model.settings.name and bundle.replica in self._silent:
-                for entry in bundle.entries:
-                    self._try_elsewhere(entry, bundle)
-
-    def _take_back(self, bundle: Bundle, model: ModelState) -> None:
-        """Leave queued entries of a replica that is silent no more to that replica."""
-        for entry in bundle.entries:
-            if entry.state is _QUEUED and bundle.id in entry.bundles:
-                model.queue.remove(entry)
-                entry.state, entry.avoid = _RUNNING, None
-
-    def _uncarried(self, taken: Iterable[Entry]) -> list[Entry]:
-        """Entries taken out of a queue that no bundle carries. Others are left to their bundle."""
-        return [entry for entry in taken if not self._left_to_bundle(entry)]
-
-    @staticmethod
-    def _left_to_bundle(entry: Entry) -> bool:
-        """Leave an entry that was taken out of a queue to the bundle that still carries it, if any."""
-        if entry.bundles:
-            entry.state = _RUNNING
-        return bool(entry.bundles)
-
-    @staticmethod
-    def _drop_carrier(entry: Entry, bundle_id: int) -> None:
-        entry.bundles = tuple([other for other in entry.bundles if other != bundle_id])
-
     def _retry(self, model: ModelState | None, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
         if model is not None:
             self._touch(model)
@@ -993,7 +824,7 @@ class Scheduler:
         for entry in bundle.entries:
             if entry.state is not _RUNNING:
                 if entry.state is _QUEUED:
-                    self._drop_carrier(entry, bundle.id)
+                    entry.drop_carrier(bundle.id)
                 continue
             if entry.begun == bundle.id:
                 self._end(entry)
@@ -1014,21 +845,13 @@ class Scheduler:
                     result.requeued.append(entry)
         return result._replace(broken=broken) if broken else result
 
-    @staticmethod
-    def _uncount_attempt(entry: Entry) -> None:
-        """It was not run. Its first try counts all the same where another replica that had it, too, has failed."""
-        if entry.attempts > 1 or entry.avoid is None:
-            entry.attempts -= 1
-
     def _leave(self, entry: Entry, bundle_id: int, *, tried: bool) -> None:
         """Leave an entry that several replicas have to the others. ``tried``: whether the replica may have begun it."""
         if not tried and entry.attempts > 1 and bundle_id == entry.bundles[-1]:
             entry.attempts -= 1  # its second try, which did not take place
-        self._drop_carrier(entry, bundle_id)
-        if self._silent and len(entry.bundles) == 1:
-            last = self._bundles.get(entry.bundles[0])
-            if last is not None and last.replica in self._silent:
-                self._try_elsewhere(entry, last)
+        entry.drop_carrier(bundle_id)
+        if self._silent.replicas:
+            self._silent.try_last_elsewhere(entry)
 
     def _end(self, entry: Entry) -> None:
         entry.state = _DONE
@@ -1042,7 +865,7 @@ class Scheduler:
         """
         bounds, priority = self._bounds, entry.priority
         for _ in range(_MOST_DISPLACED):
-            largest = self._largest_tenant_queues(priority, entry.nbytes, entry.tenant, entry.weight)
+            largest = largest_tenant_queues(self._models, bounds, priority, entry.nbytes, entry.tenant, entry.weight)
             if largest is None:
                 break
             name, queue = max(largest, key=_entries)
@@ -1055,29 +878,6 @@ class Scheduler:
                 return True
         return False
 
-    def _largest_tenant_queues(
-        self, priority: Priority, nbytes: int, tenant: str, weight: float
-    ) -> list[tuple[str, TenantQueue]] | None:
-        """The queues, by model, of the tenant with the most in a full class; ``None`` where this one has its part."""
-        queues: dict[str, list[tuple[str, TenantQueue]]] = {}
-        for name, model in self._models.items():
-            if model.queue.fresh[priority - 1].rows:
-                for queue in model.queue.fresh[priority - 1].waiting():
-                    queues.setdefault(queue.tenant, []).append((name, queue))
-        own = queues.pop(tenant, [])
-        if not queues:
-            return None
-        parts = {
-            other: self._bounds.part(priority, sum(len(q) for _, q in of), sum(q.nbytes for _, q in of))
-            / of[0][1].weight
-            for other, of in queues.items()
-        }
-        entries, held = sum(len(queue) for _, queue in own), sum(queue.nbytes for _, queue in own)
-        own_part = self._bounds.part(priority, entries + 1, held + nbytes) / weight
-        weights = weight + sum(of[0][1].weight for of in queues.values())
-        largest = max(parts, key=parts.__getitem__)
-        return queues[largest] if own_part <= min(1.0 / weights, parts[largest]) else None
-
     def _queue_full(self, model: ModelState, priority: Priority, nbytes: int, now: float) -> Rejection:
         wait = drain_s(model, self._device_of[model.settings.name], priority, now)
         return self._bounds.queue_full(priority, nbytes, wait)
@@ -1087,12 +887,12 @@ def _entries(of: tuple[str, TenantQueue]) -> int:
     return len(of[1])
 
 
-def _group_of(groups: Iterable[DeviceGroup]) -> dict[str, str]:
-    """The name of the group of each model that is in one."""
-    group_of: dict[str, str] = {}
-    for group in groups:
-        for name in group.models:
-            if name in group_of:
-                raise ValueError(f"device group {group.name}: model {name} is in two groups")
-            group_of[name] = group.name
-    return group_of
+def _shared_by(devices: Iterable[Device]) -> dict[str, str]:
+    """The name of the device of each model that shares one."""
+    shared_by: dict[str, str] = {}
+    for device in devices:
+        for name in device.models:
+            if name in shared_by:
+                raise ValueError(f"device {device.name}: model {name} is on two devices")
+            shared_by[name] = device.name
+    return shared_by

@@ -64,10 +64,7 @@ class ModelScheduling:
         window: Full batches of rows in flight per replica: what its gate composes batches of.
         policy: ``auto``: a batch waits for more rows where that is likely to pay; ``eager``: it never waits.
         fallbacks: Variants that may stand in for the exact model where it would be too late, most exact first.
-        weight: How much more urgent than others its entries are where models share a device: their slack counts
-            divided by it.
-        resident_bytes: Memory that a replica holds, on a shared device.
-        bytes_per_row: Memory that each row of a running batch takes in addition, on a shared device.
+        resident_bytes: Memory that it holds where it is loaded, on a device that models share.
         variants: All variants that a request may name.
         breaker: When its circuit breakers open and close; ``None``: there are none.
         copies: Most replicas that have an entry at once: who is free first runs it. 1: the one that was chosen.
@@ -81,54 +78,12 @@ class ModelScheduling:
     window: int = 4
     policy: Literal["auto", "eager"] = "auto"
     fallbacks: tuple[str, ...] = ()
-    weight: float = 1.0
     resident_bytes: int = 0
-    bytes_per_row: int = 0
     variants: tuple[str, ...] = ()
     breaker: BreakerSettings | None = None
     copies: int = COPIES
     size_fairness: float = 0.5
     high_slowdown: float = 1.2
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceGroup:
-    """Models whose replicas compute on one device, so that their executions take from each other.
-
-    Attributes:
-        name: Its name.
-        models: Names of the members. A model is a member of one group at most; one without a group has its own device
-            per replica.
-        concurrency: Executions at once, over all members.
-        memory_bytes: Memory of the device; 0: not limited.
-    """
-
-    name: str
-    models: tuple[str, ...]
-    concurrency: int = 1
-    memory_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Pool(DeviceGroup):
-    """Models that share few processes, its hosts, which have memory for some of them at a time.
-
-    Attributes:
-        concurrency: Bundles at a host at once over all members: one runs, and the others wait behind it. Those of a
-            less urgent class do not count against a more urgent one.
-        memory_bytes: What the loaded members of one host may hold in sum. Each member declares its own
-            (`ModelScheduling.resident_bytes`), until that is measured.
-        load_s: What a load is assumed to take until one has been measured, seconds.
-        loads: Loads at once at a host.
-        hold: How many times what its load took a member stays at least, unless an entry would be too late for that.
-        memory_s: For how long a request counts for what a member is worth, seconds: it fades exponentially.
-    """
-
-    concurrency: int = 2
-    load_s: float = 0.1
-    loads: int = 1
-    hold: float = 2.0
-    memory_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.breaker_metrics import BREAKERS
 from serve_app.telemetry.model_names import ModelNames
-from serve_app.telemetry.pool_metrics import POOLS
 from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.scheduler_metrics import SCHEDULER
 from serve_app.telemetry.series import Count, Counter, Distribution, Family, Histogram, histogram
@@ -26,7 +25,6 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _RECOVERY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
-_LOAD_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STREAM_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 NAMED_MEMBERS: Final = 100
@@ -91,17 +89,10 @@ class RouterMetrics:
         self.names = ModelNames(named_members)
         self.registry.register(Readings(SCHEDULER, scheduler.snapshot, self.names))
         self.registry.register(Readings(BREAKERS, scheduler.breakers, self.names))
-        self._loads: Histogram | None = None
-        if scheduler.has_pools:
-            self._loads = Histogram(
-                "serve_app_pool_load_seconds", "One load of a member of a pool.", ("pool",), _LOAD_BUCKETS
-            )
-            self.registry.register(self._loads)
-            self.registry.register(Readings(POOLS, scheduler.pools))
         self._tenants = TenantCollector()
         self.registry.register(self._tenants)
         self._of_models: list[Counter | Histogram | Family[Any]] = []
-        self.requests = self._shown(
+        self.requests = self.show(
             Counter(
                 "serve_app_requests",
                 "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time"
@@ -110,7 +101,7 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._fallbacks = self._shown(
+        self._fallbacks = self.show(
             Counter(
                 "serve_app_fallback_answers",
                 "Requests for the exact model that one of its fallbacks answered.",
@@ -118,25 +109,16 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._shadows = self._shown(
-            Counter(
-                "serve_app_shadow_requests",
-                "Copies of requests that a version ran as a shadow: their answers were the same or different, or they"
-                " failed, or were dropped, since there was no room.",
-                ("model", "outcome"),
-                names=self.names,
-            )
-        )
-        self._lost = self._shown(
+        self._lost = self.show(
             Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",), names=self.names)
         )
-        self._silent = self._shown(
+        self._silent = self.show(
             Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",), names=self.names)
         )
-        self._parts = self._shown(
+        self._parts = self.show(
             Counter("serve_app_stream_parts", "Parts of answers that came in parts.", ("model",), names=self.names)
         )
-        self._streams = self._shown(
+        self._streams = self.show(
             Counter(
                 "serve_app_streams",
                 "Answers in parts, of which one has come at least, by how they ended: ok, cancelled, the error's code.",
@@ -144,7 +126,7 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._stream_times = self._shown(
+        self._stream_times = self.show(
             Histogram(
                 "serve_app_stream_seconds",
                 "From the arrival at the scheduler to the last part, of answers that came in parts.",
@@ -153,7 +135,7 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._recovery = self._shown(
+        self._recovery = self.show(
             Histogram(
                 "serve_app_recovery_seconds",
                 "From the loss of a replica, dead or silent, until as many are usable as before.",
@@ -162,13 +144,13 @@ class RouterMetrics:
                 names=self.names,
             )
         )
-        self._answers = self._shown(Family(_Answered, names=self.names))
-        self._bundles = self._shown(Family(_Bundles, names=self.names))
+        self._answers = self.show(Family(_Answered, names=self.names))
+        self._bundles = self.show(Family(_Bundles, names=self.names))
         self._answered: dict[tuple[str, Priority], _Answered] = {}
         self._per_model: dict[str, _Bundles] = {}
         self._statistics: dict[str, ModelStatistics] = {}
 
-    def _shown(self, metric: _Metric) -> _Metric:
+    def show(self, metric: _Metric) -> _Metric:
         """Register a metric, whose series are dropped with the model of their first label."""
         self.registry.register(metric)
         self._of_models.append(metric)
@@ -269,10 +251,6 @@ class RouterMetrics:
         """Count an answer of a fallback."""
         self._fallbacks.of(entry.model, entry.priority.label, entry.variant).value += 1
 
-    def shadowed(self, model: str, outcome: str) -> None:
-        """Count the end of a shadow request."""
-        self._shadows.of(model, outcome).value += 1
-
     def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """Count a bundle and the runs that carried it."""
         bundles = self._per_model.get(model)
@@ -313,11 +291,6 @@ class RouterMetrics:
     def recovered(self, model: str, seconds: float) -> None:
         """Record how long a model had too few replicas."""
         self._recovery.of(model).observe(seconds)
-
-    def member_loaded(self, pool: str, seconds: float) -> None:
-        """Record the load time of a pool's member."""
-        if self._loads is not None:
-            self._loads.of(pool).observe(seconds)
 
     def render(self) -> str:
         """This router's page in Prometheus' text format."""

@@ -184,10 +184,6 @@ class Fields:
         """Say how a field, or with an empty name the message itself, is followed otherwise than there."""
         self._tell("note", name, text)
 
-    def note_entry(self, name: str, key: str, text: str) -> None:
-        """As `note`, of one entry of a map."""
-        self._document.tell("note", (*self._path, name, key), text)
-
     def fault_entry(self, name: str, key: str, text: str) -> None:
         """As `fault`, of one entry of a map."""
         self._document.tell("fault", (*self._path, name, key), text)

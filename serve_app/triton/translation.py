@@ -135,13 +135,13 @@ class _Translation:
         if not self._document.has_only_notes():
             return None
         instances = read_instances(fields)
-        on_gpu = instances.device != "cpu"
         resources = {"device": instances.device} if instances.device != "auto" else {}
-        resources |= read_parameters(fields, on_gpu=on_gpu)
+        resources |= read_parameters(fields, on_gpu=instances.device != "cpu")
         if resources:
             self._keys["resources"] = resources
-        if options := self._options | read_optimization(fields, location.kind, on_gpu=on_gpu):
-            self._keys["backend_options"] = options
+        read_optimization(fields, location.kind)
+        if self._options:
+            self._keys["backend_options"] = self._options
         if instances.replicas > 1:
             self._keys["autoscaling"] = {"min_replicas": instances.replicas, "max_replicas": instances.replicas}
         self._warm_up(location, signature, batched=batched)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from serve_app.scheduling.decisions import Eviction, Load
+from serve_app.pools.policy.messages import Eviction, Load, MemberLoaded, Order
 from serve_app_simulator.replica import SimulatedReplica, Turns
 from serve_app_simulator.system import Loaded, World
 
@@ -34,22 +34,24 @@ class Members:
         """The name of the replica that runs a model at a replica or host."""
         return self._at[model, name] if model in self._pool_of else name
 
-    def load(self, load: Load, done: Callable[[str, Loaded], None]) -> None:
-        """Load a member; ``done`` gets the name of its pool."""
-        self._tell(
-            load.host, partial(self._world.load_member, load.model, load.host, partial(self._loaded, load, done))
-        )
+    def carry_out(self, order: Order, done: Callable[[str, MemberLoaded], None]) -> None:
+        """Load or unload a member; ``done`` gets the name of its pool and what has happened."""
+        if isinstance(order, Eviction):
+            self._evict(order)
+            return
+        loaded = partial(self._loaded, order, done)
+        self._tell(order.host, partial(self._world.load_member, order.model, order.host, loaded))
 
-    def evict(self, eviction: Eviction) -> None:
-        """Unload a member."""
+    def _evict(self, eviction: Eviction) -> None:
         self._replicas.pop(self._at.pop((eviction.model, eviction.host))).retire()
         self._tell(eviction.host, partial(self._world.evict_member, eviction.model, eviction.host))
 
-    def _loaded(self, load: Load, done: Callable[[str, Loaded], None], loaded: Loaded) -> None:
+    def _loaded(self, load: Load, done: Callable[[str, MemberLoaded], None], loaded: Loaded) -> None:
         turns = self._turns.setdefault(load.host, Turns(self._world))
         self._replicas[loaded.replica] = self._make_replica(load.model, loaded.replica, turns)
         self._at[load.model, load.host] = loaded.replica
-        back = partial(done, self._pool_of[load.model], loaded)
+        event = MemberLoaded(load.model, load.host, loaded.seconds, loaded.nbytes)
+        back = partial(done, self._pool_of[load.model], event)
         self._world.at(self._world.now + self._world.hop_s("send"), back)
 
     def _tell(self, host: str, action: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from serve_app.pools.policy.device import PoolDevice
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app_simulator.members import Members
@@ -82,7 +83,12 @@ class ServeApp:
         self._routers = [
             SimulatedRouter(
                 world,
-                Scheduler(settings, scenario.classes, limits, [pool.scheduling for pool in scenario.pools]),
+                Scheduler(
+                    settings,
+                    scenario.classes,
+                    limits,
+                    [PoolDevice(pool.scheduling, scenario.classes) for pool in scenario.pools],
+                ),
                 self._replicas,
                 self._patience,
                 self._newest_frame_wins,

@@ -10,15 +10,16 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from serve_app.pools.policy.messages import HostsListed, Order
 from serve_app.scheduling.core import RouterCore, Why
-from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Eviction, Load, Rejection
+from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.liveness import Liveness
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app_simulator.members import Members
 from serve_app_simulator.processor import Processor
 from serve_app_simulator.replica import Sent, SimulatedReplica
-from serve_app_simulator.system import Loaded, Request, Timer, World
+from serve_app_simulator.system import Request, Timer, World
 from serve_app_simulator.ties import SimulatedTies
 
 _NUMBERS = count(1)
@@ -77,7 +78,7 @@ class _Watched:
 
 
 class SimulatedRouter:
-    """One router: its core, and the `serve_app.scheduling.core.Driver` and `Loader` of it.
+    """One router: its core, and the `serve_app.scheduling.core.Driver` of it.
 
     Args:
         world: Its clock and its clients.
@@ -101,7 +102,7 @@ class SimulatedRouter:
     ) -> None:
         self.name = f"router-{next(_NUMBERS)}"
         self.scheduler = scheduler
-        self._core: RouterCore[Sent] = RouterCore(scheduler, self, settings.bundle_timeout_s, ties, self)
+        self._core: RouterCore[Sent] = RouterCore(scheduler, self, settings.bundle_timeout_s, ties, self._order)
         self._members = members
         self._world = world
         self._replicas = replicas
@@ -160,7 +161,7 @@ class SimulatedRouter:
 
     def on_hosts(self, pool: str, names: Sequence[str]) -> None:
         """Take over the list of a pool's hosts."""
-        self._core.on_hosts(pool, names, self._world.now)
+        self._on_device_event(pool, HostsListed(names))
 
     def done(self, sent: Sent) -> None:
         """Answer the clients of a bundle once the processor has encoded the answers."""
@@ -274,15 +275,10 @@ class SimulatedRouter:
     def changed(self, changes: Sequence[Change]) -> None:
         """See `Driver.changed`. There is no log."""
 
-    # ------------------------------------------------------------ as `Loader`
+    # ---------------------------------------------------------------- pools
 
-    def load(self, load: Load) -> None:
-        """See `Loader.load`."""
-        self._members.load(load, partial(self._loaded, load))
+    def _order(self, order: Order) -> None:
+        self._members.carry_out(order, self._on_device_event)
 
-    def _loaded(self, load: Load, pool: str, loaded: Loaded) -> None:
-        self._core.loaded(pool, load.model, load.host, loaded.seconds, loaded.nbytes, self._world.now)
-
-    def evict(self, eviction: Eviction) -> None:
-        """See `Loader.evict`."""
-        self._members.evict(eviction)
+    def _on_device_event(self, pool: str, event: object) -> None:
+        self._core.on_device_event(pool, event, self._world.now)

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from serve_app.domain.service import Administration, Answer, Inference, Loaded, ModelInfo, RequestOptions
-from serve_app.domain.traffic import Asker, TableChange
+from serve_app.domain.versions import Asker
 from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError
 from serve_app.payloads import Embeddings, Media, ModelSignature, Payload, TensorSpec, Texts
 from serve_app.scheduling.entry import Priority
@@ -137,14 +137,6 @@ class NumpyService:
     def choose(self, model: str, asker: Asker) -> ModelInfo:
         """There is one version."""
         return self.find(model)
-
-    def traffic(self, model: str) -> Mapping[str, Any]:
-        """There is one version."""
-        return {"model": self.find(model).name}
-
-    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
-        """There is one version."""
-        raise InvalidRequest(f"model {self.find(model).name!r} is served in one version")
 
     def precheck(
         self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0

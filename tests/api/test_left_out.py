@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from serve_app.api.left_out import BodyDecoder
-from serve_app.domain.traffic import TrafficChange
+from serve_app.versions.policy import TrafficChange
 
 
 class _Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from benchmarks import wrk
 from benchmarks.answers import mistake
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine, revision, watched_load
-from benchmarks.publishing import machine_table
+from benchmarks.publishing import measured_on
 from benchmarks.report import draw, render
 from benchmarks.results import ColdStart, Comparison, Report, Run, Start, ratios, summarise
 from benchmarks.server import role
@@ -127,18 +127,18 @@ def test_ratios_are_of_medians_where_both_were_measured(comparison: Comparison) 
 def test_reports_name_the_commit() -> None:
     """Where it is known; a tree that differs from it says so."""
     known = Machine("A CPU", 2, 24.0, "Linux 6.1", "3.11.7", {}, 0.1, "abc1234 with changes")
-    assert "| commit | abc1234 with changes |" in machine_table("2026-01-31", known)
-    assert "commit" not in machine_table("2026-01-31", replace(known, commit=""))
+    assert " at commit abc1234 with changes on A CPU, 2 cores, " in measured_on("2026-01-31", known)
+    assert "commit" not in measured_on("2026-01-31", replace(known, commit=""))
     assert re.fullmatch("([0-9a-f]{7,}( with changes)?)?", revision())
 
 
 def test_reports_tell_what_else_ran() -> None:
     """The load average before, and the lowest and the highest while it was measured."""
     machine = Machine("A CPU", 2, 24.0, "Linux 6.1", "3.11.7", {}, 0.1)
-    assert "| load average before | 0.1 |" in machine_table("2026-01-31", machine)
-    assert "during" not in machine_table("2026-01-31", machine)
-    told = machine_table("2026-01-31", replace(machine, load_during=[2.5, 1.25, 3.0]))
-    assert "| load average during, with the benchmark's own | 1.25 to 3.0 |" in told
+    assert measured_on("2026-01-31", machine).endswith("; load average before 0.1.")
+    assert "during" not in measured_on("2026-01-31", machine)
+    told = measured_on("2026-01-31", replace(machine, load_during=[2.5, 1.25, 3.0]))
+    assert told.endswith("; load average before 0.1, during 1.25 to 3.0.")
 
 
 def test_the_load_is_noted_however_short_a_measurement_is() -> None:
@@ -157,19 +157,19 @@ def test_the_report_names_figures_settings_and_the_machine(comparison: Compariso
     cold = ColdStart("configs/demo.yaml", starts, 100, memory)
     text = render(Report("2026-01-31", machine, cold, comparison), "smoke.svg")
     assert "| 64 | 3,000 | 1.0 / 3.0 | 150 | 1.0 / 3.0 | **20.0** |" in text
-    assert "shares the cores" in text
+    assert "share the cores" in text
     assert "`max_batch_size=32`" in text
     assert "![Throughput and latency over connections](smoke.svg)" in text
-    assert "| median | **12.0** | 12.5 |" in text
-    assert "| **in all** | **500** |" in text
-    assert "| CPU | A CPU, 2 cores |" in text
+    assert "12.0 s, the median of 3 starts,\nand until every model answers: `digits` 12.5." in text
+    assert "500 MiB (Ray's own processes 400, replica of router 100)" in text
+    assert "on A CPU, 2 cores, 24.0 GiB" in text
 
 
 def test_what_was_left_out_is_not_in_the_report(comparison: Comparison) -> None:
     """Neither as a heading nor as an empty table."""
     machine = Machine("A CPU", 2, 24.0, "Linux 6.1", "3.11.7", {}, 0.1)
     headings = re.findall("^#+ (.*)$", render(Report("2026-01-31", machine, None, None), "smoke.svg"), re.MULTILINE)
-    assert headings == ["Smoke benchmark", "Machine"]
+    assert headings == ["Smoke benchmark"]
 
 
 def test_the_plot_is_the_same_for_the_same_figures(comparison: Comparison, tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ def test_the_report_has_what_was_measured() -> None:
     assert "| router | SQLite | 10,000 | 3,400 | 0 | 0 | 0 | 41 |" in text
     assert "each p99 is of 200 requests" in text
     assert "| items per second beside class `high` | 90 |" in text
-    assert "| at most in the 20 s after that, MiB | 260 |" in text
-    assert "| load average during, with the benchmark's own | 1.5 to 2.5 |" in text
-    assert re.findall("^## (.*)$", render(Report(whole.date, MACHINE)), re.MULTILINE) == ["Machine"]
+    assert "at most in the 20 s after that" in text
+    assert ", during 1.5 to 2.5." in text
+    assert re.findall("^## (.*)$", render(Report(whole.date, MACHINE)), re.MULTILINE) == []
 
 
 @pytest.mark.parametrize("broken", [replace(KILL, lost=1), replace(KILL, wrong=1), replace(KILL, twice=1)])

@@ -46,8 +46,8 @@ def test_the_report_compares_rounds_with_rounds() -> None:
     ]
     measured = {"proof": Measured("2026-01-01", 0.5, 3)}
     lines = render(Report(_MACHINE, measured, 0.1, builds, starts, turns, 5.0, {"one": 64})).splitlines()
-    assert "| `one/int8` | close | 1.0e-06 | nearly |" in lines
-    assert "| `one` | 250.0 | 100.0 | 200.0 | 50.0 | 50.0 | 1.0 | 10.0% |" in lines
-    assert "| before | **9.0** | 9.0 | 9.0 |" in lines
-    assert "| after, no records | **10.0** | 10.0 | 10.0 |" in lines
+    assert "| `one/int8` | close | 1.0e-06 | 0.0 | 50.0 | 50.0 | 10.0% |" in lines
+    assert "| `one` | exact | 0 | 300.0 | 50.0 | 50.0 | 10.0% |" in lines
+    assert "| before | 9.0 | 9.0 |" in lines
+    assert "| after, no records | 10.0 | 10.0 |" in lines
     assert "| `one` | after / before | 4 | **0.990** (0.990 to 0.990) | **1.000** (1.000 to 1.000) |" in lines

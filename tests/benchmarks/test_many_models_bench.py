@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.machine import Machine
 from benchmarks.many_models import PAGES, Page, Start, document_of, draw, make_models, report
-from serve_app.composition import describe_models, expand_pools, read_args, with_versions
+from serve_app.composition import describe_models, expand_models, read_args, with_versions
 from serve_app.pipelines.composition import pipeline_infos
 
 
@@ -17,7 +17,7 @@ def test_the_server_is_told_of_so_many_members_and_of_nothing_else(models: int, 
     """Neither models nor pipelines of the demonstration, whose file it is."""
     assert make_models(tmp_path, 3, 0.01) == 51
     args = document_of(tmp_path, models)["applications"][0]["args"]
-    config = with_versions(expand_pools(read_args(args)))
+    config = with_versions(expand_models(read_args(args)))
     infos = describe_models(config)
     assert [info.name for info in infos.values()] == [f"member-{number:04}" for number in range(models)]
     assert pipeline_infos(config, infos) == ()

@@ -17,7 +17,7 @@ from benchmarks.pool_server_load import beside_loads, popularity
 from benchmarks.pool_server_measure import Costs, Observed, Tails
 from benchmarks.pool_server_predict import load_spread, predict, scenario_of
 from benchmarks.pool_server_report import Report, draw, render
-from serve_app.composition import describe_models, expand_pools, read_args, with_versions
+from serve_app.composition import describe_models, expand_models, read_args, with_versions
 from serve_app.config.args import AppArgs
 from serve_app.pipelines.composition import pipeline_infos
 from serve_app.scheduling.entry import Priority
@@ -56,7 +56,7 @@ def test_the_server_is_told_of_nothing_but_the_pool(tmp_path: Path) -> None:
     """Neither models nor pipelines of the demonstration, whose file it is."""
     nbytes = write_members(tmp_path, MEMBERS)
     document = document_of(tmp_path, MEMBERS * nbytes)
-    config = with_versions(expand_pools(read_args(document["applications"][0]["args"])))
+    config = with_versions(expand_models(read_args(document["applications"][0]["args"])))
     infos = describe_models(config)
     assert {info.name for info in infos.values()} == {member_name(number) for number in range(MEMBERS)}
     assert pipeline_infos(config, infos) == ()
@@ -99,7 +99,9 @@ def test_what_was_counted_becomes_costs() -> None:
 def test_a_report_tells_what_misses_its_aim(tmp_path: Path) -> None:
     """With the simulator's answer to the same arrivals."""
     nbytes = write_members(tmp_path / "models", 20)
-    args = expand_pools(AppArgs.model_validate(document_of(tmp_path / "models", 3 * nbytes)["applications"][0]["args"]))
+    args = expand_models(
+        AppArgs.model_validate(document_of(tmp_path / "models", 3 * nbytes)["applications"][0]["args"])
+    )
     costs = Costs(Overheads(0.001, 0.001, 0.002, 0.0005), 0.1, 100.0)
     arrivals = generate(scenario_of(args, None, None, 40.0, 10.0, 2.0), 1)
     predicted = predict(scenario_of(args, costs, COUNTED, 40.0, 10.0, 2.0), 0.002, arrivals)

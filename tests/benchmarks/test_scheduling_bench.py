@@ -180,14 +180,14 @@ def test_an_experiment_gives_findings_a_table_and_a_figure(lab: Laboratory, monk
 
 
 def test_the_report_keeps_what_is_not_run_again(tmp_path: Path) -> None:
-    """A run of some experiments leaves the others' sections; the summary names every aim."""
+    """A run of some experiments leaves the others' sections; each names its aims."""
     for name, met in (("poisson", True), ("gamma", False)):
         finding = Finding(name, f"aim of {name}", "measured", met)
         table = Table(["a", "b"], [["1", "2"]])
         write([Experiment(name, f"Title of {name}", "Text.", [finding], [table])], (1, 2), tmp_path, quick=False)
     written = (tmp_path / "scheduling.md").read_text()
-    assert "| poisson | aim of poisson | measured | yes |" in written
-    assert "| gamma | aim of gamma | measured | **no** |" in written
+    assert "- aim of poisson: measured (met)" in written
+    assert "- aim of gamma: measured (**missed**)" in written
     assert written.index("## Title of poisson") < written.index("## Title of gamma")
     assert list(orjson.loads((tmp_path / "scheduling.json").read_bytes())["experiments"]) == ["poisson", "gamma"]
     assert set(EXPERIMENTS) >= {"poisson", "gamma"}

@@ -35,4 +35,16 @@ def test_configuration_is_values_only() -> None:
     packages = {name.split(".")[1] for name in loaded if name.startswith("serve_app.")}
 
     assert not [name for name in HEAVY if name in loaded]
-    assert packages == {"config", "domain", "errors", "jobs", "payloads", "pipelines", "scheduling", "wings"}
+    assert packages == {
+        "cache",
+        "config",
+        "domain",
+        "errors",
+        "jobs",
+        "payloads",
+        "pipelines",
+        "pools",
+        "scheduling",
+        "versions",
+        "wings",
+    }

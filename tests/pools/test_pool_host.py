@@ -17,12 +17,12 @@ from runtime_harness import batch_same_turn, tensor
 
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.composition import read_args, read_models
-from serve_app.composition.hosting import MemberLoader, MemberPlan
 from serve_app.composition.replica import make_replica
 from serve_app.composition.revision import find_revision
 from serve_app.domain.hosting import Owner
 from serve_app.payloads import RETURNED, STALE, Bundle, Success, WireEntry
-from serve_app.replica.pool_host import LoadedMember, PoolHost
+from serve_app.pools.host import LoadedMember, PoolHost
+from serve_app.pools.hosting import MemberLoader, MemberPlan
 
 OWNER = Owner(1.0, "router")
 

@@ -9,24 +9,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis_profiles import examples
-from scheduling_builders import HIGH, LOW, NORMAL, accept, make_class, make_entry, make_scheduler
+from scheduling_builders import HIGH, LOW, NORMAL, accept, load_everywhere, make_class, make_entry, make_scheduler
 
+from serve_app.pools.policy.device import PoolDevice
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, ProcessLimits
 
 _BREAKER = BreakerSettings(
     consecutive_failures=2, window_s=1.0, min_samples=3, reset_s=1.0, probes=1, ejection_s=0.5, max_ejected=0.5
 )
 _MODELS = {
     "m": ModelScheduling("m", 4, 0.5, fallbacks=("light",), variants=("light",), breaker=_BREAKER),
-    "n": ModelScheduling("n", 2, 0.5, window=1, bytes_per_row=2, resident_bytes=3),
-    "o": ModelScheduling("o", 4, 0.5, bytes_per_row=1, resident_bytes=3, breaker=_BREAKER),
+    "n": ModelScheduling("n", 2, 0.5, window=1, resident_bytes=3),
+    "o": ModelScheduling("o", 4, 0.5, resident_bytes=3, breaker=_BREAKER),
     "p": ModelScheduling("p", 4, 0.5),
 }
-_GROUP = DeviceGroup("g", ("n", "o"), concurrency=1, memory_bytes=14)
+_POOL = Pool("g", ("n", "o"), concurrency=1, memory_bytes=14)
 _PROFILE = [(1, 0, 0.02, ""), (4, 0, 0.05, ""), (1, 0, 0.01, "light"), (4, 0, 0.02, "light")]
 _MODEL = st.sampled_from(sorted(_MODELS))
 _NAME = st.sampled_from(["a", "b", "c"])
@@ -56,13 +58,11 @@ def _picture(decisions: Decisions) -> _Picture:
 class _Side:
     """One of the two schedulers, its own copies of the entries, and its bundles by what they carry."""
 
-    def __init__(self, grouped: bool) -> None:
-        self.scheduler = Scheduler(
-            _MODELS.values(),
-            {HIGH: make_class(min_share=0.1), NORMAL: make_class(entries=8), LOW: make_class(min_share=0.1)},
-            ProcessLimits(10**6, network_s=0.001),
-            [_GROUP] if grouped else [],
-        )
+    def __init__(self, pooled: bool) -> None:
+        classes = {HIGH: make_class(min_share=0.1), NORMAL: make_class(entries=8), LOW: make_class(min_share=0.1)}
+        devices = [PoolDevice(_POOL, classes)] if pooled else []
+        self.scheduler = Scheduler(_MODELS.values(), classes, ProcessLimits(10**6, network_s=0.001), devices)
+        load_everywhere(self.scheduler, ["a", "b"])
         self.entries: dict[int, Entry] = {}
         self.bundles: dict[_Picture, int] = {}
 
@@ -84,19 +84,24 @@ class ActiveMachine(RuleBasedStateMachine):
         self.in_flight: list[Dispatch] = []
         self.ended: set[int] = set()
         self.last_id = 0
-        self.grouped = False
+        self.pooled = False
 
-    @initialize(grouped=st.booleans(), seeded=st.booleans())
-    def start(self, grouped: bool, seeded: bool) -> None:
-        """Four models with two replicas each, of which two may share a device."""
-        self.grouped = grouped
-        self.sides = (_Side(grouped), _Side(grouped))
+    @initialize(pooled=st.booleans(), seeded=st.booleans())
+    def start(self, pooled: bool, seeded: bool) -> None:
+        """Four models with two replicas each, of which two may be in a pool."""
+        self.pooled = pooled
+        self.sides = (_Side(pooled), _Side(pooled))
         self.there = set(_MODELS)
         for side in self.sides:
             for model in _MODELS:
-                side.scheduler.on_replicas(model, ["a", "b"], self.now)
+                if not (pooled and model in _POOL.models):
+                    side.scheduler.on_replicas(model, ["a", "b"], self.now)
                 if seeded:
                     side.scheduler.seed(model, _PROFILE)
+
+    def is_member(self, model: str) -> bool:
+        """Whether a model is in the pool: it stays loaded at both hosts, so that nothing waits for a load."""
+        return self.pooled and model in _POOL.models
 
     def both(self, event: Callable[[_Side], Any]) -> Any:
         """Let something happen to both. What comes of it is the same."""
@@ -198,23 +203,21 @@ class ActiveMachine(RuleBasedStateMachine):
     @rule(model=_MODEL, names=st.lists(_NAME, unique=True))
     def replace(self, model: str, names: list[str]) -> None:
         """Replicas come and go."""
-        if model in self.there:
+        if model in self.there and not self.is_member(model):
             self.both(lambda side: side.scheduler.on_replicas(model, names, self.now))
 
     @rule(model=_MODEL)
     def remove(self, model: str) -> None:
         """A model goes."""
-        if model in self.there:
-            self.there.remove(model)
-            self.both(lambda side: len(side.scheduler.remove_model(model, 0.0)))
+        if model in self.there and not self.is_member(model):
+            self.forget(model)
 
     @rule(model=_MODEL, names=st.lists(_NAME, unique=True))
     def add(self, model: str, names: list[str]) -> None:
         """A model comes back."""
         if model not in self.there:
             self.there.add(model)
-            group = _GROUP.name if self.grouped and model in _GROUP.models else None
-            self.both(lambda side: side.scheduler.add_model(_MODELS[model], group))
+            self.both(lambda side: side.scheduler.add_model(_MODELS[model]))
             self.both(lambda side: side.scheduler.on_replicas(model, names, self.now))
 
     @rule(seconds=st.sampled_from([0.0, 0.01, 0.1, 0.5, 2.0]))
@@ -266,6 +269,11 @@ class ActiveMachine(RuleBasedStateMachine):
         """A bundle failed."""
         self.end(*self.both(lambda side: _ids([*(gone := event(side)).poisoned, *gone.expired])))
 
+    def forget(self, model: str) -> None:
+        """A model is removed."""
+        self.there.remove(model)
+        self.both(lambda side: len(side.scheduler.remove_model(model, 0.0)))
+
     def take(self, index: int) -> Dispatch:
         """A bundle in flight, which then is no more."""
         return self.in_flight.pop(index % len(self.in_flight))
@@ -283,7 +291,7 @@ class ActiveMachine(RuleBasedStateMachine):
         if not self.sides:
             return
         for model in sorted(self.there):
-            self.remove(model)
+            self.forget(model)
         for _ in range(2):
             self.decide()
             self.now += 100.0

@@ -15,10 +15,11 @@ from scheduling_builders import (
     queued_rows,
 )
 
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.entry import EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ProcessLimits
+from serve_app.scheduling.settings import ProcessLimits
 
 
 def _code(rejection: Rejection | None) -> str | None:
@@ -203,11 +204,11 @@ def test_running_work_counts() -> None:
     assert _drain_s(scheduler) == pytest.approx(0.37)
 
 
-def test_models_of_a_group_wait_for_each_other() -> None:
+def test_members_of_a_pool_wait_for_each_other() -> None:
     """What is queued for one of them, or runs, is ahead of the other's entries."""
-    for groups, seconds in (((), 0.1), ((DeviceGroup("g", ("m", "n")),), 0.37)):
+    for pool, seconds in ((None, 0.1), (Pool("g", ("m", "n"), 1, 9), 0.37)):
         for runs in (False, True):
-            scheduler = make_scheduler(models=("m", "n"), profile=AFFINE, groups=groups, normal=make_class(entries=0))
+            scheduler = make_scheduler(models=("m", "n"), profile=AFFINE, pool=pool, normal=make_class(entries=0))
             accept(scheduler, make_entry(HIGH, model="n", rows=320))
             if runs:
                 scheduler.decide(0.0)
@@ -321,8 +322,8 @@ def test_entries_take_no_less_than_they_do_at_all_replicas_at_once() -> None:
     )
     two = make_scheduler(profile=AFFINE, replicas=("a", "b"))
     assert [two.least_s("m", entries) for entries in (1, 64, 65)] == pytest.approx([0.006, 0.037, 0.043])
-    group = DeviceGroup("gpu", ("m", "n"), concurrency=3)
-    shared = make_scheduler(models=("m", "n"), groups=(group,), profile=AFFINE, replicas=("a",))
+    pool = Pool("pool", ("m", "n"), concurrency=3, memory_bytes=9)
+    shared = make_scheduler(models=("m", "n"), pool=pool, profile=AFFINE, replicas=("a",))
     assert shared.least_s("m", 96) == pytest.approx(0.037)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from math import inf
 
-from scheduling_builders import make_class
-
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.agenda import Agenda
-from serve_app.scheduling.placement.devices import DedicatedDevice, SharedDevice
+from serve_app.scheduling.placement.devices import DedicatedDevice, Device
 from serve_app.scheduling.queueing.tenant_queue import Totals
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
+from serve_app.scheduling.settings import ModelScheduling
 
 
 def _model(name: str = "m") -> ModelState:
@@ -22,7 +20,7 @@ def test_a_touched_device_is_looked_at_once() -> None:
     """With the member that something happened to, and not again unless something more happens."""
     agenda = Agenda()
     model = _model()
-    shared = SharedDevice(DeviceGroup("g", ("m", "n")), {priority: make_class().min_share for priority in Priority})
+    shared = Device("g", ("m", "n"))
     agenda.touch(shared, model)
     agenda.touch(shared, model)
 

@@ -20,10 +20,11 @@ from scheduling_builders import (
     used_to_rows,
 )
 
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.entry import EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
+from serve_app.scheduling.settings import ModelScheduling
 
 _COALESCE_S = 0.006 / 16
 """A sixteenth of one row's execution."""
@@ -397,12 +398,12 @@ def test_what_a_wake_up_bundle_brings_back_is_fresh() -> None:
     assert _only(scheduler, 1.0).entries == [first, second]
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_a_copy_that_comes_back_leaves_its_request_to_the_other(grouped: bool) -> None:
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_copy_that_comes_back_leaves_its_request_to_the_other(pooled: bool) -> None:
     """The one that was sent first: its hedge is queued or runs. It ends once, with the hedge or at its deadline."""
     for ends in ("answered", "expired", "cancelled", "failed"):
         scheduler = make_scheduler(
-            profile=AFFINE, replicas=("a", "b"), groups=[DeviceGroup("g", ("m",), 2)] if grouped else []
+            profile=AFFINE, replicas=("a", "b"), pool=Pool("g", ("m",), 1, 9) if pooled else None
         )
         (entry,) = accept(scheduler, make_entry(deadline=60.0, nbytes=7))
         first = _only(scheduler)

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_entry, make_scheduler
 
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Change, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome, State
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling
+from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
 
 ANSWERED, FAILURE, SUSPECTED, NOT_COUNTED = (
     BundleOutcome.ANSWERED,
@@ -30,13 +31,13 @@ def with_breaker(
     fallbacks: tuple[str, ...] = (),
     replicas: tuple[str, ...] = ("a",),
     max_rows: int = 1,
-    grouped: bool = False,
+    pooled: bool = False,
     profile: list[tuple[int, int, float]] = AFFINE,
     **changes: Any,
 ) -> Scheduler:
     """A scheduler of one model with breakers; its fallbacks are known to run.
 
-    In a group the scheduler says itself what runs on a fallback; otherwise gates do.
+    In a pool the scheduler says itself what runs on a fallback; otherwise gates do.
     """
     model = ModelScheduling(
         "m",
@@ -48,7 +49,7 @@ def with_breaker(
         breaker=replace(SETTINGS, **changes),
     )
     scheduler = make_scheduler(
-        models=[model], groups=[DeviceGroup("g", ("m",))] if grouped else [], replicas=replicas, profile=profile
+        models=[model], pool=Pool("g", ("m",), 1, 9) if pooled else None, replicas=replicas, profile=profile
     )
     for variant in fallbacks:
         scheduler.seed("m", [(*point, variant) for point in AFFINE])
@@ -143,7 +144,7 @@ def test_each_build_has_its_own_breaker() -> None:
 
 def test_an_open_fallback_does_not_stand_in_where_the_exact_model_is_late() -> None:
     """Better late than failed."""
-    scheduler = with_breaker(fallbacks=("int8",), grouped=True, profile=[(rows, 0, 30.0) for rows, _, _ in AFFINE])
+    scheduler = with_breaker(fallbacks=("int8",), pooled=True, profile=[(rows, 0, 30.0) for rows, _, _ in AFFINE])
     assert run(scheduler, ANSWERED, 0.0).variant == "int8"
     trip(scheduler)
     assert run(scheduler, ANSWERED, 0.0).variant == ""
@@ -180,9 +181,7 @@ def test_half_open_lets_a_few_through() -> None:
 def test_a_half_open_fallback_stands_in_for_probes_only() -> None:
     """Where the exact model is too slow: as many at once as there may be probes, not a whole batch; then for all."""
     slow = [(rows, 0, 30.0) for rows, _, _ in AFFINE]
-    scheduler = with_breaker(
-        fallbacks=("int8",), replicas=("a", "b", "c"), max_rows=32, grouped=True, profile=slow, max_ejected=0.0
-    )
+    scheduler = with_breaker(fallbacks=("int8",), max_rows=32, pooled=True, profile=slow, max_ejected=0.0)
     trip(scheduler, variant="int8")
     accept(scheduler, *(make_entry(arrival=60.0, deadline=70.0) for _ in range(5)), now=60.0)
     for now in (60.0, 60.1):  # two places, two answers

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scheduling_builders import AFFINE, accept, make_class, make_entry, make_scheduler
+from scheduling_builders import AFFINE, accept, load_everywhere, make_class, make_entry, make_scheduler
 
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, ProcessLimits
 
 _M = ModelScheduling("m", max_rows=4, slo_s=0.1)
 _PROFILE = [(*point, "") for point in AFFINE]
@@ -115,10 +116,10 @@ def test_what_fails_is_tried_nowhere_else() -> None:
     assert _nothing_is_left(scheduler)
 
 
-@pytest.mark.parametrize("groups", [(), (DeviceGroup("gpu", ("m", "n")),)], ids=["devices of their own", "one device"])
-def test_what_is_tried_again_moves_to_the_successor(groups: tuple[DeviceGroup, ...]) -> None:
+@pytest.mark.parametrize("pool", [None, Pool("pool", ("m", "n"), 1, 9)], ids=["replicas of their own", "a pool"])
+def test_what_is_tried_again_moves_to_the_successor(pool: Pool | None) -> None:
     """As if it had arrived there: it is sent, answered, or cancelled."""
-    scheduler = make_scheduler(models=("m", "n"), groups=groups, profile=AFFINE)
+    scheduler = make_scheduler(models=("m", "n"), pool=pool, profile=AFFINE)
     sent, left = make_entry(nbytes=3), make_entry(nbytes=5)
     for entry in (sent, left):
         accept(scheduler, entry)
@@ -250,12 +251,10 @@ def test_an_open_breaker_s_time_is_waited_for() -> None:
     assert scheduler.wake_at is None
 
 
-def test_members_of_a_group_come_and_go() -> None:
-    """What one leaves is free for the others at once; the device goes with its last member and comes again."""
-    models = [replace(_M, name=name, bytes_per_row=1, resident_bytes=4) for name in ("m", "n")]
-    scheduler = make_scheduler(
-        models=models, groups=[DeviceGroup("g", ("m", "n"), memory_bytes=10)], profile=AFFINE, normal=make_class()
-    )
+def test_what_a_member_leaves_is_free_for_the_others_at_once() -> None:
+    """And it comes again."""
+    models = [replace(_M, name=name) for name in ("m", "n")]
+    scheduler = make_scheduler(models=models, pool=Pool("g", ("m", "n"), 1, 9), profile=AFFINE, normal=make_class())
     first = _sent(scheduler, make_entry())
     waiting = make_entry(model="n")
     accept(scheduler, waiting)
@@ -267,20 +266,15 @@ def test_members_of_a_group_come_and_go() -> None:
     assert len(scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 0.1)) == 1
     assert scheduler.on_done(second.bundle_id, [(1, 0, 0.006, "")], 0.1) == [waiting]
 
-    scheduler.remove_model("n", 0.0)
-    for model in models:
-        scheduler.add_model(model, "g")
-        scheduler.on_replicas(model.name, ["a"], 1.0)
-    # Two of the ten bytes are left for rows again, and one bundle at a time runs.
-    accept(scheduler, make_entry(), make_entry(), make_entry(), make_entry(model="n"), now=1.0)
-    (third,) = scheduler.decide(1.0).dispatches
-    assert (third.model, third.rows) == ("m", 2)
+    scheduler.add_model(replace(models[0], resident_bytes=1), "g")
+    load_everywhere(scheduler, ["a"], 1.0)
+    assert _sent(scheduler, make_entry(), now=1.0).model == "m"
 
 
-def test_a_model_moves_out_of_its_group() -> None:
+def test_a_model_moves_out_of_its_pool() -> None:
     """It is alone then, and does not wait for the others."""
     models = [replace(_M, name=name) for name in ("m", "n")]
-    scheduler = make_scheduler(models=models, groups=[DeviceGroup("g", ("m", "n"))], profile=AFFINE)
+    scheduler = make_scheduler(models=models, pool=Pool("g", ("m", "n"), 1, 9), profile=AFFINE)
     _sent(scheduler, make_entry())
     scheduler.remove_model("n", 0.0)
     scheduler.add_model(models[1])
@@ -289,11 +283,11 @@ def test_a_model_moves_out_of_its_group() -> None:
     assert _sent(scheduler, make_entry(model="n")).model == "n"
 
 
-def test_asking_for_the_time_loses_no_news_of_a_group_s_member() -> None:
+def test_asking_for_the_time_loses_no_news_of_a_member() -> None:
     """A breaker that closes while nothing is queued is told by the next decision all the same."""
     breaker = BreakerSettings(consecutive_failures=1, probes=1, reset_s=1.0)
     models = [replace(_M, name=name, breaker=breaker) for name in ("m", "n")]
-    scheduler = make_scheduler(models=models, groups=[DeviceGroup("g", ("m", "n"))], profile=AFFINE)
+    scheduler = make_scheduler(models=models, pool=Pool("g", ("m", "n"), 1, 9), profile=AFFINE)
     changes: list[Change] = []
     for now, outcome in ((0.0, BundleOutcome.FAILURE), (2.0, BundleOutcome.ANSWERED)):
         dispatch = _sent(scheduler, make_entry(), now=now)

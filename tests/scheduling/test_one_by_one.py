@@ -1,4 +1,4 @@
-"""Builds whose entries share no run: they go one by one, through a device group and through a gate."""
+"""Builds whose entries share no run: they go one by one, through a pool and through a gate."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_entry, make_gate, make_scheduler, used_to_rows
 
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.entry import UNBATCHED, Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup
 
 LIGHT = [(rows, bucket, seconds / 10, "light") for rows, bucket, seconds in AFFINE]
 
@@ -34,7 +34,7 @@ def ids(*entries: Entry) -> list[list[int]]:
 
 def one_replica(**settings: Any) -> Scheduler:
     """A scheduler that composes for one replica, a batch at a time, and no deadline is near."""
-    scheduler = make_scheduler(groups=[DeviceGroup("g", ("m",))], slo_s=5.0, profile=AFFINE, **settings)
+    scheduler = make_scheduler(pool=Pool("g", ("m",), 1, 9), slo_s=5.0, profile=AFFINE, **settings)
     scheduler.seed("m", LIGHT)
     return scheduler
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_class, make_entry, make_scheduler
 
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 
 _WAYS_S = 0.0
 """Bundles are at their replicas at once, and the scheduler knows it."""
@@ -215,7 +216,7 @@ def _drive(
     policies: tuple[Policy, Policy],
     ratios: list[float],
     *,
-    grouped: bool,
+    pooled: bool,
     replicas: int,
     known: bool,
     share: float = 0.0,
@@ -228,7 +229,7 @@ def _drive(
     names = [f"r{i}" for i in range(replicas)]
     scheduler = make_scheduler(
         models=models,
-        groups=[DeviceGroup("g", ("m", "n"))] if grouped else [],
+        pool=Pool("g", ("m", "n"), 1, 9) if pooled else None,
         replicas=names,
         limits=ProcessLimits(total_bytes=10**12, network_s=_WAYS_S),
         normal=make_class(min_share=share),
@@ -236,7 +237,7 @@ def _drive(
     )
     min_share = {HIGH: 0.0, NORMAL: share, LOW: share}
     there = {
-        (model.name, name): _Replica(Gate(model, min_share, planned=grouped), ratios)
+        (model.name, name): _Replica(Gate(model, min_share, planned=pooled), ratios)
         for model in models
         for name in names
     }
@@ -253,7 +254,7 @@ def _drive(
 @settings(max_examples=examples(150))
 @given(
     policies=st.tuples(st.sampled_from(_POLICIES), st.sampled_from(_POLICIES)),
-    grouped=st.booleans(),
+    pooled=st.booleans(),
     replicas=st.integers(1, 3),
     known=st.booleans(),
     share=st.sampled_from([0.0, 0.1]),
@@ -262,7 +263,7 @@ def _drive(
 )
 def test_everything_settles(
     policies: tuple[Policy, Policy],
-    grouped: bool,
+    pooled: bool,
     replicas: int,
     known: bool,
     share: float,
@@ -270,7 +271,7 @@ def test_everything_settles(
     ratios: list[float],
 ) -> None:
     """Every accepted entry ends exactly once, what was given up never ran, and few decisions were needed."""
-    drive = _drive(policies, ratios, grouped=grouped, replicas=replicas, known=known, share=share)
+    drive = _drive(policies, ratios, pooled=pooled, replicas=replicas, known=known, share=share)
     drive.offer(offered)
     ended = [*drive.answered, *drive.expired, *drive.given_up]
     scheduler = drive.scheduler
@@ -283,17 +284,17 @@ def test_everything_settles(
     totals = scheduler.totals()
     assert (totals["bytes"], totals["bundles"]) == (0, 0)
     assert [scheduler.load(name) for name in "mn"] == [0, 0]
-    if not grouped:
+    if not pooled:
         assert drive.decisions <= _DECISIONS_PER_EVENT * (1 + len(offered))
 
 
 @settings(max_examples=examples(100))
-@given(policy=st.sampled_from(_POLICIES), grouped=st.booleans(), replicas=st.integers(1, 3), offered=_OFFERED)
+@given(policy=st.sampled_from(_POLICIES), pooled=st.booleans(), replicas=st.integers(1, 3), offered=_OFFERED)
 def test_no_answer_is_late_when_predictions_hold(
-    policy: Policy, grouped: bool, replicas: int, offered: list[Offered]
+    policy: Policy, pooled: bool, replicas: int, offered: list[Offered]
 ) -> None:
     """Nothing is executed in vain, whatever the policy waits for, except for probes."""
-    drive = _drive((policy, policy), [1.0], grouped=grouped, replicas=replicas, known=True)
+    drive = _drive((policy, policy), [1.0], pooled=pooled, replicas=replicas, known=True)
     drive.offer(offered)
     in_vain = [entry for entry in drive.ran if entry in drive.expired]
 
@@ -306,23 +307,23 @@ def test_no_answer_is_late_when_predictions_hold(
 @settings(max_examples=examples(50))
 @given(
     policy=st.sampled_from(_POLICIES),
-    grouped=st.booleans(),
+    pooled=st.booleans(),
     priority=st.sampled_from([HIGH, NORMAL, LOW]),
     budget=st.sampled_from([0.012, 0.1, 3.0]),
     earlier=_OFFERED,
 )
 @example(  # requests longer than a batch, each of which is learned from in pieces
     policy="auto",
-    grouped=False,
+    pooled=False,
     priority=HIGH,
     budget=0.012,
     earlier=[*[(0.0, "m", HIGH, 0.009, 1)] * 3, *[(0.0, "n", HIGH, 0.2, 40)] * 2, *[(0.0, "n", HIGH, 2.0, 40)] * 2],
 )
 def test_a_lone_request_is_always_answered(
-    policy: Policy, grouped: bool, priority: Priority, budget: float, earlier: list[Offered]
+    policy: Policy, pooled: bool, priority: Priority, budget: float, earlier: list[Offered]
 ) -> None:
     """Whatever was before: on an idle server, with time for it and predictions that hold, it is in time."""
-    drive = _drive((policy, policy), [1.0], grouped=grouped, replicas=1, known=True)
+    drive = _drive((policy, policy), [1.0], pooled=pooled, replicas=1, known=True)
     drive.offer(earlier)
     answered = len(drive.answered)
     drive.offer([(300.0, "n", priority, budget, 1)])

@@ -19,7 +19,7 @@ from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, ProcessLimits
 
 _BREAKER = BreakerSettings(
     consecutive_failures=2, window_s=1.0, min_samples=3, reset_s=1.0, probes=1, ejection_s=0.5, max_ejected=0.5
@@ -28,10 +28,9 @@ _MODELS = {
     "m": ModelScheduling(
         "m", max_rows=4, slo_s=0.5, window=2, fallbacks=("light", "tiny"), variants=("light", "tiny"), breaker=_BREAKER
     ),
-    "n": ModelScheduling("n", max_rows=2, slo_s=0.5, window=1, bytes_per_row=2, resident_bytes=3),
-    "o": ModelScheduling("o", max_rows=4, slo_s=0.5, window=2, bytes_per_row=1, resident_bytes=3, weight=4.0),
+    "n": ModelScheduling("n", max_rows=2, slo_s=0.5, window=1),
+    "o": ModelScheduling("o", max_rows=4, slo_s=0.5, window=2),
 }
-_GROUP = DeviceGroup("g", ("n", "o"), concurrency=1, memory_bytes=12)
 _POLICIES: list[Policy] = ["auto", "eager"]
 _TOTAL_BYTES = 60
 _MODEL = st.sampled_from(sorted(_MODELS))
@@ -65,14 +64,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         shares=st.booleans(),
         seeded=st.booleans(),
         started=st.booleans(),
-        grouped=st.booleans(),
         policies=st.tuples(*[st.sampled_from(_POLICIES)] * len(_MODELS)),
     )
-    def start(self, shares: bool, seeded: bool, started: bool, grouped: bool, policies: tuple[Policy, ...]) -> None:
-        """One process with small limits, and perhaps two models that share a device."""
+    def start(self, shares: bool, seeded: bool, started: bool, policies: tuple[Policy, ...]) -> None:
+        """One process with small limits."""
         self.shares = shares
         self.seeded = seeded
-        self.grouped = set(_GROUP.models) if grouped else set()
         self.models = {
             model.name: replace(model, policy=policy) for model, policy in zip(_MODELS.values(), policies, strict=True)
         }
@@ -86,7 +83,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.classes,
             # No hedges: see test_hedging_properties.
             ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001),
-            [_GROUP] if grouped else [],
         )
         if seeded:
             profile = [(1, 0, 0.02), (4, 0, 0.05), (1, 8, 0.1), (4, 8, 0.3)]
@@ -287,13 +283,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for entry in decisions.expired:
             assert entry.deadline <= self.now
             self.end(entry)
-        for entry in decisions.given_up:
-            assert entry.model in self.grouped, "gates know best what can be in time"
-            assert entry.deadline > self.now
-            assert entry.id in self.queued
-            assert self.tries[entry.id] == 0
-            assert not entry.probe
-            self.end(entry)
+        assert not decisions.given_up, "gates know best what can be in time"
         for entry, why in decisions.refused:
             assert (why.code, entry.model, entry.id in self.queued) == ("model_unavailable", "m", True)
             self.end(entry)
@@ -343,7 +333,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if replica == dispatch.replica and (other := self.in_flight[bundle_id]).model == dispatch.model
             for e in other.entries
         ]
-        if dispatch.replica is None or dispatch.model in self.grouped:
+        if dispatch.replica is None:
             assert not before, "one at a time"
         else:
             priority = entries[0].priority
@@ -353,49 +343,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sent_rows.update((e.id, e.rows) for e in entries)
         self.in_flight[dispatch.bundle_id] = dispatch
         self.running.update((e.id, e) for e in entries)
-        if dispatch.model in self.grouped:
-            self.check_device()
         self.check_order(dispatch, fresh)
 
     def check_free_slots(self, name: str, picture: dict[str, Any]) -> None:
-        """What waits beside a replica with nothing to do does so for a retry that must go elsewhere, or a device."""
+        """What waits beside a replica with nothing to do does so for a retry that must go elsewhere."""
         sent = (*self.in_flight.values(), *self.timed_out.values())
         busy = {dispatch.replica for dispatch in sent if dispatch.model == name}
         idle = set(picture["replicas"]) - set(picture["held_replicas"]) - busy
-        if idle and name not in self.grouped:
+        if idle:
             assert not self.fresh(name), "a replica is idle and work waits"
 
-    def check_device(self) -> None:
-        """On a shared device one bundle runs, and it fits into its memory."""
-        there = [
-            dispatch
-            for bundle_id, dispatch in self.in_flight.items()
-            if bundle_id in self.holding and dispatch.model in self.grouped and dispatch.replica is not None
-        ]
-        assert len(there) <= _GROUP.concurrency
-        taken = sum(
-            min(dispatch.rows, self.models[dispatch.model].max_rows) * self.models[dispatch.model].bytes_per_row
-            for dispatch in there
-        )
-        assert taken <= _GROUP.memory_bytes - sum(self.models[name].resident_bytes for name in _GROUP.models)
-
     def check_order(self, dispatch: Dispatch, fresh: bool) -> None:
-        """Earliest deadline first within a class, and strict classes without shares.
+        """Earliest deadline first within a class.
 
-        Where a group gives entries up, a head leaves its place to the next of its batch key. Entries that fill a bundle
-        may pass over one for which it would be too long, or which has no room at a replica.
+        Entries that fill a bundle may pass over one for which it would be too long, or which has no room at a replica.
         """
         entries = dispatch.entries
-        if not self.shares and dispatch.model in self.grouped:
-            above = [e for e in self.fresh(dispatch.model) if e.priority < entries[0].priority]
-            assert not above, "classes are strict without shares"
-
         batch_key = self.batch_keys[entries[0].id]
         self.batch_keys.update((entry.id, entry.batch_key) for entry in entries)
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
             assert chosen == sorted(chosen)
-        if not fresh or dispatch.model in self.grouped:
+        if not fresh:
             return
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]

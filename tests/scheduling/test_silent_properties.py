@@ -6,12 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis_profiles import examples
-from scheduling_builders import AFFINE, make_entry, make_scheduler
+from scheduling_builders import AFFINE, load_everywhere, make_entry, make_scheduler
 
+from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
+from serve_app.scheduling.settings import ModelScheduling
 
 _MODELS = ("m", "n")
 _MODEL = st.sampled_from(_MODELS)
@@ -38,14 +39,12 @@ class SilenceMachine(RuleBasedStateMachine):
         assert self.scheduler is not None
         return self.scheduler
 
-    @initialize(
-        grouped=st.booleans(), known=st.booleans(), window=st.integers(1, 2), names=st.sampled_from(("ab", "a"))
-    )
-    def start(self, grouped: bool, known: bool, window: int, names: str) -> None:
-        """Two models with up to two replicas each, perhaps on one device."""
+    @initialize(pooled=st.booleans(), known=st.booleans(), window=st.integers(1, 2), names=st.sampled_from(("ab", "a")))
+    def start(self, pooled: bool, known: bool, window: int, names: str) -> None:
+        """Two models with up to two replicas each, perhaps in one pool."""
         self.scheduler = make_scheduler(
             models=[ModelScheduling(name, 4, 0.1, window) for name in _MODELS],
-            groups=[DeviceGroup("g", _MODELS)] if grouped else [],
+            pool=Pool("g", _MODELS, 1, 9) if pooled else None,
             replicas=names,
             profile=AFFINE if known else (),
         )
@@ -111,8 +110,12 @@ class SilenceMachine(RuleBasedStateMachine):
     @rule(model=_MODEL, names=st.lists(_NAME, unique=True))
     def replace(self, model: str, names: list[str]) -> None:
         """Replicas come and go."""
-        self.listed[model] = names
-        self.it.on_replicas(model, names, self.now)
+        if not self.it.devices:
+            self.listed[model] = names
+            self.it.on_replicas(model, names, self.now)
+        elif names:  # of a pool without hosts nothing goes out
+            self.listed = dict.fromkeys(_MODELS, names)
+            load_everywhere(self.it, names, self.now)
 
     @precondition(lambda self: self.accepted)
     @rule(index=_INDEX)

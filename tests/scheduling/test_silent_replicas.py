@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, accept, make_entry, make_scheduler, used_to_rows
 
-from serve_app.scheduling.decisions import Dispatch, Load, Rejection, Requeue
+from serve_app.pools.policy.messages import HostsListed, Load, LoadFailed, MemberLoaded
+from serve_app.pools.policy.settings import Pool
+from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, Pool
+from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
 
 _NO_ANSWER: list[tuple[int, int, float, str]] = []
 
@@ -212,19 +214,19 @@ def test_an_entry_ends_once_when_its_load_fails_while_a_silent_host_has_it() -> 
     """It is left to that host, and its bytes are counted once."""
     model = ModelScheduling("a", max_rows=1, slo_s=0.1, window=1, resident_bytes=1)
     pool = Pool("pool", ("a",), memory_bytes=10)
-    scheduler = make_scheduler(models=[model], groups=[pool], replicas=())
-    scheduler.on_hosts("pool", ["h1", "h2"], 0.0)
+    scheduler = make_scheduler(models=[model], pool=pool, replicas=())
+    scheduler.on_device_event("pool", HostsListed(["h1", "h2"]), 0.0)
     entry = make_entry(HIGH, deadline=60.0, nbytes=100, model="a")
     accept(scheduler, entry, now=0.0)
     (load,) = scheduler.decide(0.0).orders
-    scheduler.on_loaded("pool", "a", load.host, 0.1, 1, 0.1)
+    scheduler.on_device_event("pool", MemberLoaded("a", load.host, 0.1, 1), 0.1)
     (first,) = scheduler.decide(0.1).dispatches
     scheduler.on_unresponsive("a", load.host, 2.0)
     other = "h2" if load.host == "h1" else "h1"
-    scheduler.on_hosts("pool", [other], 2.0)
+    scheduler.on_device_event("pool", HostsListed([other]), 2.0)
     (again,) = [order for order in scheduler.decide(2.0).orders if isinstance(order, Load)]
     refusal = Rejection("model_unavailable", "no such file")
-    scheduler.on_load_failed("pool", "a", again.host, 3.0, refusal)
+    scheduler.on_device_event("pool", LoadFailed("a", again.host, refusal), 3.0)
     assert scheduler.decide(3.0).refused == ()
     assert scheduler.totals()["bytes"] == 100
     assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 4.0) == [entry]

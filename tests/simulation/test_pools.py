@@ -9,7 +9,7 @@ import pytest
 from simulation_builders import HIGH, LOW, NORMAL, Scripted, make_classes, make_model, make_scenario
 
 from serve_app.errors import ConfigError
-from serve_app.scheduling.settings import Pool
+from serve_app.pools.policy.settings import Pool
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.run import simulate
 from serve_app_simulator.scenario import Affine, Overheads, Scenario, SimulatedPool, Stream

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scenario_documents import document, parsed, problems
 
-from serve_app.scheduling.settings import Pool
+from serve_app.pools.policy.settings import Pool
 from serve_app_simulator.report import CaseResults, swept, table
 from serve_app_simulator.run import simulate
 from serve_app_simulator.scenario import Affine, SimulatedPool

@@ -1,30 +1,24 @@
 """Devices: which model's entries go to a replica next, and when.
 
 Every model belongs to one device. A model on its own sends its entries ahead, so that its replicas' gates can compose
-batches of them (`DedicatedDevice`). Models of a group contend for what they compute on, so their bundles go one after
-the other, ``concurrency`` at a time (`SharedDevice`): which one is next is decided here over all of them, by class and
-slack, and a long bundle of a lower class is cut short or held back when an urgent one is due.
+batches of them (`DedicatedDevice`). Models that share processes have a device together, which is handed to the
+scheduler: it says which of them is next, where it runs, and what else is to be done there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heapreplace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from serve_app.scheduling.batching.blocking_limit import BlockingLimit
-from serve_app.scheduling.batching.composition import Composition, compose, execution_s
-from serve_app.scheduling.batching.limits import BatchLimits
+from serve_app.scheduling.batching.composition import execution_s
+from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.queueing.shares import Shares, fill_parts_of
-from serve_app.scheduling.settings import DeviceGroup
 from serve_app.scheduling.slots import Replica
 
 _PRIORITIES = tuple(Priority)
-_HOLD_FRACTION = 0.25
-"""A bundle that is held back is looked at again after this part of its predicted time."""
 _COALESCE_FRACTION = 0.0625
 """Entries that come within this part of an execution travel together to a busy replica."""
 _COALESCE_S = 0.001
@@ -55,7 +49,124 @@ class NextBundle(NamedTuple):
     """Other replicas that get the same entries: who is free first runs them."""
 
 
-class DedicatedDevice:
+class DeviceChange(NamedTuple):
+    """What an event of a device means for its models. The scheduler applies it in this order.
+
+    Attributes:
+        refused: Models that nothing is to wait for now, and why.
+        replicas: By model, where it can run from now on.
+        gained: Models that can run at one more place, where also what silent replicas have is tried.
+    """
+
+    refused: Sequence[tuple[ModelState, Rejection]] = ()
+    replicas: Sequence[tuple[ModelState, Collection[str]]] = ()
+    gained: Sequence[ModelState] = ()
+
+
+class Device:
+    """What models compute on. Its methods do nothing unless a device says otherwise.
+
+    Attributes:
+        name: Of a device that models share; empty for that of one model.
+        models: Names of models that share it from the start.
+        concurrency: Executions at once over all its models; 0: as many as they have replicas.
+        active: Models with anything queued, and those to which something else may happen.
+        recheck_at: When `next_bundle` is to be called again if nothing else happens, seconds; ``inf``: never.
+    """
+
+    __slots__ = ("active", "concurrency", "models", "name", "recheck_at")
+
+    def __init__(self, name: str = "", models: Collection[str] = (), concurrency: int = 0) -> None:
+        self.name = name
+        self.models = models
+        self.concurrency = concurrency
+        self.active: dict[ModelState, None] = {}
+        self.recheck_at = inf
+
+    # ---------------------------------------------------------------- models
+
+    def join(self, model: ModelState) -> None:
+        """A model is to run here. Raises ValueError where it cannot."""
+
+    def leave(self, model: ModelState, bundles: Collection[int]) -> None:
+        """A model runs here no more, and its bundles no longer count."""
+
+    # ---------------------------------------------------------------- events
+
+    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
+        """An entry of a model was accepted."""
+
+    def late(self, model: ModelState, now: float) -> bool:  # noqa: ARG002 - of devices with more to do
+        """An entry of a model could not be in time, and was not accepted. Returns whether that changes anything."""
+        return False
+
+    def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
+        """A bundle was sent."""
+
+    def ended(self, bundle_id: int) -> None:
+        """A bundle was answered, failed, or was given up."""
+
+    def on_event(self, event: object, now: float) -> DeviceChange:  # noqa: ARG002 - of devices with events
+        """Something has happened that only this kind of device knows of."""
+        raise TypeError(f"{type(self).__name__} has no event {event!r}")
+
+    # ------------------------------------------------------------- questions
+
+    @property
+    def wake_at(self) -> float:
+        """When to ask again for the next bundle, or something else happens by itself, seconds; ``inf``: never."""
+        return self.recheck_at
+
+    def wait_s(self, now: float) -> float:  # noqa: ARG002 - of devices with bundles in flight
+        """How long until one more execution is predicted to have room on the device, seconds."""
+        return 0.0
+
+    def ready_s(self, model: ModelState, now: float) -> float:  # noqa: ARG002 - of devices that start models
+        """How long until a model without replicas can run at all, if nothing is ahead of it, seconds."""
+        return 0.0
+
+    def refusal(self, model: ModelState, now: float) -> Rejection | None:  # noqa: ARG002 - of devices that start models
+        """Why nothing is to wait for a model without replicas now."""
+        return None
+
+    def can_start(self, model: ModelState) -> bool:  # noqa: ARG002 - of devices that start models
+        """Whether the device itself can give a model a place to run."""
+        return False
+
+    @property
+    def places(self) -> int:
+        """How many processes that its models share can be reached."""
+        return 0
+
+    def snapshot(self) -> dict[str, Any]:
+        """A JSON-able snapshot."""
+        return {}
+
+    # ------------------------------------------------------------- decisions
+
+    def wake(self, now: float) -> None:
+        """The time that it has named has come: make those models active to which something happens by itself now."""
+
+    def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:
+        """Take the next bundle from a queue, for a replica with room; ``None`` when nothing goes now.
+
+        Expired entries must have been taken out before. The caller counts the bundle in.
+
+        Args:
+            now: Seconds.
+            given_up: Receives the entries that are not worth executing any more. The caller ends them.
+        """
+        raise NotImplementedError
+
+    def orders(self, now: float, given_up: list[Entry]) -> Sequence[Any]:  # noqa: ARG002 - of devices with orders
+        """A decision ends: what is to be done there beside running bundles; arguments as of `next_bundle`.
+
+        It is asked of devices with a name. Models with nothing to do need not be active any more.
+        """
+        return ()
+
+
+class DedicatedDevice(Device):
     """A model whose replicas share nothing with other models.
 
     Entries go to a replica at once while there is room (`Slots`), so that its gate has them when the session is free.
@@ -63,31 +174,21 @@ class DedicatedDevice:
 
     Args:
         model: The model.
-
-    Attributes:
-        active: The model, always.
-        recheck_at: When `next_bundle` is to be called again if nothing else happens, seconds; ``inf``: never.
     """
 
-    concurrency = 0
-
-    __slots__ = ("_model", "active", "recheck_at")
+    __slots__ = ("_model",)
 
     def __init__(self, model: ModelState) -> None:
+        super().__init__()
         self._model = model
-        self.active = {model: None}
-        self.recheck_at = inf
+        self.active[model] = None
 
     @property
     def wake_at(self) -> float:
         """When to ask again for the next bundle, or something else happens by itself, seconds; ``inf``: never."""
         return min(self.recheck_at, self._model.wake_at)
 
-    def wait_s(self, now: float) -> float:  # noqa: ARG002 - see `SharedDevice`
-        """How long until one more execution has room on the device: none, whatever its replicas do."""
-        return 0.0
-
-    def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:  # noqa: ARG002 - see `SharedDevice`
+    def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:  # noqa: ARG002 - a `Device`
         """Take the next bundle from the queue, for a replica with room; ``None`` when nothing goes now."""
         self.recheck_at = inf
         model = self._model
@@ -217,285 +318,3 @@ class DedicatedDevice:
         latency = latencies.of(head.variant) if head.variant else latencies.exact
         predicted_s = latency.predict(rows, bucket) if rows <= most else execution_s(latency, rows, bucket, most)
         return NextBundle(model, replica, entries, rows, bucket, head.variant, predicted_s, tied)
-
-
-class Candidate(NamedTuple):
-    """What one model of a group would dispatch next."""
-
-    model: ModelState
-    priority: Priority
-    head: Entry
-    replica: Replica
-    ready: list[Priority]
-    on_credit: bool
-    fill_first: Priority | None
-    slack_s: float
-    solo_s: float
-
-
-class _Running(NamedTuple):
-    """A bundle on a shared device."""
-
-    end: float
-    nbytes: int
-
-
-class SharedDevice:
-    """Models that compute on one device.
-
-    Args:
-        group: Its settings; models join one by one.
-        min_share: Guaranteed share per class, over all members.
-
-    Attributes:
-        active: Members with anything queued, and those to which something else may happen.
-        members: How many there are.
-        shares: The classes' credits.
-        concurrency: Executions at once over all members.
-        recheck_at: As of `DedicatedDevice`.
-    """
-
-    __slots__ = (
-        "_blocking_limit",
-        "_group",
-        "_held_since",
-        "_memory_bytes",
-        "_running",
-        "active",
-        "concurrency",
-        "members",
-        "recheck_at",
-        "shares",
-    )
-
-    def __init__(self, group: DeviceGroup, min_share: Mapping[Priority, float]) -> None:
-        self.active: dict[ModelState, None] = {}
-        self.members = 0
-        self.shares = Shares(min_share)
-        self.concurrency = group.concurrency
-        self.recheck_at = inf
-        self._blocking_limit = BlockingLimit()
-        self._held_since: float | None = None
-        self._group = group
-        # What is left for running batches.
-        self._memory_bytes = group.memory_bytes
-        self._running: dict[int, _Running] = {}
-
-    def join(self, model: ModelState) -> None:
-        """A model is to run here."""
-        self.members += 1
-        self._memory_bytes -= model.settings.resident_bytes
-
-    def leave(self, model: ModelState, bundles: Iterable[int]) -> None:
-        """A member runs here no more, and its bundles no longer count."""
-        self.members -= 1
-        self._memory_bytes += model.settings.resident_bytes
-        self.active.pop(model, None)
-        for bundle_id in bundles:
-            self._running.pop(bundle_id, None)
-
-    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
-        """An entry of a member was accepted."""
-        if entry.priority is Priority.HIGH:
-            blocking_limit, latency = self._blocking_limit, model.latencies.of(entry.variant)
-            blocking_limit.arrived(now)
-            blocking_limit.observe(blocking_limit.tolerable_s(entry, entry.rows, latency, model.settings, now, 1.0))
-
-    def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
-        """A bundle was sent. One that only wakes a model up computes nothing yet."""
-        if following.replica.name is not None:
-            nbytes = min(following.rows, following.model.settings.max_rows) * following.model.settings.bytes_per_row
-            self._running[bundle_id] = _Running(now + following.predicted_s, nbytes)
-
-    def ended(self, bundle_id: int) -> None:
-        """A bundle was answered, failed, or was given up."""
-        self._running.pop(bundle_id, None)
-
-    @property
-    def wake_at(self) -> float:
-        """As of `DedicatedDevice`."""
-        return min([self.recheck_at, *(model.wake_at for model in self.active)])
-
-    def rest(self) -> None:
-        """After a decision: members with nothing to do are not active any more."""
-        for model in [model for model in self.active if not model.queue and model.wake_at == inf]:
-            del self.active[model]
-
-    @property
-    def needed(self) -> bool:
-        """Whether it is to be kept: it has members."""
-        return self.members > 0
-
-    def ready_s(self, model: ModelState, now: float) -> float:  # noqa: ARG002 - see `PoolDevice`
-        """How long until a member can run at all, if nothing is ahead of it, seconds."""
-        return 0.0
-
-    def wait_s(self, now: float) -> float:
-        """How long until one more execution is predicted to have room on the device, seconds."""
-        if len(self._running) < self.concurrency:
-            return 0.0
-        ends = sorted(running.end for running in self._running.values())
-        return max(0.0, ends[len(ends) - self.concurrency] - now)
-
-    def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:
-        """Take the next bundle from a queue, for a replica with nothing in flight; ``None`` when nothing goes now.
-
-        Expired entries must have been taken out before. The caller counts the bundle in.
-
-        Args:
-            now: Seconds.
-            given_up: Receives the entries that are not worth executing any more. The caller ends them.
-        """
-        while True:
-            self.recheck_at = inf
-            if self._is_full():
-                return None
-            found = (self._candidate(model, now) for model in self.active if model.queue)
-            candidates = [candidate for candidate in found if candidate is not None]
-            if len(candidates) > 1:
-                most_urgent = min(candidate.priority for candidate in candidates)
-                candidates = [self._on_credit_if_full(candidate, most_urgent) for candidate in candidates]
-                candidates.sort(key=_urgency)
-            waiting = sorted({priority for candidate in candidates for priority in candidate.ready})
-            before = len(given_up)
-            for candidate in candidates:
-                following = self._try(candidate, waiting, now, given_up)
-                if following is not None:
-                    return following
-            if len(given_up) == before:
-                return None
-            # Something that was looked at is given up: look again at what is left.
-
-    def _is_full(self) -> bool:
-        """Whether nothing at all has room now."""
-        return len(self._running) >= self.concurrency
-
-    def _choose(self, model: ModelState, priority: Priority, now: float, again: Entry | None = None) -> Replica | None:  # noqa: ARG002 - see `PoolDevice`
-        """The replica where a bundle of a model would go, whether it has room or not; ``again`` is a retried entry."""
-        most = model.settings.max_rows
-        if again is None:
-            return model.slots.choose(_LOW, most, now)
-        return model.slots.choose(_LOW, most, now, 0.0, again.avoid, suspect=True)
-
-    def _has_room(self, replica: Replica, priority: Priority) -> bool:  # noqa: ARG002 - see `PoolDevice`
-        """Whether a bundle that is headed by this class may go there now."""
-        return not replica.bundles
-
-    def _begins(self, candidate: Candidate, now: float) -> float:  # noqa: ARG002 - see `PoolDevice`
-        """When what is sent now is predicted to begin there, seconds."""
-        return now
-
-    def _candidate(self, model: ModelState, now: float) -> Candidate | None:
-        """What a model would dispatch next, and where; ``None`` without anything that can go."""
-        queue = model.queue
-        ready: list[Priority] = []
-        heads: list[tuple[Entry, Replica]] = []
-        for priority in _PRIORITIES:
-            fresh = queue.fresh[priority - 1]
-            head = fresh.turns()[0].head() if fresh.rows else None
-            retry = queue.retry[priority - 1]
-            again = retry.head() if retry.rows else None
-            if head is None and again is None:
-                continue
-            replica = self._choose(model, priority, now)
-            if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
-                elsewhere = self._choose(model, priority, now, again)
-                if elsewhere is not None:
-                    head, replica = again, elsewhere
-            if head is not None and replica is not None and self._has_room(replica, priority):
-                ready.append(priority)
-                heads.append((head, replica))
-        if not ready:
-            return None
-        chosen, on_credit = 0, False
-        fill_first: Priority | None = None
-        for at in range(1, len(ready)):
-            if not self.shares.covers(ready[at], model.solo_s(heads[at][0])):
-                continue
-            if self.shares.credit_s[ready[at]] < model.full_s(heads[at][0]):
-                fill_first = fill_first or ready[at]
-                continue
-            chosen, on_credit, fill_first = at, True, None
-            break
-        head, replica = heads[chosen]
-        solo_s = model.solo_s(head)
-        slack_s = (head.deadline - now - solo_s) / model.settings.weight
-        return Candidate(model, ready[chosen], head, replica, ready, on_credit, fill_first, slack_s, solo_s)
-
-    def _on_credit_if_full(self, candidate: Candidate, most_urgent: Priority) -> Candidate:
-        """Over several models, a class goes first on credit only where that is worth a full batch."""
-        priority = candidate.priority
-        cost_s = max(candidate.solo_s, candidate.model.full_s(candidate.head))
-        return candidate._replace(on_credit=priority > most_urgent and self.shares.covers(priority, cost_s))
-
-    def _try(
-        self, candidate: Candidate, waiting: list[Priority], now: float, given_up: list[Entry]
-    ) -> NextBundle | None:
-        """Take a candidate's bundle; ``None`` where it is held back, finds no memory, or cannot be in time."""
-        longest_s = self._blocking_limit.bound_s(now)
-        if self._holds_back(candidate, longest_s, now):
-            return None
-        most = self._most_rows(candidate)
-        if not most:
-            return None  # when something that runs has ended
-        taken = self._take(candidate, most, longest_s, now)
-        given_up += taken.given_up
-        return self._account(candidate, waiting, taken, now) if taken.entries else None
-
-    def _holds_back(self, candidate: Candidate, longest_s: float, now: float) -> bool:
-        """Whether it would be likely to block what is more urgent; then it is looked at again a little later."""
-        priority, solo_s = candidate.priority, candidate.solo_s
-        if candidate.on_credit or solo_s <= longest_s or not self._blocking_limit.likely_blocks(priority, solo_s, now):
-            return False
-        if self._held_since is not None:
-            self.shares.held_back(priority, min(solo_s, now - self._held_since))
-        self._held_since = now
-        self.recheck_at = min(self.recheck_at, now + _HOLD_FRACTION * solo_s)
-        return True
-
-    def _most_rows(self, candidate: Candidate) -> int:
-        """Most rows that the device's memory has room for beside what runs; 0 where the head has none."""
-        settings = candidate.model.settings
-        most = settings.max_rows
-        if not self._group.memory_bytes or not settings.bytes_per_row:
-            return most
-        free = self._memory_bytes - sum(running.nbytes for running in self._running.values())
-        fitting = free // settings.bytes_per_row
-        return 0 if fitting < min(candidate.head.rows, most) else min(most, fitting)
-
-    def _take(self, candidate: Candidate, most: int, longest_s: float, now: float) -> Composition:
-        """Take entries from the queue: one that is tried again goes alone."""
-        model, priority, head = candidate.model, candidate.priority, candidate.head
-        if head.attempts:
-            model.queue.retry[priority - 1].pop()
-            return Composition([head], head.rows, head.bucket, head.variant, [])
-        begins, extra_s = self._begins(candidate, now), self._blocking_limit.extra_s(model.settings, now)
-        room = BatchLimits(begins + model.overhead.at(now), most, longest_s, candidate.fill_first, extra_s)
-        return compose(model.queue, priority, model.settings, model.latencies, room)
-
-    def _account(self, candidate: Candidate, waiting: list[Priority], taken: Composition, now: float) -> NextBundle:
-        """Charge classes and tenants for what was taken, and note how long `high` takes."""
-        model, priority = candidate.model, candidate.priority
-        entries, rows, bucket, variant, _ = taken
-        predicted_s = execution_s(model.latencies.of(variant), rows, bucket, model.settings.max_rows)
-        self._held_since = None
-        fill_parts = fill_parts_of(entries, rows, priority)
-        self.shares.dispatched(predicted_s, waiting, priority, fill_parts, on_credit=candidate.on_credit)
-        ends = self._begins(candidate, now) + predicted_s
-        for entry in entries:
-            if entry.priority is Priority.HIGH:
-                self._blocking_limit.answered(ends - entry.arrival)
-        if not candidate.head.attempts:
-            model.queue.served(entries, predicted_s, priority, fill_parts)
-        return NextBundle(model, candidate.replica, entries, rows, bucket, variant, predicted_s)
-
-
-Device = DedicatedDevice | SharedDevice
-
-
-def _urgency(candidate: Candidate) -> tuple[bool, Priority, float, str]:
-    # By name where all else is equal, so that it does not matter to which of them something happened first.
-    return not candidate.on_credit, candidate.priority, candidate.slack_s, candidate.model.settings.name
-
-
-_LOW = Priority.LOW

@@ -12,7 +12,7 @@ from serve_app.config.batching import BatchingConfig
 from serve_app.config.names import checked_model_name
 from serve_app.config.problems import Location, short_repr, validation_error
 from serve_app.config.values import Milliseconds, Positive, Section, Size, size
-from serve_app.scheduling.settings import Pool
+from serve_app.pools.policy.settings import Pool
 from serve_app_simulator.scenario import SimulatedModel, SimulatedPool
 from serve_app_simulator.scenarios.models import MOST_ROWS, LatencyConfig
 

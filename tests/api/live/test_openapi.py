@@ -19,6 +19,7 @@ from serve_app.api.left_out import tolerant
 from serve_app.api.open_inference.wire import InferRequest
 from serve_app.api.openapi.document import describe, template
 from serve_app.api.openapi.pages import ASSETS
+from serve_app.api.routes import ApiRoutes
 from serve_app.domain.options import MAX_TIMEOUT_S
 from serve_app.http.errors import STATUSES
 from serve_app.jobs.router import JobsPart
@@ -26,6 +27,8 @@ from serve_app.payloads import DTYPES
 from serve_app.processors.embedding import EmbeddingParameters
 from serve_app.processors.ranking import RankingParameters
 from serve_app.scheduling.entry import Priority
+from serve_app.versions.routes import routes
+from serve_app.versions.tables import TrafficTables
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +175,9 @@ def test_its_values_are_those_of_the_server(spec: dict[str, Any]) -> None:
 
 def test_a_server_without_media_models_is_described_too() -> None:
     """No empty lists of names, which nothing could match."""
-    served = create_app(*both(NumpyService()), more=(JobsPart(None).routes,)).described()
+    tables = TrafficTables(None, None, lambda _: None)
+    more = (JobsPart(None).routes, lambda gateway, _: ApiRoutes(routes(gateway, tables)))
+    served = create_app(*both(NumpyService()), more=more).described()
     document = describe(served, [NumpyService().models["double"]])
 
     assert set(document["paths"]) == set(template()["paths"])

@@ -1,0 +1,92 @@
+"""Members of pools: what a configuration says of them, and how a host loads one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from serve_app.backends.description import Description
+from serve_app.composition.locate import ModelLocation
+from serve_app.composition.model import file_bytes
+from serve_app.composition.replica import AsMember, Replica
+from serve_app.composition.revision import Revision, open_revision
+from serve_app.config.model import ModelConfig
+from serve_app.config.values import size
+from serve_app.domain.agreed import Told
+from serve_app.errors import ConfigError
+from serve_app.payloads import Execution
+from serve_app.pools.config import PoolConfig
+from serve_app.pools.host import LoadedMember
+from serve_app.replica.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """A member as it was deployed.
+
+    Attributes:
+        revision: The state of its files.
+        builds: By variant, what these say; ``None``: a host reads it when it loads the member first.
+    """
+
+    revision: Revision
+    builds: Mapping[str, Description] | None = None
+
+
+class MemberLoader:
+    """Loads members in the process of a host, and remembers what a first load has found. To be used in any thread.
+
+    Args:
+        plans: By member.
+        make: As `serve_app.composition.replica.make_replica`, with all that is the same for every member.
+    """
+
+    def __init__(self, plans: Mapping[str, MemberPlan], make: Callable[..., Replica]) -> None:
+        self._plans = dict(plans)
+        self._make = make
+        self._turn = Turn()
+        self._executions: dict[str, Sequence[Execution]] = {}
+
+    def load(self, name: str) -> LoadedMember:
+        """Load a member from the files that it was deployed with.
+
+        Raises:
+            ConfigError: They are not there any more, or cannot be loaded.
+        """
+        plan = self._plans.get(name)
+        if plan is None:
+            raise ConfigError((f"model {name!r}: is no member of this pool",))
+        revision = plan.revision
+        if revision.changed():  # or this is another machine
+            revision = open_revision(revision.model, revision.name, revision.version)
+        builds = plan.builds or revision.builds
+        self._plans[name] = MemberPlan(revision, builds)
+        member = AsMember(self._turn, revision.identities, self._executions.get(name, ()))
+        replica = self._make(revision.model, builds, locations=revision.locations, member=member)
+        if revision.changed():
+            replica.worker.close()
+            raise ConfigError((f"model {name!r}: its files changed while they were loaded; deploy it again",))
+        warm_up = replica.warm_up
+        self._executions[name] = warm_up.executions
+        told = Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason, replica.compute)
+        return LoadedMember(replica.worker, told, revision.nbytes)
+
+
+def member_problems(model: ModelConfig, pool: PoolConfig, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:
+    """Why a model cannot be a member of its pool, one line each.
+
+    Args:
+        model: The model.
+        pool: Its pool.
+        locations: Its files, from `find_files`.
+    """
+    if locations[""].kind.runs_code:
+        return (f"model {model.name!r}: is code, which a pool does not run; give it replicas of its own",)
+    nbytes = file_bytes(locations)
+    if nbytes <= pool.memory:
+        return ()
+    problem = (
+        f"model {model.name!r}: its files have {size(nbytes)}, and a host of pool {pool.name!r} has memory for"
+        f" {size(pool.memory)}; raise the pool's memory, or give the model replicas of its own"
+    )
+    return (problem,)

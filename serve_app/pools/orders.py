@@ -1,0 +1,266 @@
+"""Has the hosts of pools load and unload members: carries out the orders of their devices.
+
+Orders of one host are sent one after the other, with what is to be unloaded before a load in the same call. A host
+whose call is lost, or takes too long, is left alone for a while, and then taken over anew, which empties it: so what
+the scheduler takes for loaded there is what is loaded there, whatever became of that call. So is one that another
+router has taken over, as its predecessor may while a redeploy replaces it. A router that ends takes no new ones over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import uuid
+from collections import deque
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import inf, nextafter
+from typing import Any, Final, Protocol
+
+from serve_app.domain.agreed import Told
+from serve_app.domain.hosting import ChangeHost, LoadOutcome, Owner
+from serve_app.errors import ModelUnavailable
+from serve_app.pools.policy.messages import Eviction, Load, Order
+from serve_app.pools.policy.settings import Pool
+from serve_app.scheduling.decisions import Rejection
+from serve_app.transport.send import ReplicaLost
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S: Final = 1.0
+"""For how long a host is left alone whose call was lost, or that another router has taken over, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPool:
+    """A pool as a router has it.
+
+    Attributes:
+        scheduling: Its settings for the scheduler.
+        load_timeout_s: How long a load may take, seconds.
+    """
+
+    scheduling: Pool
+    load_timeout_s: float = 60.0
+
+
+class Events(Protocol):
+    """Who is told what became of orders."""
+
+    def hosts_listed(self, pool: str, hosts: Collection[str]) -> None:
+        """These hosts take orders now."""
+
+    def member_loaded(self, pool: str, model: str, host: str, outcome: LoadOutcome, told: Told) -> None:
+        """A host has loaded a member."""
+
+    def member_failed(self, pool: str, model: str, host: str, refusal: Rejection) -> None:
+        """A host cannot load a member, for what concerns the member. The refusal is what its clients are told."""
+
+
+class _Host:
+    """A host as this router has taken it over.
+
+    Attributes:
+        owner: By what claim.
+        orders: What it is to do.
+        worker: Sends the orders; ``None`` while there are none.
+        loads: Loads under way that do not wait for each other.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.orders: deque[Order] = deque()
+        self.worker: asyncio.Task[None] | None = None
+        self.loads: set[asyncio.Task[None]] = set()
+
+
+class _Pool:
+    """A pool as this router knows it.
+
+    Attributes:
+        loads: Loads at once at a host.
+        load_timeout_s: How long one may take, seconds.
+        reported: The hosts that there are.
+        hosts: Those that take orders.
+        suspended: Those that are left alone for a while.
+    """
+
+    def __init__(self, settings: RoutedPool) -> None:
+        self.loads = settings.scheduling.loads
+        self.load_timeout_s = settings.load_timeout_s
+        self.reported: frozenset[str] = frozenset()
+        self.hosts: dict[str, _Host] = {}
+        self.suspended: dict[str, asyncio.TimerHandle] = {}
+
+
+class Pools:
+    """The hosts of all pools, as one router has them. To be used in its event loop.
+
+    Args:
+        pools: The pools.
+        change: The way to hosts.
+        events: Is told what became of orders.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[RoutedPool],
+        change: ChangeHost,
+        events: Events,
+    ) -> None:
+        self._pools = {pool.scheduling.name: _Pool(pool) for pool in pools}
+        self._members: dict[str, str] = {}
+        self._change = change
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.Context()
+        self._latest = 0.0  # of all claims that are known of, this router's and others', seconds since the epoch
+        self._claims = True
+        self.faults: dict[str, str] = {}
+        """By member, why its last load failed; without those that did not."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pools
+
+    def add_member(self, model: str, pool: str) -> None:
+        """A model is a member of a pool from now on; what has to be unloaded of it is when it is one no more."""
+        self._members[model] = pool
+
+    def on_hosts(self, pool: str, hosts: Collection[str]) -> None:
+        """Take the list of a pool's hosts as it is now."""
+        known = self._pools[pool]
+        known.reported = frozenset(hosts)
+        for host in known.suspended.keys() - known.reported:
+            known.suspended.pop(host).cancel()
+        self._list(pool)
+
+    def on_lost(self, pool: str, host: str) -> None:
+        """A host cannot be reached now: it may be dead, or its connection."""
+        known = self._pools[pool]
+        if host in known.hosts:
+            known.suspended[host] = self._loop.call_later(_AGAIN_S, self._resume, pool, host)
+            self._list(pool)
+
+    def stop_claiming(self) -> None:
+        """Take no new host over, since this router ends: those are for who comes after it.
+
+        One that is left alone for a while comes back: without any, what was accepted would wait for its deadline.
+        """
+        self._claims = False
+
+    def _claim(self) -> Owner:
+        """A claim that is later than all known ones, whatever this machine's clock says."""
+        self._latest = max(datetime.now(UTC).timestamp(), nextafter(self._latest, inf))
+        return Owner(self._latest, uuid.uuid4().hex)
+
+    def _resume(self, pool: str, host: str) -> None:
+        self._pools[pool].suspended.pop(host, None)
+        self._list(pool, host)
+
+    def _list(self, pool: str, again: str = "") -> None:
+        """Say which hosts take orders, those first that do not any more: one that comes ``again`` is a new one."""
+        known = self._pools[pool]
+        present = known.reported - known.suspended.keys()
+        for name in known.hosts.keys() - present:
+            gone = known.hosts.pop(name)
+            for task in (gone.worker, *gone.loads):
+                if task is not None:
+                    task.cancel()
+        for name in sorted(present - known.hosts.keys()):
+            if self._claims or name == again:
+                known.hosts[name] = _Host(self._claim())
+        self._events.hosts_listed(pool, tuple(known.hosts))
+
+    def carry_out(self, order: Order) -> None:
+        """Have a host load or unload a member. It keeps the order; see `serve_app.scheduling.core.CarryOut`."""
+        pool = self._members[order.model]
+        host = self._pools[pool].hosts[order.host]
+        host.orders.append(order)
+        if host.worker is None:
+            host.worker = self._start(self._work(pool, order.host, host))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        # An empty context: Serve would otherwise tie it to the request whose turn it happens to be.
+        return self._loop.create_task(work, context=self._context.copy())
+
+    async def _work(self, pool: str, name: str, host: _Host) -> None:
+        """Send the orders of a host."""
+        alone = self._pools[pool].loads == 1
+        try:
+            while host.orders:
+                evicted: list[str] = []
+                while host.orders and isinstance(host.orders[0], Eviction):
+                    evicted.append(host.orders.popleft().model)
+                load = host.orders.popleft() if host.orders else None
+                if alone or load is None:
+                    await self._send(pool, name, host, evicted, load)
+                    continue
+                if evicted:
+                    await self._send(pool, name, host, evicted, None)
+                task = self._start(self._send(pool, name, host, (), load))
+                host.loads.add(task)
+                task.add_done_callback(host.loads.discard)
+        finally:
+            host.worker = None
+
+    async def _send(self, pool: str, name: str, host: _Host, evicted: Sequence[str], load: Order | None) -> None:
+        known = self._pools[pool]
+        model = "" if load is None else load.model
+        urgent = isinstance(load, Load) and load.urgent
+        try:
+            async with asyncio.timeout(known.load_timeout_s):
+                outcome = await self._change(pool, name, host.owner, evicted, model, urgent)
+        except TimeoutError:
+            logger.warning("Host %s of pool %s did not answer within %g s", name, pool, known.load_timeout_s)
+        except ReplicaLost as lost:
+            logger.warning("Host %s of pool %s is lost: %s", name, pool, lost)
+        except Exception:  # whatever the way to the host raises, it is taken over anew
+            logger.exception("Host %s of pool %s cannot be told what to load", name, pool)
+        else:
+            if known.hosts.get(name) is not host:
+                return
+            if not outcome.superseded:
+                if model:
+                    self._end(pool, model, name, outcome)
+                return
+            self._latest = max(self._latest, outcome.superseded)
+            if not self._claims:
+                if model:
+                    self._refuse(pool, model, name, outcome.fault)
+                return
+            logger.warning("Host %s of pool %s: another router has it, and it is taken over anew", name, pool)
+        if known.hosts.get(name) is host:
+            host.orders.clear()
+            # In the next turn: this task is one of those that end with it.
+            self._loop.call_soon(self._lose, pool, name, host)
+
+    def _lose(self, pool: str, name: str, host: _Host) -> None:
+        if self._pools[pool].hosts.get(name) is host:
+            self.on_lost(pool, name)
+
+    def _end(self, pool: str, model: str, host: str, outcome: LoadOutcome) -> None:
+        if outcome.told is not None:
+            self.faults.pop(model, None)
+            self._events.member_loaded(pool, model, host, outcome, outcome.told)
+            return
+        if self.faults.get(model) != outcome.fault:
+            self.faults[model] = outcome.fault
+            logger.error("Model %s of pool %s cannot be loaded: %s", model, pool, outcome.fault)
+        self._refuse(pool, model, host, outcome.fault)
+
+    def _refuse(self, pool: str, model: str, host: str, fault: str) -> None:
+        self._events.member_failed(pool, model, host, Rejection(ModelUnavailable.code, fault))
+
+    def close(self) -> None:
+        """Order nothing more."""
+        for known in self._pools.values():
+            for timer in known.suspended.values():
+                timer.cancel()
+            known.suspended.clear()
+            for host in known.hosts.values():
+                for task in (host.worker, *host.loads):
+                    if task is not None:
+                        task.cancel()
+            known.hosts.clear()

@@ -1,0 +1,1 @@
+"""What the hosts of a pool load and run, decided without I/O: a device of the scheduler."""

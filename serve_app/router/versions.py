@@ -1,0 +1,123 @@
+"""What a router asks of models that are served in several versions."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from serve_app.domain.service import Answer, ModelInfo, RequestOptions
+from serve_app.domain.versions import Asker
+from serve_app.payloads import Payload
+from serve_app.scheduling.scheduler import Scheduler
+from serve_app.telemetry.metrics import RouterMetrics
+
+
+class ModelVersions(Protocol):
+    """The versions of one model."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """The key of each by version, the newest last."""
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """All versions, the newest last."""
+
+    @property
+    def stable(self) -> str:
+        """Key of the version that stands for the model."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Names that versions have besides their numbers."""
+
+    def key_of(self, named: str) -> str | None:
+        """Key of the version of that number or alias."""
+
+    def choose(self, asker: Asker) -> str:
+        """Key of the version that answers a request which names none."""
+
+    def answered(self, info: ModelInfo, payload: Payload, options: RequestOptions, answer: Answer) -> None:
+        """Take note of an answer that a version has computed for a client.
+
+        Args:
+            info: Of the version.
+            payload: What the client asked.
+            options: How.
+            answer: What the client gets.
+        """
+
+
+class VersionTables(Protocol):
+    """The models of one router that have several versions."""
+
+    @property
+    def models(self) -> Mapping[str, ModelVersions]:
+        """All of them, by name."""
+
+    def add(self, model: str, version: str, key: str, configured: object) -> ModelVersions:
+        """Serve one more version of a model, or the first; ``configured`` as of `RoutedModel.traffic`."""
+
+    def remove(self, model: str, version: str, *, keep: bool = False) -> ModelVersions | None:
+        """Serve one version less; gives what is left of the model. ``keep`` its table, even if that was the last."""
+
+    def restore(self) -> None:
+        """Have what was changed at run time count, once at the start, when all models are known. Blocks."""
+
+    def start(self) -> None:
+        """Look for changes by other routers from now on."""
+
+    def told(self, model: str, origin: str, table: bytes) -> None:
+        """Take a table that another router has sent."""
+
+
+class VersionStore(Protocol):
+    """Keeps tables for all routers of an application, longer than any of them lives. Its methods may block.
+
+    A table belongs to an origin: what the configuration says of the model. Tables of other origins count for nothing.
+    """
+
+    def add(self, model: str, origin: str, revision: int, table: bytes) -> bool:
+        """Keep a table, unless there is one of this revision or of a higher one: says whether it did."""
+
+    def newest(self, model: str, origin: str) -> bytes | None:
+        """The table of the highest revision."""
+
+    def drop_others(self, model: str, origin: str) -> bool:
+        """Forget tables of other origins; says whether there were any."""
+
+
+Tell: TypeAlias = Callable[[str, str, bytes], Awaitable[None]]
+"""Sends a table to all other routers: the model, its origin, and the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionsContext:
+    """What the versions of models may use of their router.
+
+    Attributes:
+        store: Keeps tables; ``None``: they last as long as the router.
+        tell: Sends a table to the other routers; ``None``: there are none.
+        changed: Called when another version may be the stable one.
+        info_of: What is known of the version of a key now.
+        execute: Runs a request for a key, past the cache; raises `ServeAppError`.
+        scheduler: Says whether there is room for a request.
+        metrics: Takes metrics by model.
+    """
+
+    store: VersionStore | None
+    tell: Tell | None
+    changed: Callable[[ModelVersions], None]
+    info_of: Callable[[str], ModelInfo]
+    execute: Callable[[str, Payload, RequestOptions], Awaitable[Answer]]
+    scheduler: Scheduler
+    metrics: RouterMetrics
+
+
+MakeVersions: TypeAlias = Callable[[VersionsContext], VersionTables]
+"""Makes them in the event loop of the router."""
