@@ -99,7 +99,7 @@ executions took in that very run, and what single requests to the idle server to
 {table(header, _classes(report))}
 
 Size a pool by the simulator; look at `high` apart, which waits for loads. What was told, loads, evictions and processor
-time are in `pool_server.json`. Every answer was compared with the only right one. The host has one core to itself.
+time are in `pool_server.json`. Every answer was compared with the only right one.
 
 {measured_on(report.date, report.machine)}
 """

@@ -177,8 +177,8 @@ def _shown(
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """A table as the page has it: many workloads at one load, and systems side by side. The JSON has all of it."""
     if header[0] == "workload" and len(rows) > _MOST_ROWS:
-        loads = {row[0].rpartition("/")[2] for row in rows}
-        load = _LOAD if _LOAD in loads else min(loads)
+        tried = {row[0].rpartition("/")[2] for row in rows}
+        load = _LOAD if _LOAD in tried else min(tried)
         rows = [row for row in rows if row[0].rpartition("/")[2] == load] or rows
     if "per class or tenant" in header:
         figure, parts = header.index("weighted"), header.index("per class or tenant")
