@@ -43,7 +43,7 @@ class Remark(NamedTuple):
         return ": ".join(part for part in (self.place, self.field, self.text) if part)
 
 
-class Document:
+class TritonDocument:
     """One parsed file.
 
     Args:
@@ -127,7 +127,7 @@ class Fields:
         path: Where it is.
     """
 
-    def __init__(self, document: Document, message: Message, path: Path) -> None:
+    def __init__(self, document: TritonDocument, message: Message, path: Path) -> None:
         self._document = document
         self._message = message
         self._path = path
@@ -197,7 +197,7 @@ class Fields:
         self._tell("fault", name, text)
 
     def place(self, name: str) -> Path:
-        """Where a field is, for `Document.tell`."""
+        """Where a field is, for `TritonDocument.tell`."""
         return (*self._path, name) if name else self._path
 
     def _tell(self, level: Level, name: str, text: str) -> None:

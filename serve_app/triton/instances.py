@@ -10,7 +10,7 @@ from serve_app.triton.fields import Fields
 _DEVICES: Final = {"KIND_CPU": "cpu", "KIND_GPU": "cuda", "KIND_AUTO": "auto", "KIND_MODEL": "auto"}
 
 
-class Instances(NamedTuple):
+class TritonInstances(NamedTuple):
     """How often a model runs, and on what.
 
     Attributes:
@@ -24,11 +24,11 @@ class Instances(NamedTuple):
     per_gpu: int = 1
 
 
-def read_instances(fields: Fields) -> Instances:
+def read_instances(fields: Fields) -> TritonInstances:
     """Read `instance_group`. All replicas of a model are alike here: groups of another kind than the first are told."""
     groups = fields.each("instance_group")
     if not groups:
-        return Instances()
+        return TritonInstances()
     kinds = [group.word("kind") for group in groups]
     replicas = per_gpu = 0
     for group, kind in zip(groups, kinds, strict=True):
@@ -54,7 +54,7 @@ def read_instances(fields: Fields) -> Instances:
         replicas += max(1, count) * max(1, len(gpus))
         per_gpu += max(1, count)
     device = _DEVICES[kinds[0]]
-    return Instances(device, replicas, 0 if device == "cpu" else per_gpu)
+    return TritonInstances(device, replicas, 0 if device == "cpu" else per_gpu)
 
 
 def read_optimization(fields: Fields, kind: AnyKind) -> None:
