@@ -177,8 +177,8 @@ def _shown(
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """A table as the page has it: many workloads at one load, and systems side by side. The JSON has all of it."""
     if header[0] == "workload" and len(rows) > _MOST_ROWS:
-        loads = {row[0].rpartition("/")[2] for row in rows}
-        load = _LOAD if _LOAD in loads else min(loads)
+        tried = {row[0].rpartition("/")[2] for row in rows}
+        load = _LOAD if _LOAD in tried else min(tried)
         rows = [row for row in rows if row[0].rpartition("/")[2] == load] or rows
     if "per class or tenant" in header:
         figure, parts = header.index("weighted"), header.index("per class or tenant")
@@ -219,7 +219,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _source(experiment: Mapping[str, Any]) -> str:
-    seeds = f"Seeds: {', '.join(map(str, experiment['seeds']))}."
+    seeds = f"{len(experiment['seeds'])} seeds."
     if experiment.get("commit"):
         seeds += f" Commit {experiment['commit']}."
     return f"{seeds} **A quick run of short workloads, for trying.**" if experiment["quick"] else seeds

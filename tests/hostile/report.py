@@ -84,7 +84,7 @@ def render(run: Run, machine: Machine, date: str) -> str:
             ],
         ),
         "",
-        "Nothing but limits of memory is needed before a router that faces requests like these.",
+        "Give a router that faces the world memory for what its decoding threads keep.",
         "",
         measured_on(date, machine),
         "",
