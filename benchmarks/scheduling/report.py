@@ -27,7 +27,7 @@ _GAINS = (
 )
 _WEIGHED = (
     "A sliding window in the server's process is as good or better where requests are alike and a model takes "
-    "milliseconds. Recorded lengths, many models and bursts are what this scheduler gains at."
+    "milliseconds. Recorded lengths and bursts are what this scheduler gains at."
 )
 _DECISIONS = {
     "poisson": "Steady load decides nothing: all are close to the bound until deadlines are short.",
@@ -40,7 +40,7 @@ _DECISIONS = {
     "replicas": "A second router costs nothing; four replicas of one class lose to one shared queue.",
     "overload": "Goodput holds up to three times the capacity, as a sliding window's does.",
     "noise": "Nothing needs to be set for noise: stalls and drift cost all systems alike.",
-    "models": "Put many models on few devices into a device group, not behind a batcher each.",
+    "models": "Models with a device each decide nothing: each is a server of its own.",
     "mixed": "Fair sizes cost goodput in overload: set `size_fairness: 0` where only the sum counts.",
     "tenants": "The calm tenant is kept apart from the flood, for a little of the sum.",
     "flash_crowd": "Without autoscaling `high` misses its aim; plan capacity for the crowd, or scale.",
