@@ -74,12 +74,6 @@ def body_parameters(answer: Answer, *, timed: bool) -> dict[str, int | str] | No
     return {**told, **timings(answer)} if timed else told or None
 
 
-def answer_headers(answer: Answer) -> dict[str, str]:
-    """Headers of how an answer was served: its class, timings and variant."""
-    headers = {"X-Priority": answer.priority.label, "Server-Timing": server_timing(answer).decode()}
-    return headers | dict(optional_headers(answer))
-
-
 def optional_headers(answer: Answer) -> list[tuple[str, str]]:
     """Headers of an answer's exceptional properties: version, variant, cache, proof."""
     told = (
