@@ -245,7 +245,7 @@ test-torch: .venv-torch/.made ## Run the tests of PyTorch's models, in an enviro
 .PHONY: test-thorough
 test-thorough: env models clients ## Try ten times as many examples, all of onnx's cases, 100,000 requests to random graphs
 	@SERVE_APP_THOROUGH=1 $(PARALLEL) -m "hypothesis and not cluster" --ignore tests/conformance
-	@SERVE_APP_THOROUGH=1 $(PYTEST) -s -m "not hypothesis" tests/conformance tests/backends/joining tests/simulation
+	@SERVE_APP_THOROUGH=1 $(PYTEST) -s -m "not hypothesis" tests/conformance tests/backends/joining tests/simulation tests/benchmarks
 
 .PHONY: fuzz-http
 fuzz-http: env ## Ask the HTTP side whatever its description allows and forbids, 10 minutes (FUZZ_SECONDS, URL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from hypothesis_profiles import thorough
 from rich.progress import Progress
 
 from benchmarks.cache import Report, draw, render
@@ -13,6 +14,7 @@ from benchmarks.cache_path import CASES, MODES, measure
 from benchmarks.machine import Machine
 
 
+@thorough
 def test_the_cache_is_measured_in_every_state(tmp_path: Path) -> None:
     """A few requests; which state answered them, and with what, is checked while they are measured."""
     cases = [replace(case, concurrency=4, requests=40) for case in CASES[1:2]]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from api.listener.raw_client import serving
 from api.protocol_service import NumpyService
+from hypothesis_profiles import thorough
 
 from benchmarks.overload.generator import Answers, Generator, Offer
 from benchmarks.overload.hostile import ALONE, Run, hostile_loads, measure, report, request_of
@@ -22,6 +23,7 @@ PATH = "/v2/models/double/infer"
 BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
 
 
+@thorough
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt-get install build-essential")
 async def test_high_is_measured_beside_each_load(tmp_path: Path) -> None:
     """Every load is there meanwhile, and tells what became of it."""

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis_profiles import thorough
 
 from benchmarks.overload.__main__ import Run, draw, report
 from benchmarks.overload.generator import Answers, Asked, Generator
@@ -28,6 +29,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
+@thorough
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt-get install build-essential")
 @pytest.mark.parametrize("connections", ["shared", "own"])
 async def test_the_generator_counts_what_becomes_of_each_class(tmp_path: Path, connections: str) -> None:

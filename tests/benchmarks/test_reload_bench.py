@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from aiohttp import web
+from hypothesis_profiles import thorough
 from local_server import LocalServer
 from reload.test_local_reload import OPEN
 
@@ -160,6 +161,7 @@ def test_memory_is_that_of_replicas_and_hosts_but_of_other_servers_all() -> None
     assert memory_of("mlserver", [roles]) == [15]
 
 
+@thorough
 @pytest.mark.parametrize(
     ("name", "settings"), [*((name, {}) for name in KINDS), ("onnx", VERSIONED)], ids=[*KINDS, "versions"]
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from hypothesis_profiles import thorough
 
 from benchmarks.scheduling import cases, fairness, faults, memory, parts, streams
 from benchmarks.scheduling.__main__ import EXPERIMENTS, write
@@ -193,6 +194,7 @@ def test_the_report_keeps_what_is_not_run_again(tmp_path: Path) -> None:
     assert set(EXPERIMENTS) >= {"poisson", "gamma"}
 
 
+@thorough
 def test_faults_are_measured_with_and_without_what_is_there_for_them(lab: Laboratory) -> None:
     """Every fault has a line for all that there is, in a possible scenario."""
     found = faults.run(lab)

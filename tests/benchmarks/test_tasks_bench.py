@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
+from hypothesis_profiles import thorough
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
@@ -71,6 +72,7 @@ def stream(folder: Path, port: int, rate: float = 0.0, deadline_ms: int = 0) -> 
     return Stream("digits", (port,), "/v1/models/digits/predict", str(file), 2, rate, deadline_ms)
 
 
+@thorough
 @pytest.mark.parametrize("name", ["digits", "speech", "resnet50"])
 def test_samples_are_always_the_same(name: str, tmp_path: Path) -> None:
     """A measurement that is repeated sends the same bytes, and the model alone gives the same answers."""
