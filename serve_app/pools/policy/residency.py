@@ -10,14 +10,14 @@ Theory of operation. A member has one state per host:
 
 `room` finds victims for a load: the residents of least value, one after the other, until the member fits. It passes
 over members in use, those that the device keeps, and, unless the load is urgent, those loaded less than ``hold`` loads
-ago. The value of a member is what is expected to be lost per byte without it: ``requests x load time / (bytes x copies)``. This is
-GreedyDual-Size (Cao and Irani, *Cost-aware WWW proxy caching algorithms*, USITS 1997) with frequencies (GDSF:
-Cherkasova, *Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy*, HP Labs 1998). Their
-clock, which ages entries, is a decay of the counts here, as in LRFU (Lee et al., IEEE Trans. Computers 50(12), 2001):
-between least recently and least frequently used, by how long a request is remembered. All counts decay alike, so the
-order of two members changes only on a request. Hence a heap finds the least: a member whose value has risen since it
-was put there is put back when it comes up. Loads planned by their measured time are Clockwork's (Gujarati et al., OSDI
-2020).
+ago. The value of a member is what is expected to be lost per byte without it, ``requests x load time / (bytes x
+copies)``. This is GreedyDual-Size (Cao and Irani, *Cost-aware WWW proxy caching algorithms*, USITS 1997) with
+frequencies (GDSF: Cherkasova, *Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy*, HP
+Labs 1998). Their clock, which ages entries, is a decay of the counts here, as in LRFU (Lee et al., IEEE Trans.
+Computers 50(12), 2001): between least recently and least frequently used, by how long a request is remembered. All
+counts decay alike, so the order of two members changes only on a request. Hence a heap finds the least: a member whose
+value has risen since it was put there is put back when it comes up. Loads planned by their measured time are
+Clockwork's (Gujarati et al., OSDI 2020).
 
 Invariants:
 
