@@ -1,18 +1,34 @@
 """Runs a replica's batches: entries wait at the gate, and the session never waits for the event loop.
 
-    entries -> gate -> batch -> session, in one of two ways:
+    event loop      run ─> _add ─> gate; an instance is free: _next ─> _compose
+                      ├─ a short batch:  _run in this turn ─> _answer
+                      └─ any other:      to a session's thread, one per instance
+    session         _serve: _run ─> _ended ─> _next: the following batch, if any
+                      ├─ nothing follows:  _answer in the event loop
+                      └─ a batch follows:  _answer in the event loop, by way of the thread "answers"
 
-    a run of well under a millisecond   in the event loop's turn: a thread would take longer to wake than to run it
-    any other                           in the session's thread, which takes it from the gate where the last run ended
+Theory of operation. Only a free instance composes a batch, in whichever thread it became free, so a batch is made of
+the latest entries. A run of well under a millisecond happens in the event loop's turn: a thread would take longer to
+wake up. Any other run happens in a session's thread, which takes the following batch itself when its run has ended. The
+answers of the last run are made in the event loop during the next one; the thread "answers" wakes the loop, because the
+session's thread would otherwise lose Python's lock to it. ``batch`` joins several bundles from the event loop on their
+way to a thread. If pool members share a host's session, a `Turn` decides whose gate is next.
 
-A replica with several instances runs as many batches at once on its session, each in a thread. If pool members share a
-host's session, a turn decides whose gate is next.
+A bundle's stages are those of `Stage`, changed by the table `AFTER`:
 
-The gate composes only when an instance is free, whichever thread asks. ``batch`` joins several bundles from the event
-loop on their way to a thread. A bundle is answered when some of its entries have run: the others return to their
-router. Answers are made in the event loop during the next run.
+    PREPARED ─ admitted ─> AT_GATE ─ granted ─> GRANTED ─ submitted ─> SUBMITTED ─ ended ─> ENDED
+                              └─ nothing of it runs ─> ENDED   └─ ran in the event loop ─> ENDED
 
-One lock guards everything shared by the event loop and the session's threads; so all of that is in this file.
+Invariants, all under ``_lock``, which is why this is one file:
+
+    a bundle is in ``_waiting`` while entries of it are at the gate, then in ``_held`` until it has run, never in both
+    a bundle runs once: entries not chosen with the first ones return to their router
+    an instance is in ``_idle`` or belongs to the `_Run` of one batch; the last bundle of the batch frees it
+    an entry tied to other replicas runs here only if this process has taken its place (`transport.ties`)
+    after `close` nothing is granted, and waiting entries return to their router
+
+An exception in this file is a bug. `_fault` fails the bundles concerned, frees all instances, and marks the runner as
+broken, so that the health check has the replica replaced.
 """
 
 from __future__ import annotations
@@ -60,11 +76,11 @@ _CLASSES = {int(priority): priority for priority in Priority}
 
 
 class _Granted(Struct, frozen=True):
-    """The gate's result.
+    """The gate's decision for bundles.
 
     Attributes:
         granted: Bundles of the next batch, with chosen entries.
-        short: Whether it is faster than any waiting.
+        short: Whether it runs in the event loop.
         ended: Bundles without any entry left to run.
         recheck_at: When to ask again at the latest; ``inf``: never.
     """

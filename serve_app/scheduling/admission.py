@@ -1,13 +1,12 @@
-"""Admission: refuse at once what has no room or could not be in time even alone, with a reason, before any work.
+"""Admission: refuse at once, with a reason and before any work, what has no room or could not be in time even alone.
 
-What has room and could be in time if nothing else were ahead of it is accepted, however much is: which of the queued
-entries are worth their time is decided when a bundle is put together (see `scheduling.batching.composition`), from
-what is known then. To refuse by the predicted wait would refuse the newest, who have the most time left, and keep those
-that waited longest.
+Everything else is accepted, however much it is: which queued entries are worth their time is decided when a bundle is
+composed (`scheduling.batching.composition`), from the state at that time. To refuse by the predicted wait would refuse
+the newest entries, which have the most time left, and keep those that waited longest.
 
-An entry's own execution is predicted by the latency model, which only executions feed. So that a model whose
-predictions are wrong is measured again, an entry whose own execution is predicted to be too long passes as a probe:
-every tenth, or one per second. Without a prediction, nothing is refused for its deadline.
+An entry's own execution is predicted by the latency model, which only executions feed. To correct wrong predictions,
+some entries predicted to take too long pass as probes: every tenth, or one per second. Without a prediction, nothing is
+refused for its deadline.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _UNKNOWN_RETRY_S = 1.0
 
 
 class Bounds:
-    """The bounds of the process: entries and bytes per class queued, bytes queued and running in total.
+    """The bounds of the process: entries and bytes queued per class, bytes queued and running in total.
 
     Attributes:
         totals: Queued per class, over all models. The queues keep the counts.
-        nbytes: Bytes of all entries queued or running.
+        nbytes: Of all entries queued or running.
     """
 
     def __init__(self, classes: Mapping[Priority, ClassSettings], limits: ProcessLimits) -> None:
@@ -47,7 +46,7 @@ class Bounds:
 
     @property
     def timeouts_s(self) -> dict[Priority, float]:
-        """What the classes allow requests that name no deadline, seconds."""
+        """Default deadline per class, seconds after arrival."""
         return {priority: settings.timeout_s for priority, settings in self._classes.items()}
 
     def room(self, priority: Priority, nbytes: int) -> Priority | None:
@@ -68,17 +67,16 @@ class Bounds:
         )
 
     def part(self, priority: Priority, entries: int, nbytes: int) -> float:
-        """Which part of a class's queue so many entries and bytes take: of its entries or its bytes, the larger."""
+        """Fraction of a class's queue taken by so many entries and bytes, the larger of the two."""
         settings = self._classes[priority]
         return max(entries / settings.queue_entries, nbytes / settings.queue_bytes)
 
     def queue_full(self, priority: Priority, nbytes: int, drain_s: float | None) -> Rejection:
-        """The reason for refusing what `room` found no class for.
+        """The refusal if `room` found no class.
 
         Args:
             priority: The class asked for.
-            nbytes: Bytes of the entry.
-            drain_s: Predicted time until what is ahead is done; ``None`` when unknown.
+            drain_s: Predicted time until everything ahead is done; ``None`` if unknown.
         """
         settings = self._classes[priority]
         totals = self.totals[priority]
@@ -106,7 +104,7 @@ def largest_tenant_queues(
 ) -> list[tuple[str, TenantQueue]] | None:
     """The queues, by model, of the tenant with the most in a full class.
 
-    ``None`` where a tenant that asks for room of so many bytes has its part already.
+    ``None`` if the asking tenant has its part already.
     """
     queues: dict[str, list[tuple[str, TenantQueue]]] = {}
     for name, model in models.items():
@@ -128,14 +126,14 @@ def largest_tenant_queues(
 
 
 def retry_s(drain_s: float | None) -> float:
-    """When retrying may help a request that finds the queue full, seconds: when what is ahead is done."""
+    """When to retry after a full queue, seconds: when everything ahead is done."""
     return _UNKNOWN_RETRY_S if drain_s is None else max(_SHORTEST_RETRY_S, min(_LONGEST_RETRY_S, drain_s))
 
 
 def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -> float | None:
-    """Predicted time until everything queued in this class and above is executed; ``None`` when unknown.
+    """Predicted time until everything queued in this class and above is executed; ``None`` if unknown.
 
-    On a shared device, what is queued for its other models counts, too.
+    On a shared device, entries of its other models count, too.
     """
     quickest = model.slots.quickest()
     if not model.latencies.exact.known or quickest is None:
@@ -153,12 +151,10 @@ def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -
 def least_s(model: ModelState, device: Device, entries: int, *, exact: bool) -> float:
     """Predicted time until so many entries of one row are executed on an idle server; 0.0 while unknown.
 
-    It is the least that any schedule takes: they run at all replicas at once, on the quickest variant.
+    It is the least of any schedule: they run at all replicas at once, on the fastest variant.
 
     Args:
-        model: Their model.
-        device: Where it runs.
-        entries: How many, 1 or more.
+        entries: 1 or more.
         exact: Whether no fallback may stand in for the exact model.
     """
     rows = -(-entries // _servers(model, device))
@@ -169,13 +165,11 @@ def least_s(model: ModelState, device: Device, entries: int, *, exact: bool) -> 
 def too_slow(entry: Entry, model: ModelState, now: float, ready_s: float = 0.0) -> Rejection | None:
     """Refuse an entry that could not be in time even if it began now and alone, or return ``None``.
 
-    Where the exact model would be too late, its fallbacks count. What passes as a probe is marked as one.
+    Fallbacks count if the exact model would be too late. A probe is marked as one.
 
     Args:
         entry: Not queued yet.
-        model: Its model.
-        now: Seconds.
-        ready_s: How long until its model can run anything, seconds: it is not loaded.
+        ready_s: Time until its model can run, e.g. is loaded.
     """
     latencies = model.latencies
     latency = latencies.of(entry.variant) if entry.variant else latencies.exact
@@ -197,12 +191,11 @@ def too_slow(entry: Entry, model: ModelState, now: float, ready_s: float = 0.0) 
 
 
 def _fallbacks(model: ModelState) -> list[LatencyModel]:
-    """What predicts for those that may stand in for the exact model now, as far as anything is known of them."""
     return [model.latencies.of(name) for name in model.settings.fallbacks if model.latencies.has(name)]
 
 
 def _servers(model: ModelState, device: Device) -> int:
-    """How many batches of a model may run at once."""
+    """Concurrent batches of a model."""
     return device.concurrency or model.slots.usable or 1
 
 
@@ -211,17 +204,17 @@ def _own_s(entry: Entry, latency: LatencyModel, model: ModelState) -> float:
 
 
 def unknown_model(model: str) -> Rejection:
-    """The reason for refusing an entry of a model that is not scheduled here."""
+    """The refusal of an entry of an unknown model."""
     return Rejection(ModelNotFound.code, f"no model {model!r} is served here")
 
 
 def removed_model(model: str) -> Rejection:
-    """The reason for refusing an accepted entry whose model is not scheduled here any more."""
+    """The refusal of an accepted entry whose model was removed."""
     return Rejection(ModelNotFound.code, f"model {model} was removed")
 
 
 def already_late() -> Rejection:
-    """The reason for refusing an entry whose deadline has passed on arrival."""
+    """The refusal of an entry whose deadline had passed on arrival."""
     return Rejection(DeadlineExceeded.code, "the deadline passed before the request arrived")
 
 

@@ -19,14 +19,11 @@ class Bundle:
 
     Attributes:
         id: Unique in this scheduler.
-        model: Name of the model.
-        replica: Where it is.
         entries: In the order sent. An entry that is not RUNNING any more has ended, and its late result is waste.
-        rows: Rows of the bundle.
         begins: When it was sent, seconds.
-        detached: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
-        recalled: Whether any of its entries was.
-        first_deadline: The earliest of its entries' deadlines, seconds.
+        detached: Whether its model was removed: its entries may still be answered, with no other effect.
+        recalled: Whether any of its entries was recalled.
+        first_deadline: The earliest of its entries' deadlines.
     """
 
     __slots__ = (
@@ -65,7 +62,7 @@ class Bundle:
 
     @property
     def next_deadline(self) -> float | None:
-        """Deadline of the next entry that has not ended and may be answered from here, or ``None``."""
+        """Earliest deadline of an entry that has not ended and may be answered from here, or ``None``."""
         while self._due < len(self._by_deadline):
             entry = self._by_deadline[self._due]
             if entry.state is _RUNNING or (entry.state is _QUEUED and self.id in entry.bundles):
@@ -74,7 +71,7 @@ class Bundle:
         return None
 
     def pop_due(self, now: float) -> Entry | None:
-        """The next RUNNING entry whose deadline has passed, once each; ``None`` when there is none."""
+        """The next RUNNING entry whose deadline has passed, once each, or ``None``."""
         while (deadline := self.next_deadline) is not None and deadline <= now:
             self._due += 1
             entry = self._by_deadline[self._due - 1]
@@ -83,26 +80,26 @@ class Bundle:
         return None
 
     def postponed(self) -> None:
-        """The deadline of one of its entries is later than before."""
+        """Update after the deadline of an entry was extended."""
         self._by_deadline = sorted(self._by_deadline[self._due :], key=_deadline)
         self._due = 0
 
     def release_entries(self) -> None:
-        """Let go of the entries, when all have ended."""
+        """Release the entries, once all have ended."""
         self.entries = []
         self._by_deadline = []
         self._due = 0
 
 
 class BundlesInFlight:
-    """All bundles that were sent and neither answered nor failed, with a heap of what expires next.
+    """All bundles that were sent and neither answered nor failed, with a heap of deadlines.
 
-    The heap holds pairs (deadline of a running entry, bundle id), one per bundle at a time; pairs of bundles that
-    are done are dropped lazily, so that it has at most ``2 * bundles + 64`` of them.
+    The heap holds pairs (deadline of a running entry, bundle id), one per bundle at a time. Stale pairs are dropped
+    lazily, so it has at most ``2 * bundles + 64`` of them.
 
     Attributes:
-        due: The heap: nothing expires before the first of it.
-        recalls: By bundle, entries whose answers are no longer needed; see `recall`.
+        due: The heap: nothing expires before its first pair.
+        recalls: By bundle, recalled entries.
     """
 
     def __init__(self) -> None:
@@ -119,12 +116,12 @@ class BundlesInFlight:
         return len(self.due)
 
     def add(self, bundle: Bundle) -> None:
-        """A bundle is sent. All of its entries are RUNNING."""
+        """Add a bundle, whose entries are all RUNNING."""
         self._bundles[bundle.id] = bundle
         heappush(self.due, (bundle.first_deadline, bundle.id))
 
     def pop(self, bundle_id: int) -> Bundle | None:
-        """A bundle was answered or failed; ``None`` when it is not known (any more)."""
+        """Remove an answered or failed bundle; ``None`` if it is unknown."""
         bundle = self._bundles.pop(bundle_id, None)
         if self.recalls:
             self.recalls.pop(bundle_id, None)
@@ -134,11 +131,10 @@ class BundlesInFlight:
         return bundle
 
     def recall(self, entry: Entry, *, but: int = 0) -> None:
-        """The answer of a running entry is no longer needed: if it waits at a replica's gate, it need not run.
+        """Recall a running entry whose answer is no longer needed: it need not run if it waits at a gate.
 
         Args:
-            entry: As it says.
-            but: Id of a bundle of which it is needed.
+            but: Id of a bundle that keeps it.
         """
         for bundle_id in entry.bundles:
             bundle = self._bundles.get(bundle_id)
@@ -147,11 +143,11 @@ class BundlesInFlight:
                 self.recalls.setdefault(bundle_id, []).append(entry)
 
     def get(self, bundle_id: int) -> Bundle | None:
-        """The bundle of that id, if it is known."""
+        """The bundle of that id, or ``None``."""
         return self._bundles.get(bundle_id)
 
     def all(self) -> list[Bundle]:
-        """Every bundle that is known."""
+        """All bundles."""
         return list(self._bundles.values())
 
     def next_deadline(self) -> float:
@@ -174,7 +170,7 @@ class BundlesInFlight:
         return inf
 
     def pop_due(self, now: float) -> list[Entry]:
-        """The running entries whose deadline has passed, a tied one for each of its bundles. The caller ends them."""
+        """Running entries whose deadline has passed, a tied one once per bundle. The caller ends them."""
         due = self.due
         expired: list[Entry] = []
         while due and due[0][0] <= now:
@@ -191,16 +187,16 @@ class BundlesInFlight:
         return expired
 
     def forget_ended(self, bundle_id: int) -> None:
-        """If no answer of a bundle is needed, let go of its entries, and of all of it when its replica is gone.
+        """Release the entries of a bundle if no answer is needed, and the bundle if its replica is gone.
 
-        A bundle at a listed replica is still known without its entries: its answer frees a slot or ends a quarantine.
+        A bundle at a listed replica stays known without entries: its answer frees a slot or ends a quarantine.
         """
         bundle = self._bundles.get(bundle_id)
         if bundle is not None and bundle.next_deadline is None:
             self.abandon(bundle_id)
 
     def abandon(self, bundle_id: int) -> None:
-        """Let go of a bundle's entries, and of all of it when its replica is gone."""
+        """Release a bundle's entries, and the bundle if its replica is gone."""
         bundle = self._bundles.get(bundle_id)
         if bundle is not None:
             bundle.release_entries()

@@ -1,15 +1,15 @@
-"""The router's core: what a router does around its `Scheduler`, without a clock and without I/O.
+"""The router's core: everything a router does around its `Scheduler`, without a clock and without I/O.
 
     events (arrive, answered, lost, ...) ──> RouterCore ──> Scheduler
                                                  │
                                                  └──────> Driver: send, recall, fail, set a timer
 
-A server's dispatcher drives it by an event loop, the simulator by its virtual clock; so both do the same. Decisions are
-taken once per turn of the driver, however many events that had: arrivals of one turn go out together.
+A server's dispatcher drives it by an event loop, the simulator by its virtual clock, so both behave alike. Decisions
+are made once per turn of the driver, so arrivals of one turn go out together.
 
-A driver calls `pump` as it was asked to (`Driver.pump_soon`) and `fire` when the timer is due. It ends every bundle
-that it was asked to send by exactly one of `answered`, `refused` and `lost`, and every wake-up by one of `woken` and
-`refused`. Parts of answers that it brings before that are told by `part`.
+A driver calls `pump` when asked to (`Driver.pump_soon`) and `fire` when the timer is due. It ends every bundle it sent
+by exactly one of `answered`, `refused` and `lost`, and every wake-up by one of `woken` and `refused`. Parts of answers
+before that are reported by `part`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
 
 _PATIENCE = 4
-"""A bundle may take this many times its predicted execution on top of the time-out before its replica is given up."""
+"""Beyond the time-out, a bundle may take this many times its predicted execution before its replica is given up."""
 _LATE, _FAILED = DeadlineExceeded.code, InferenceFailed.code
 
 SentT = TypeVar("SentT")
-"""What a driver keeps of a bundle in flight."""
+"""The driver's state of a bundle in flight."""
 
 Execution = tuple[int, int, float, str]
-"""``(rows, bucket, seconds, variant)`` of a run of the backend, as in `Scheduler.on_done`."""
+"""``(rows, bucket, seconds, variant)`` of a run of the backend."""
 
 
 class Why(Enum):
@@ -49,59 +49,57 @@ class Why(Enum):
 
 
 class Places(Protocol):
-    """Where replicas agree on who runs what several of them have. What is tied has a place there."""
+    """Allocates places of the table in which replicas agree on who runs a tied entry."""
 
     def place(self) -> int:
-        """A place; 0 when there is none."""
+        """Allocate a place; 0 if none is free."""
 
     def free(self, place: int) -> None:
-        """No entry has this tie index any more. 0 is ignored."""
+        """Release a place that no entry uses any more. 0 is ignored."""
 
 
 class Driver(Protocol[SentT]):
-    """Does what the core says. None of it may call the core back before it returns."""
+    """Carries out the core's decisions. No method may call the core back before it returns."""
 
     def pump_soon(self) -> None:
         """Call `RouterCore.pump` once after the events of this turn."""
 
     def set_timer(self, at: float) -> None:
-        """Call `RouterCore.fire` then, instead of when it was asked to before."""
+        """Call `RouterCore.fire` at this time, instead of the time set before."""
 
     def send(self, dispatch: Dispatch, now: float, places: Sequence[int]) -> SentT:
         """Send a bundle to its replica.
 
         Args:
-            dispatch: The bundle; it names a replica.
-            now: When it is sent, seconds.
-            places: Of its entries, where they are tied; else empty.
+            dispatch: Names a replica.
+            places: Of its entries, if they are tied; else empty.
         """
 
     def wake_up(self, dispatch: Dispatch) -> None:
-        """Ask for a replica of a model that has none. The entries of this dispatch wait in the router."""
+        """Ask for a replica of a model that has none. The entries wait in the router."""
 
     def recall(self, sent: SentT, dispatch: Dispatch, entries: Collection[Entry]) -> None:
         """Ask a replica for entries of a bundle back."""
 
     def fail(self, entry: Entry, why: Why, refusal: Rejection | None = None) -> None:
-        """End an entry without an answer; ``refusal`` is what to tell its client, where ``why`` is REFUSED."""
+        """End an entry without an answer; ``refusal`` is for its client if ``why`` is REFUSED."""
 
     def timed_out(self, dispatch: Dispatch) -> None:
-        """A replica did not answer a bundle in time, and gets no more work until it does: for the log."""
+        """Log that a replica did not answer a bundle in time, and gets no more work until it does."""
 
     def changed(self, changes: Sequence[Change]) -> None:
-        """Circuit breakers have moved, or replicas were ejected: for the log."""
+        """Log changes of circuit breakers and ejections."""
 
 
 CarryOut = Callable[[Any], None]
-"""Carries out an order of a device (`Device.orders`). It may not call the core back before it returns."""
+"""Carries out an order of a device (`Device.orders`). Must not call the core back before it returns."""
 
 
 class _Flight(Generic[SentT]):
     """A bundle in flight.
 
     Attributes:
-        dispatch: As decided.
-        sent: What the driver keeps of it.
+        sent: The driver's state.
         due: When it counts as not answered; ``inf`` once it has.
         tied: Whether its entries have places.
     """
@@ -116,16 +114,15 @@ class _Flight(Generic[SentT]):
 
 
 class RouterCore(Generic[SentT]):
-    """Drives one `Scheduler`, and is driven itself.
+    """Drives one `Scheduler`, and is driven by a `Driver`.
 
     Args:
-        scheduler: Decides. Its events come from here only.
-        driver: Does.
-        bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
-            go elsewhere once, and it gets no more until it answers.
-        places: Where ties have their places; ``None``: replicas cannot agree, and each runs what it has.
-        carry_out: Carries out the orders of devices that models share. Raises ValueError where it is left out and the
-            scheduler has such devices.
+        scheduler: Gets its events from here only.
+        bundle_timeout_s: After this time without an answer a replica counts as wedged: its bundles' living entries go
+            elsewhere once, and it gets no more until it answers.
+        places: Of ties; ``None``: replicas cannot agree, and each runs what it has.
+        carry_out: Carries out the orders of shared devices. Raises ValueError if it is missing and the scheduler has
+            such devices.
     """
 
     __slots__ = (
@@ -150,10 +147,10 @@ class RouterCore(Generic[SentT]):
         self._places = places
         self._flights: dict[int, _Flight[SentT]] = {}
         self._wake_ups: dict[str, Dispatch] = {}
-        self._tied: dict[int, list[int]] = {}  # of a tied entry, by id, its place, and how many bundles carry it
+        self._tied: dict[int, list[int]] = {}  # by id of a tied entry: its place, and the number of bundles with it
         self._pump_scheduled = False
         self._timer_at = inf
-        self._look_at = inf  # the earliest time-out of a bundle in flight, or before it
+        self._look_at = inf  # at or before the earliest time-out of a bundle in flight
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -161,7 +158,7 @@ class RouterCore(Generic[SentT]):
     # --------------------------------------------------------------- entries
 
     def arrive(self, entry: Entry, now: float) -> Rejection | None:
-        """See `Scheduler.on_arrival`."""
+        """Accept an entry, or return the reason for refusing it; as `Scheduler.on_arrival`."""
         rejection = self.scheduler.on_arrival(entry, now)
         if rejection is None and not self._pump_scheduled:
             self._pump_scheduled = True
@@ -169,7 +166,7 @@ class RouterCore(Generic[SentT]):
         return rejection
 
     def cancel(self, entry: Entry, now: float) -> bool:
-        """The client of an accepted entry has left. Returns whether it had not ended."""
+        """Cancel an accepted entry whose client has left. Returns whether it had not ended."""
         if entry.state is EntryState.DONE:
             return False
         self.scheduler.on_cancel(entry, now)
@@ -177,26 +174,26 @@ class RouterCore(Generic[SentT]):
         return True
 
     def recall(self, entry: Entry) -> None:
-        """Have an entry back from the replicas that have it and have not begun to run it, without cancelling it."""
+        """Recall an entry from replicas that have not begun to run it, without cancelling it."""
         for bundle_id in entry.bundles:
             if (flight := self._flights.get(bundle_id)) is not None:
                 self._driver.recall(flight.sent, flight.dispatch, (entry,))
 
     def unreached(self, entry: Entry) -> bool:
-        """Whether an entry that ends late does so because its model had no replica, and gets none from its device."""
+        """Whether an entry that ends late does so because its model has no replica, and gets none from its device."""
         scheduler = self.scheduler
         return entry.attempts == 0 and scheduler.usable(entry.model) == 0 and not scheduler.can_start(entry.model)
 
     # ---------------------------------------------------------------- models
 
     def add_model(self, settings: ModelScheduling, device: str | None = None) -> None:
-        """See `Scheduler.add_model`."""
+        """Add a model; as `Scheduler.add_model`."""
         self.scheduler.add_model(settings, device)
 
     def remove_model(
         self, model: str, now: float, successor: str | None = None, refusal: Rejection | None = None
     ) -> None:
-        """See `Scheduler.remove_model`. What is refused by it ends with the next `pump`."""
+        """Remove a model; as `Scheduler.remove_model`. Refused entries end with the next `pump`."""
         self.scheduler.remove_model(model, now, successor, refusal)
 
     # -------------------------------------------------------------- replicas
@@ -208,12 +205,12 @@ class RouterCore(Generic[SentT]):
         joins: Mapping[str, bool] = MappingProxyType({}),
         max_rows: int = 0,
     ) -> None:
-        """Take what replicas tell of a model.
+        """Learn from replicas' reports about a model.
 
         Args:
-            executions: What batches cost; see `Scheduler.seed`.
+            executions: Cost of batches, as of `Scheduler.seed`.
             joins: By variant, whether its requests may share a batch.
-            max_rows: Most rows of a batch; 0: nothing was told.
+            max_rows: Most rows of a batch; 0: not reported.
         """
         self.scheduler.seed(model, executions)
         for variant, joined in joins.items():
@@ -222,14 +219,14 @@ class RouterCore(Generic[SentT]):
             self.scheduler.set_rows(model, max_rows)
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
-        """See `Scheduler.on_replicas`. What waits for a first replica is queued again when there is one."""
+        """Replace the list of replicas. Entries that wait for a first replica are queued again when there is one."""
         self.scheduler.on_replicas(model, replicas, now)
         if replicas and (wake_up := self._wake_ups.get(model)) is not None:
             self.woken(wake_up, now)
         self._pump_soon()
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
-        """Say whether a replica can see the places of ties. Unknown ones are ignored."""
+        """Set whether a replica shares the places of ties. Unknown ones are ignored."""
         if self.scheduler.serves(model):
             self.scheduler.on_linked(model, replica, linked=linked and self._places is not None)
 
@@ -250,14 +247,14 @@ class RouterCore(Generic[SentT]):
         return True
 
     def on_device_event(self, device: str, event: object, now: float) -> None:
-        """Something has happened on a device that models share; see `Scheduler.on_device_event`."""
+        """Pass an event to a shared device; as `Scheduler.on_device_event`."""
         self.scheduler.on_device_event(device, event, now)
         self._pump_soon()
 
     # --------------------------------------------------------------- bundles
 
     def misfit(self, dispatch: Dispatch, answers: int, executions: Sequence[Execution]) -> str | None:
-        """Why an answer cannot be one to this bundle, or ``None``. Such a bundle is to be `refused`."""
+        """The reason why an answer does not fit its bundle, or ``None``. Such a bundle is to be `refused`."""
         if answers != len(dispatch.entries):
             return f"gave {answers} answers to {len(dispatch.entries)} entries"
         variant = dispatch.variant
@@ -270,10 +267,10 @@ class RouterCore(Generic[SentT]):
         return None
 
     def part(self, dispatch: Dispatch, position: int, now: float) -> bool:
-        """A part of an entry's answer has come. Returns whether it is waited for; see `Scheduler.on_part`."""
+        """Record a part of an entry's answer. Returns whether it is awaited; as `Scheduler.on_part`."""
         entry = dispatch.entries[position]
         if len(entry.bundles) > 1 and not entry.begun:
-            self._pump_soon()  # which recalls it from the others
+            self._pump_soon()  # recalls it from the others
         return self.scheduler.on_part(dispatch.bundle_id, entry, now)
 
     def answered(
@@ -287,22 +284,17 @@ class RouterCore(Generic[SentT]):
         reported_backlog_s: float = 0.0,
         model_works: bool | None = None,
     ) -> list[Entry]:
-        """A replica answered a bundle.
+        """Record a replica's answer to a bundle.
 
         Args:
-            dispatch: The bundle.
-            codes: By entry, ``None`` for an answer, or the code of its error: RETURNED where it was not run and comes
-                back, `DeadlineExceeded` where it was not run and will not be.
-            executions: The runs that carried it; empty where nothing of it ran.
-            now: Seconds.
-            waited_s: See `Scheduler.on_done`, as the next two.
-            runs_s: As there.
-            reported_backlog_s: As there.
-            model_works: Whether the model runs an input that is known to be good, after an entry has failed; ``None``:
-                unknown.
+            codes: By entry, ``None`` for an answer, or its error's code: RETURNED if it was not run and comes back,
+                `DeadlineExceeded` if it was not run and will not be.
+            executions: Runs that carried it; empty if nothing ran.
+            waited_s: As of `Scheduler.on_done`, like the next two.
+            model_works: After a failed entry, whether the model runs an input known to be good; ``None``: unknown.
 
         Returns:
-            The entries to answer, with what their code says. They are DONE, and have the variant that they ran on.
+            The entries to answer, each with its code. They are DONE, and name the variant that ran.
         """
         self._end_flight(dispatch)
         variant = executions[0][3] if executions else dispatch.variant
@@ -321,7 +313,7 @@ class RouterCore(Generic[SentT]):
         return alive
 
     def refused(self, dispatch: Dispatch, code: str, now: float) -> list[Entry]:
-        """A replica answered a bundle, or a wake-up, with an error that concerns every entry.
+        """Record an error that concerns every entry of a bundle, or a wake-up.
 
         Returns:
             The entries to answer with it; they are DONE.
@@ -337,18 +329,18 @@ class RouterCore(Generic[SentT]):
         return self.scheduler.on_done(dispatch.bundle_id, (), now)
 
     def lost(self, dispatch: Dispatch, now: float, *, replica_lost: bool, reached: bool | None = None) -> None:
-        """A bundle has failed on its way or with its replica; see `Scheduler.on_failed`."""
+        """Record a bundle that failed on its way or with its replica; as `Scheduler.on_failed`."""
         self._end_flight(dispatch)
         self._deal_with(self.scheduler.on_failed(dispatch.bundle_id, now, replica_lost, reached=reached))
 
     def woken(self, dispatch: Dispatch, now: float) -> None:
-        """A wake-up has ended: its entries are queued again, if that has not been done yet."""
+        """End a wake-up: its entries are queued again, unless they have been."""
         self._forget_wake_up(dispatch)
         scheduler = self.scheduler
         if scheduler.usable(dispatch.model):
             requeue = scheduler.on_timeout(dispatch.bundle_id, now)
         else:
-            # There is still none: the next wake-up is held back for a while, so that this is no tight loop.
+            # Still no replica: the next wake-up is held back, which prevents a tight loop.
             requeue = scheduler.on_failed(dispatch.bundle_id, now, False)
         self._deal_with(requeue)
         self._pump_soon()
@@ -356,12 +348,12 @@ class RouterCore(Generic[SentT]):
     # ------------------------------------------------------------- decisions
 
     def fire(self, now: float) -> None:
-        """The timer is due, or nearly."""
+        """Handle the timer, which is due or nearly so."""
         self._timer_at = inf
         self.pump(now)
 
     def pump(self, now: float) -> None:
-        """Decide, and have it done."""
+        """Decide, and have the driver carry it out."""
         self._pump_scheduled = False
         if self._look_at <= now:
             self._look(now)
@@ -381,7 +373,7 @@ class RouterCore(Generic[SentT]):
                 self._carry_out(order)
         wake_at = self.scheduler.wake_at
         at = self._look_at if wake_at is None or wake_at > self._look_at else wake_at
-        if at < self._timer_at:  # else it will be set again when it fires
+        if at < self._timer_at:  # otherwise it is set again when it fires
             self._timer_at = at
             self._driver.set_timer(at)
 
@@ -415,7 +407,6 @@ class RouterCore(Generic[SentT]):
         self._look_at = min(self._look_at, due)
 
     def _place(self, entries: Sequence[Entry], table: Places) -> list[int]:
-        """The places of tied entries in one more bundle."""
         places: list[int] = []
         for entry in entries:
             if (place := self._tied.get(entry.id)) is None:
@@ -425,7 +416,6 @@ class RouterCore(Generic[SentT]):
         return places
 
     def _end_flight(self, dispatch: Dispatch) -> None:
-        """A bundle is in flight no more, and something is to be decided."""
         flight = self._flights.pop(dispatch.bundle_id)
         if flight.tied and self._places is not None:
             for entry in dispatch.entries:
@@ -450,7 +440,7 @@ class RouterCore(Generic[SentT]):
                 self._driver.recall(flight.sent, flight.dispatch, entries)
 
     def _look(self, now: float) -> None:
-        """Give up the replicas of bundles that are not answered."""
+        """Give up the replicas of overdue bundles."""
         for flight in list(self._flights.values()):
             if flight.due <= now:
                 flight.due = inf
@@ -459,7 +449,7 @@ class RouterCore(Generic[SentT]):
         self._look_at = min([flight.due for flight in self._flights.values()], default=inf)
 
     def _deal_with(self, requeue: Requeue) -> None:
-        """End those entries of a failed bundle that do not get another try."""
+        """End entries of a failed bundle that get no other try."""
         for entry in requeue.broken:
             self._driver.fail(entry, Why.BROKEN)
         for entry in requeue.poisoned:
@@ -469,7 +459,7 @@ class RouterCore(Generic[SentT]):
 
 
 def _outcome(codes: Sequence[str | None], model_works: bool | None) -> BundleOutcome:
-    """What an answer says of its model: whether any entry was answered, else what failed, and whether it works."""
+    """Summarise an answer for the circuit breaker."""
     if None in codes:
         return BundleOutcome.ANSWERED
     if _FAILED not in codes:

@@ -1,4 +1,4 @@
-"""What the scheduler answers: plain tuples, cheap to make and to compare."""
+"""The scheduler's results: plain tuples, cheap to make and to compare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from serve_app.scheduling.entry import Entry
 
 RETURNED = "returned"
-"""The code of an entry that a replica has not run, and that goes back to its router."""
+"""The code of an entry that a replica has not run, and that returns to its router."""
 
 
 class Rejection(NamedTuple):
@@ -26,19 +26,17 @@ class Rejection(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """Send these entries to a replica in one call. The slot is taken already.
+    """A bundle to send to a replica in one call. Its slot is taken already.
 
     Attributes:
-        bundle_id: Names the bundle in `Scheduler.on_done` and `Scheduler.on_failed`.
-        model: The model.
-        replica: Where to; ``None`` for the one wake-up bundle that may go out while the model has no replica.
+        bundle_id: For `Scheduler.on_done` and `Scheduler.on_failed`.
+        replica: ``None`` for the one wake-up bundle that may go out while the model has no replica.
         entries: In the order chosen; their state is RUNNING.
-        rows: Sum of the entries' rows.
-        bucket: Largest cost bucket of the entries.
-        predicted_s: Predicted execution time, seconds; 0.0 while the latency is unknown.
-        variant: What all the entries ask for, empty for the exact model.
+        bucket: Largest cost bucket.
+        predicted_s: Predicted execution time; 0.0 while the latency is unknown.
+        variant: Requested by all entries, empty for the exact model.
         exact: Whether no fallback may stand in for it.
-        overhead_s: What the ways there and back, and what else is no execution, are expected to take, seconds.
+        overhead_s: Expected time besides the execution, both ways included.
     """
 
     bundle_id: int
@@ -54,14 +52,13 @@ class Dispatch(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A circuit breaker has moved, or a replica was ejected: for the log.
+    """A moved circuit breaker or an ejected replica, for the log.
 
     Attributes:
-        model: The model.
-        variant: The build, empty for the exact one.
-        replica: The replica that was ejected; ``None`` where a breaker moved.
+        variant: Empty for the exact model.
+        replica: The ejected replica; ``None`` if a breaker moved.
         state: The breaker's new state, or ``ejected``.
-        for_s: How long nothing is asked, seconds.
+        for_s: How long no request is sent.
         reason: Why a breaker opened.
     """
 
@@ -74,19 +71,18 @@ class Change(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """What to do now.
+    """The result of one decision.
 
     Attributes:
         dispatches: Bundles to send.
         expired: Entries whose deadline passed, queued or running; each is reported once and is DONE.
         given_up: Queued entries that cannot be in time any more, or only at the cost of more others. They are DONE and
             were never executed.
-        refused: Queued entries of a build whose circuit breaker has opened, and what to tell their clients. They are
-            DONE.
-        changes: What circuit breakers did since the last decision.
-        recalls: By bundle, entries whose answers are no longer needed: their replica is to answer it without them, as
-            far as they still wait there.
-        orders: What is to be done on devices that models share, in this order; see `Device.orders`.
+        refused: Queued entries of a build whose circuit breaker has opened, with the refusal. They are DONE.
+        changes: Moves of circuit breakers since the last decision.
+        recalls: By bundle, entries whose answers are no longer needed: their replica answers without those that still
+            wait there.
+        orders: For shared devices, in this order (`Device.orders`).
     """
 
     dispatches: list[Dispatch]
@@ -99,13 +95,13 @@ class Decisions(NamedTuple):
 
 
 class Requeue(NamedTuple):
-    """What became of the entries of a failed bundle that had not ended.
+    """The fate of the entries of a failed bundle that had not ended.
 
     Attributes:
         requeued: QUEUED again: for one more try at another replica, or for the first one if none was reached.
         poisoned: DONE: they failed twice and are refused.
         expired: DONE: their deadline has passed.
-        broken: DONE: a part of their answer has come from there, so that they cannot be tried again.
+        broken: DONE: a part of their answer has come from there, so they cannot be tried again.
     """
 
     requeued: list[Entry]
@@ -115,7 +111,7 @@ class Requeue(NamedTuple):
 
 
 class QueueLength(NamedTuple):
-    """How much one class of one model has queued, retries included."""
+    """Entries of one class of one model queued, retries included."""
 
     entries: int
     rows: int

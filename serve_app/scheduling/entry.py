@@ -28,7 +28,7 @@ UNBATCHED = "!"
 
 
 class EntryState(Enum):
-    """Where an entry is. The only legal moves are downwards, plus RUNNING -> QUEUED for one retry."""
+    """State of an entry. Legal moves go downwards, plus RUNNING -> QUEUED for one retry."""
 
     NEW = "new"
     QUEUED = "queued"
@@ -37,32 +37,31 @@ class EntryState(Enum):
 
 
 class Entry:
-    """One request, reduced to what scheduling needs to know.
+    """One request, reduced to what scheduling needs.
 
     Attributes:
         id: Unique in this router process.
-        model: Name of the model.
-        priority: The class. Demotion lowers it and keeps the deadline.
-        arrival: When it reached the scheduler, seconds on the router's monotonic clock.
+        priority: Demotion lowers it and keeps the deadline.
+        arrival: At the scheduler, seconds on the router's monotonic clock.
         deadline: When the answer becomes worthless, on the same clock; includes execution.
-        rows: How many rows it adds to a batch, at least 1.
-        bucket: Cost bucket within the model, 0 where the model has none (e.g. padded sequence length).
-        nbytes: Bytes held while it is queued or running: of the body as it came, and of its tensors once decoded.
+        rows: At least 1.
+        bucket: Cost bucket within the model, e.g. padded sequence length; 0 if the model has none.
+        nbytes: Bytes held while queued or running: of the body as received, and of the decoded tensors.
         payload: Opaque; belongs to the maker of the entry.
-        variant: Name of the variant to run, empty for the exact model. Once dispatched: what it runs on.
+        variant: Requested variant, empty for the exact model. Once dispatched: the variant that runs.
         batch_key: Entries of equal keys may share a batch: the variant, `EXACT_ONLY` or `UNBATCHED`.
-        state: See `EntryState`; written by the scheduler only.
-        attempts: How many times it has been tried: that other replicas have it as well is no other try.
-        bundles: Ids of the bundles in flight that carry it; more than one where it is tied to several replicas.
-        avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
-        probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
-        default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
-        spent_s: How long the request had been here before, seconds. For messages: they tell the deadline as named.
-        tenant: Who shares the class with others; see `scheduling.queueing.tenants`. All with the same name are one.
+        state: Written by the scheduler only.
+        attempts: Number of tries; ties to several replicas are one try.
+        bundles: Ids of the bundles in flight that carry it; several if it is tied to several replicas.
+        avoid: Name of a replica that it must not be sent to, since it failed there, or ``None``.
+        probe: Accepted although predicted to be late, to measure again; it is not given up.
+        default_of: The class whose default the deadline is; ``None`` if the request names one. For messages only.
+        spent_s: Time of the request before its arrival here, for messages.
+        tenant: Shares the class with others (`scheduling.queueing.tenants`). Equal names are one tenant.
         weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
-        answer_by: Of an answer in parts, when the whole is worthless; ``deadline`` is for the first part, until that
-            is there. 0.0: the answer comes at once.
-        begun: Id of the bundle that has brought a part of the answer, so that it cannot be tried again; 0: none has.
+        answer_by: For an answer in parts, the deadline of the whole; ``deadline`` is for the first part, until that is
+            there. 0.0: not in parts.
+        begun: Id of the bundle that has brought a part of the answer, so that it cannot be tried again; 0: none.
     """
 
     __slots__ = (
@@ -135,31 +134,31 @@ class Entry:
 
     @property
     def allowed_s(self) -> float:
-        """What the request, or its class, allows from when it came, seconds."""
+        """Time that the request, or its class, allows from its arrival, seconds."""
         return self.deadline - self.arrival + self.spent_s
 
     @property
     def is_cut(self) -> bool:
-        """Whether its rows may run in several batches, so that no other entry should have to wait for its answer."""
+        """Whether its rows may run in several batches, so that no other entry should wait for its answer."""
         return self.rows > 1 and self.bucket > 0
 
     @property
     def exact(self) -> bool:
-        """Whether it is for the exact model, and no fallback may stand in."""
+        """Whether it is for the exact model, without fallback."""
         return self.batch_key == EXACT_ONLY
 
     def drop_carrier(self, bundle_id: int) -> None:
-        """A bundle carries it no more."""
+        """Remove a bundle that carries it no more."""
         self.bundles = tuple([other for other in self.bundles if other != bundle_id])
 
     def left_to_bundle(self) -> bool:
-        """Leave it, which was taken out of a queue, to the bundle that still carries it. Returns whether one does."""
+        """Leave an entry taken out of a queue to the bundle that still carries it. Returns whether one does."""
         if self.bundles:
             self.state = EntryState.RUNNING
         return bool(self.bundles)
 
     def uncount_attempt(self) -> None:
-        """It was not run. Its first try counts all the same where another replica that had it, too, has failed."""
+        """Undo a try that did not run. The first try counts all the same if another replica that had it has failed."""
         if self.attempts > 1 or self.avoid is None:
             self.attempts -= 1
 

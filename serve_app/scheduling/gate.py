@@ -1,13 +1,29 @@
-"""The replica's gate: the candidates of all routers wait here, and the next batch is composed when an instance is free.
+"""The replica's gate: entries of all routers wait here, and the next batch is composed when an instance is free.
 
-    add ──> QUEUED ──next──> chosen for a batch
+    add ──> QUEUED ──next──> RUNNING: in the batch
                │
-               ├──next──> dropped: expired, or given up since it cannot be in time, or only at the cost of more others
-               └──remove─> its client has gone, or it goes back to its router
+               ├──next──> DONE: expired, or given up, since it would be late or make more others late
+               └──remove─> DONE: its client has left, or another replica runs it
 
-Routers send entries ahead, so that they are here in time; nothing is decided there but which entries come first. Here
-all of them meet, and with them all classes: so priority, shares and deadlines hold across routers, and a batch is made
-of what is known at the last moment.
+Routers send entries ahead and decide only their order. All routers' entries meet here, so priority, shares and
+deadlines hold across routers, and a batch is composed from the latest state.
+
+Theory of operation. `next` is called when an instance is free. It does the following, in this order:
+
+    1. expire    Entries whose deadline has passed are dropped.
+    2. choose    The class: the most urgent that waits, or one that has earned a turn (`queueing.shares`). Its head is
+                 the earliest deadline of the least served tenants (`queueing.queue`).
+    3. wait      `_wait_until`: return an empty decision with the time to ask again, or go on.
+    4. compose   The best run of that class, filled up with other entries (`batching.composition`). If all entries
+                 looked at are given up, the next head is chosen.
+    5. account   Shares, tenants and the instance are charged with the predicted time.
+
+Two measurements feed back: `observe` teaches the latency model, and entries of class `high` record which batch length
+they would have tolerated on arrival, which bounds the batches of other classes (`batching.blocking_limit`).
+
+Invariants: an entry leaves exactly once, by `next` or `remove`. An empty decision means that no entry waits or that
+``recheck_at`` is finite. All times are seconds on this process's clock. The gate has no clock and no lock: the caller
+serialises the calls.
 """
 
 from __future__ import annotations
@@ -40,16 +56,14 @@ _SHORT_S = 0.002
 
 
 class BatchDecision(NamedTuple):
-    """What an instance shall run now.
+    """A batch for an instance.
 
     Attributes:
-        entries: The batch; empty when nothing is to run now. They have left the gate.
-        rows: Its rows.
-        bucket: Its largest cost bucket.
-        variant: What it runs on.
-        predicted_s: Predicted execution time, seconds; 0.0 while the latency is unknown.
-        dropped: Entries that have left the gate without a run: expired, or given up.
-        recheck_at: When to ask again if nothing comes before, seconds; ``inf``: never.
+        entries: The batch, removed from the gate; empty if nothing runs now.
+        bucket: Largest cost bucket.
+        predicted_s: Predicted execution time, seconds; 0.0 if the latency is unknown.
+        dropped: Removed from the gate without a run: expired, or given up.
+        recheck_at: When to ask again if nothing arrives before, seconds; ``inf``: never.
     """
 
     entries: Sequence[Entry]
@@ -62,18 +76,17 @@ class BatchDecision(NamedTuple):
 
 
 class Gate:
-    """Composes the batches of one replica. Of several instances each has a number, from 0.
+    """Composes the batches of one replica.
 
     Args:
-        settings: Of the model.
         min_share: Guaranteed share of the session's time per class, 0 to 1.
-        planned: Whether routers compose batches already, since the model shares a device with others: then whatever is
-            here goes at once, as far as it can be in time.
-        timer_s: How much later than it opens it may be asked, seconds: so much sooner it opens for a deadline.
-        instances: How many batches may run at once.
+        planned: Whether routers compose batches already, as for models that share a device: then nothing waits here,
+            and no batch is shortened for class `high`.
+        timer_s: Largest delay of the caller's timer, seconds; waiting ends this much before a deadline requires it.
+        instances: Concurrent batches; instances are numbered from 0.
 
     Attributes:
-        latencies: What is known of execution times here.
+        latencies: Measured execution times.
         shares: The classes' credits.
     """
 
@@ -129,11 +142,9 @@ class Gate:
     # ---------------------------------------------------------------- events
 
     def add(self, entry: Entry, now: float) -> None:
-        """Let an entry wait. Raises ValueError when its id waits already.
+        """Queue an entry. Raises ValueError if its id waits already.
 
-        Args:
-            entry: Its deadline is the moment at which its execution must have ended, on this process's clock.
-            now: Seconds.
+        Its deadline is the latest end of its execution, on this process's clock.
         """
         self._queue.fresh[entry.priority - 1].push(entry)
         entry.state = EntryState.QUEUED
@@ -149,10 +160,9 @@ class Gate:
             )
 
     def remove(self, entry: Entry, *, elsewhere: bool = False) -> bool:
-        """Forget an entry. Returns whether it waited here.
+        """Remove an entry. Returns whether it waited here.
 
         Args:
-            entry: The entry.
             elsewhere: Whether another replica runs it, which was free sooner.
         """
         if entry not in self._queue:
@@ -164,7 +174,7 @@ class Gate:
         return True
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str, instance: int = 0) -> None:
-        """An execution has ended; see `LatencyModel.observe`."""
+        """Record one execution of a batch; see `LatencyModel.observe`."""
         ran = self._instances[instance]
         ran.runs_until = -inf
         if variant:
@@ -174,19 +184,19 @@ class Gate:
         ran.executed_s += seconds
 
     def ended(self, instance: int = 0) -> None:
-        """The batch has run, however long that was predicted to take: the instance is free."""
+        """Free an instance: its batch has ended."""
         ran = self._instances[instance]
         ran.runs_until = -inf
         ran.backlogged = self._queue.total.rows > 0
 
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
-        """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
+        """Load a warm-up profile: ``(rows, bucket, seconds, variant)`` per execution."""
         self.latencies.seed(points)
 
     def outlook_s(self, now: float) -> tuple[float, float]:
-        """What is predicted: seconds until an instance is free, and until all that runs and waits is done.
+        """Predicted seconds until an instance is free, and until everything running and waiting is done.
 
-        Where none runs and something waits, as long as the last run counts for what is about to.
+        The run about to start counts as long as the last one.
         """
         if len(self._instances) > 1 or self._queue.total.rows:
             return self.runs_s(now), self.backlog_s(now)
@@ -195,16 +205,16 @@ class Gate:
 
     @property
     def urgency(self) -> Priority:
-        """The most urgent class that waits here; `low` where nothing does."""
+        """The most urgent waiting class; `low` if nothing waits."""
         return next((priority for priority in _PRIORITIES if self._queue.fresh[priority - 1].rows), _PRIORITIES[-1])
 
     def runs_s(self, now: float) -> float:
-        """Predicted time until an instance is free, also of what is about to run: as long as the last one, seconds."""
+        """Predicted time until an instance is free, seconds. A run about to start counts as long as the last one."""
         instances = self._instances
         return instances.runs_s(now) if self._queue.total.rows else instances.first_free(now)[0]
 
     def backlog_s(self, now: float) -> float:
-        """Predicted time until all that runs and waits here is done, seconds."""
+        """Predicted time until everything running and waiting is done, seconds."""
         waiting_s = 0.0
         if rows := self._queue.total.rows:
             buckets = self.latencies.exact.buckets
@@ -214,16 +224,11 @@ class Gate:
     # ------------------------------------------------------------- decisions
 
     def seconds(self, rows: int, bucket: int, variant: str) -> float:
-        """Predicted execution time, in pieces where there are more rows than a batch holds; 0.0 when unknown."""
+        """Predicted execution time, seconds, in pieces if there are more rows than a batch holds; 0.0 if unknown."""
         return execution_s(self.latencies.of(variant), rows, bucket, self._settings.max_rows)
 
     def next(self, now: float, instance: int = 0) -> BatchDecision:
-        """Compose the next batch; an instance is free.
-
-        Args:
-            now: Seconds.
-            instance: Which one is to run it.
-        """
+        """Compose the next batch for a free instance."""
         if (turn := self._at_once(now, instance)) is not None:
             return turn
         queue = self._queue
@@ -288,7 +293,6 @@ class Gate:
         now: float,
         instance: int,
     ) -> BatchDecision:
-        """These run now."""
         runs = self._instances[instance]
         if runs.backlogged:
             self._pause.observe(now - runs.granted_at - runs.executed_s)
@@ -306,12 +310,12 @@ class Gate:
         return BatchDecision(entries, rows, bucket, variant, predicted_s, dropped)
 
     def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:
-        """The class that heads the next batch, and why; see `serve_app.scheduling.queueing.shares`.
+        """Choose the class that heads the next batch.
 
         Returns:
             The class; whether it goes first on credit; the class with credit that rides along before all others, if
-            any; how long a batch on credit may take, so that the waiting class `high` is still in time, seconds; and
-            the classes that wait.
+            any; how long a batch on credit may take with waiting entries of class `high` still in time, seconds; and
+            the waiting classes.
         """
         fresh = self._queue.fresh
         ready = [priority for priority in _PRIORITIES if fresh[priority - 1].rows]
@@ -336,7 +340,7 @@ class Gate:
         may_wait = not self._planned and self._queue.fresh[_LOW - 1].rows > 0
         extra_s = self._blocking_limit.extra_s(self._settings, now) if may_wait else inf
         most = self._settings.max_rows
-        if (free := self._instances.free(now)) > 1:  # what waits is for all that are free
+        if (free := self._instances.free(now)) > 1:  # the free instances share the waiting rows
             most = min(most, -(-self._queue.total.rows // free))
         room = BatchLimits(now, most, longest_s, fill_first, extra_s)
         solo_s = self.seconds(head.rows, head.bucket, head.variant)
@@ -345,7 +349,7 @@ class Gate:
         return compose(self._queue, chosen, self._settings, self.latencies, room)
 
     def _is_probe(self, now: float) -> bool:
-        """Whether an entry that is predicted to be late runs all the same, so that predictions are measured again."""
+        """Whether an entry runs although it is predicted to be late, so that wrong predictions are measured again."""
         if self._idle_since is None:
             self._idle_since = now
         return now - self._idle_since >= _PROBE_S
@@ -408,7 +412,7 @@ class Gate:
         return latest
 
     def _spare_s(self, now: float) -> float:
-        """How long something else may take first, so that all that waits in class `high` can follow in time."""
+        """How long another batch may run first, so that everything waiting in class `high` is still in time."""
         high = self._queue.fresh[_HIGH - 1]
         head = high.head()
         assert head is not None

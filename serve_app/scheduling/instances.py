@@ -1,4 +1,4 @@
-"""The instances of a replica: each runs one batch at a time, on the session that all share."""
+"""The instances of a replica: each runs one batch at a time, on a shared session."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from math import inf
 
 
 class Instance:
-    """One of them.
+    """One instance.
 
     Attributes:
-        granted_at: When its last batch began, seconds.
-        executed_s: How long that has executed so far.
-        run_s: How long it was predicted to take.
-        runs_until: When it is predicted to end; ``-inf``: it has ended.
-        backlogged: Whether something waited when it had ended, and was not held back since.
+        granted_at: Start of its last batch, seconds.
+        executed_s: Execution time of that batch so far.
+        run_s: Its predicted execution time.
+        runs_until: Its predicted end; ``-inf``: it has ended.
+        backlogged: Whether entries waited at its end and were not held back since.
     """
 
     __slots__ = ("backlogged", "executed_s", "granted_at", "run_s", "runs_until")
@@ -30,23 +30,23 @@ class Instances(list[Instance]):
     __slots__ = ()
 
     def free(self, now: float) -> int:
-        """How many run nothing, or what should have ended by now."""
+        """Number of instances that run nothing, or a batch that should have ended."""
         return sum([each.runs_until <= now for each in self])
 
     def first_free(self, now: float) -> tuple[float, float]:
-        """Seconds until one of them is free, 0.0: one is; and how long its batch takes in all."""
+        """Seconds until an instance is free (0.0: one is), and the predicted time of its whole batch."""
         first = min(self, key=_runs_until) if len(self) > 1 else self[0]
         return max(0.0, first.runs_until - now), first.run_s
 
     def runs_s(self, now: float) -> float:
-        """Seconds until one is free again, where something waits: what is about to run takes as long as the last."""
+        """Seconds until an instance is free again if entries wait: the run about to start counts as long as the last."""
         left_s, run_s = self.first_free(now)
         if left_s > 0.0 or len(self) == 1:
             return left_s or run_s
         return min(run_s, max(0.0, sorted(map(_runs_until, self))[1] - now))
 
     def backlog_s(self, now: float, waiting_s: float) -> float:
-        """Seconds until all is done that runs, and what waits: that would take one of them so long."""
+        """Seconds until everything is done; ``waiting_s`` is the time of one instance for the waiting rows."""
         left_s = [max(0.0, each.runs_until - now) for each in self]
         return max(*left_s, (sum(left_s) + waiting_s) / len(left_s))
 

@@ -1,4 +1,4 @@
-"""Everything the scheduler keeps per model."""
+"""The scheduler's state per model."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.slots import Replica, Slots
 
 _RECENT = 0.1
-"""Weight of one run in how many rows runs usually have."""
+"""Weight of one run in the mean rows of runs."""
 
 
 class ModelState:
-    """Everything the scheduler keeps per model.
+    """The scheduler's state of one model.
 
     Args:
-        settings: Of the model.
         totals: The process's counts per class.
-        network_s: What a bundle costs besides its execution, until that was measured, seconds.
+        network_s: Cost of a bundle besides its execution, until it was measured.
 
     Attributes:
         settings: In effect now.
-        full_rows: Most rows in one batch; in effect it is 1 while requests are run one by one.
+        full_rows: Most rows in one batch; the effective value is 1 while requests are run one by one.
         joins: Whether requests for the exact model may share a batch.
-        overhead: What a bundle takes besides waiting at the gate and its execution.
-        run_rows: How many rows executions lately had, on average.
+        overhead: Time of a bundle besides waiting at the gate and its execution.
+        run_rows: Recent mean rows of executions.
     """
 
     __slots__ = (
@@ -62,7 +61,7 @@ class ModelState:
         )
 
     def set_joins(self, variant: str, *, joins: bool) -> None:
-        """Say whether requests for a variant may share a batch, or are run one by one; ``""`` is the exact model."""
+        """Set whether requests for a variant may share a batch; ``""`` is the exact model."""
         if variant:
             (self.latencies.whole.discard if joins else self.latencies.whole.add)(variant)
             return
@@ -70,7 +69,7 @@ class ModelState:
         self.set_rows(self.full_rows)
 
     def set_rows(self, rows: int) -> None:
-        """Say how many rows a batch has at most, where requests may share one."""
+        """Set the most rows of a batch, if requests may share one."""
         self.full_rows = rows
         most, configured = rows if self.joins else 1, self._configured
         if most != self.settings.max_rows:
@@ -118,15 +117,13 @@ class ModelState:
         runs_s: float,
         reported_backlog_s: float,
     ) -> None:
-        """A replica answered a bundle: frees its slot, and learns.
+        """Free the slot of an answered bundle, and learn from it.
 
         Args:
-            bundle: The bundle.
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
-            now: Seconds.
-            waited_s: How long it was at the replica's gate.
-            runs_s: Predicted time until what runs there has ended, seconds.
-            reported_backlog_s: Predicted time until all that is there is done, seconds.
+            waited_s: Time at the replica's gate.
+            runs_s: Predicted time until the replica's present run ends.
+            reported_backlog_s: Predicted time until the replica is idle.
         """
         replica = bundle.replica
         if executions:
@@ -138,10 +135,10 @@ class ModelState:
                     self.latencies.exact.observe(rows, bucket, seconds)
                 self.run_rows += _RECENT * (rows - self.run_rows)
                 executed_s += seconds
-            # How long a replica that was given up sent nothing says nothing about delays.
+            # The silence of a replica that was given up is no delay.
             if replica.held_until is None and (sent := replica.bundles.get(bundle.id)) is not None:
                 self.overhead.observe(now - sent.sent - waited_s - executed_s, now)
-        # What is recalled comes back also from a session that hangs.
+        # Recalled entries come back also from a session that hangs.
         works = bool(executions) or not bundle.recalled
         self.slots.release(
             replica, bundle.id, now, answered=works, runs_s=runs_s, reported_backlog_s=reported_backlog_s
@@ -149,7 +146,7 @@ class ModelState:
 
     @property
     def has_limited_fallbacks(self) -> bool:
-        """Whether a fallback is not to be asked now, so that gates may not choose among them."""
+        """Whether the breaker of a fallback is not closed, so that gates may not choose among them."""
         latencies = self.latencies
         return bool(latencies.limited) and not all(
             name not in latencies.limited or latencies.limited[name].has_room() for name in self.settings.fallbacks
@@ -157,9 +154,9 @@ class ModelState:
 
     @property
     def wake_at(self) -> float:
-        """When something happens to it by itself, seconds; ``inf``: never.
+        """Time of its next event of its own; ``inf``: never.
 
-        Also without work: who asks for the usable replicas must not see holds that are over.
+        Also without work: readers of the usable replicas must not see holds that are over.
         """
         earliest = self.queue.next_deadline() if self.queue.total.rows else inf
         if self.slots.holding:
@@ -168,12 +165,12 @@ class ModelState:
         return min(earliest, breakers.next_poll) if breakers is not None and breakers.tripped else earliest
 
     def solo_s(self, entry: Entry) -> float:
-        """Predicted execution time of an entry alone, seconds; 0.0 while unknown."""
+        """Predicted execution time of an entry alone; 0.0 while unknown."""
         return execution_s(self.latencies.of(entry.variant), entry.rows, entry.bucket, self.settings.max_rows)
 
     @property
     def per_row_s(self) -> float:
-        """Predicted execution time of a row in a usual batch, seconds; 0.0 while unknown."""
+        """Predicted execution time of a row in a usual batch; 0.0 while unknown."""
         latency = self.latencies.exact
         rows = max(1, round(self.run_rows))
         return latency.predict(rows, latency.buckets[-1]) / rows if latency.known else 0.0
@@ -185,7 +182,7 @@ class ModelState:
         return rows * seconds_per_row
 
     def backlog_s(self, replica: Replica) -> float:
-        """Predicted time until a replica is done with what it has, other routers' work included, seconds."""
+        """Predicted time until a replica is idle, other routers' work included."""
         own_s = 0.0
         if rows := replica.rows:
             latency = self.latencies.exact

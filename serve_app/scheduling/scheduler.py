@@ -8,18 +8,17 @@
         │  └──on_failed────┘  │   once, in a bundle of its own, away from that replica
         └─────────────────────┴──> DONE           expired (decide), cancelled (on_cancel), poisoned (on_failed)
 
-An answer may come in parts: after the first (on_part) its entry is RUNNING until the last, and is tried nowhere else.
+An answer may come in parts: after the first (on_part) its entry is RUNNING until the last, and is not tried elsewhere.
+An entry queued when its circuit breaker opens is refused (decide) or runs on a fallback. Entries queued for a removed
+model are refused (decide); running ones may still be answered, but are not tried elsewhere.
 
-An entry that is queued when its circuit breaker opens is refused (decide) or runs on a fallback. What is queued for a
-model that is removed is refused (decide); what runs may still be answered, but is tried nowhere else.
+Every accepted entry ends exactly once: in a return value of `on_done`, `on_failed`, `on_timeout` or `decide`, or by the
+caller's own `on_cancel`. Its bytes count against the bounds until then. A bundle keeps its slot until it is answered or
+fails, or its replica is quarantined or vanishes, whatever became of its entries. Only bundles that reached a replica
+count as a try.
 
-Every accepted entry ends exactly once: in a return value of `on_done`, `on_failed`, `on_timeout` or `decide`, or by
-the caller's own `on_cancel`. Its bytes count against the bounds until then. A bundle keeps its slot until it is
-answered or fails, or its replica is quarantined or vanishes, whatever became of its entries. Only bundles that reached
-a replica count as a try: waiting for one to start, or finding it gone, is not the entry's fault.
-
-After any event, call `decide` once (an event-loop tick's worth of events may share a call), and again at `wake_at`.
-It looks only at models to which something has happened (`Agenda`), so that it costs nothing to have many of them.
+After any event, call `decide` once (events of one event-loop turn may share a call), and again at `wake_at`. It looks
+only at models with events (`Agenda`), so idle models cost nothing.
 """
 
 from __future__ import annotations
@@ -57,18 +56,16 @@ _MOST_DISPLACED = 64
 
 
 class Scheduler(SchedulerView):
-    """Queues entries of several models by class and deadline, and says which bundle goes where.
+    """Queues entries of several models by class and deadline, and decides which bundle goes where.
 
     Args:
-        models: The models; see `add_model`.
-        classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
+        models: As of `add_model`.
+        classes: Limits of every class. Raises ValueError if one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
-        devices: Those that several models share, each with a name; some of their models may come later. Raises
-            ValueError when a model is on two devices.
+        devices: Shared devices, each with a name; models may join later. Raises ValueError if a model is on two.
 
-    Methods that name a model raise KeyError when there is none of that name, except `on_arrival` and `precheck`,
-    which reject, and those of which bundles and replicas of a removed model may still ask: it has no replica, and no
-    fallback.
+    Methods that name a model raise KeyError if it is unknown, except `on_arrival` and `precheck`, which reject, and
+    those that bundles and replicas of a removed model may still use: it has no replica, and no fallback.
     """
 
     def __init__(
@@ -82,13 +79,13 @@ class Scheduler(SchedulerView):
         self._agenda = Agenda()
         self._silent = SilentReplicas(self._bundles, self._models, self._touch)
         self._last_bundle = 0
-        # Entries whose answer came after their deadline; the next `decide` reports them.
+        # Answered after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
-        # Entries that nothing can run any more, since their model was removed; they are RUNNING, in no bundle, until
+        # Cannot run any more, since their model was removed; they are RUNNING, in no bundle, until
         # the next `decide` reports them.
         self._removed_entries: list[Entry] = []
         self._refusals: dict[str, Rejection] = {}  # of removed models
-        # Entries that made room for those of other tenants; the next `decide` reports them, too.
+        # Made room for other tenants' entries; the next `decide` reports them, too.
         self._displaced: list[Refused] = []
         shared_by = _shared_by(self.devices.values())
         for model in models:
@@ -97,12 +94,12 @@ class Scheduler(SchedulerView):
     # ---------------------------------------------------------------- models
 
     def add_model(self, settings: ModelScheduling, device: str | None = None) -> None:
-        """Take entries of one more model. It has no replicas yet, and nothing is known of its latency.
+        """Add a model, without replicas and with unknown latency.
 
         Args:
-            settings: How it is scheduled. Raises ValueError when there is a model of that name.
-            device: Name of the device that it shares; ``None``: its replicas are its own. Raises KeyError when there is
-                none of that name, and ValueError where the device cannot take it.
+            settings: Raises ValueError if there is a model of that name.
+            device: Name of the device that it shares; ``None``: its replicas are its own. Raises KeyError if it is
+                unknown, and ValueError if the device cannot take the model.
         """
         name = settings.name
         if name in self._models:
@@ -116,17 +113,16 @@ class Scheduler(SchedulerView):
     def remove_model(
         self, name: str, now: float, successor: str | None = None, refusal: Rejection | None = None
     ) -> list[int]:
-        """Take no more entries of a model, and forget it. One that is added under its name later is a new one.
+        """Remove a model. One added under its name later is a new one.
 
-        What is queued for it arrives at its successor, or is refused by the next `decide`. Its bundles in flight may
-        still be answered or fail, and their entries expire at their deadlines; those of a failed one are refused, too.
+        Its queued entries arrive at its successor, or are refused by the next `decide`. Its bundles in flight may still
+        be answered or fail, and their entries expire at their deadlines; those of a failed one are refused, too.
 
         Args:
-            name: Of the model. Raises KeyError when there is none.
-            now: Seconds.
-            successor: Another model that takes what is queued, but for variants that it does not have. Raises KeyError
-                when there is none of that name, and ValueError when it is the same.
-            refusal: What is told to whom is refused; ``None``: that the model was removed.
+            name: Raises KeyError if it is unknown.
+            successor: Another model that gets the queued entries, except for variants that it does not have. Raises
+                KeyError if it is unknown, and ValueError if it is the same.
+            refusal: For refused entries; ``None``: that the model was removed.
 
         Returns:
             The bundles that clients still wait for.
@@ -159,7 +155,6 @@ class Scheduler(SchedulerView):
         return [bundle.id for bundle in detached_bundles if self._bundles.get(bundle.id) is not None]
 
     def _move_to_successor(self, entry: Entry, successor_model: ModelState | None, now: float) -> None:
-        """Let an entry of a removed model, which no replica has, arrive at another model."""
         if successor_model is None or (entry.variant and entry.variant not in successor_model.settings.variants):
             self._fail_removed(entry)
             return
@@ -175,20 +170,18 @@ class Scheduler(SchedulerView):
         self._removed_entries.append(entry)
 
     def _touch(self, model: ModelState) -> None:
-        """Something has happened to a model, so that the next `decide` looks at it."""
         self._agenda.touch(self._device_of[model.settings.name], model)
 
     # ---------------------------------------------------------------- events
 
     def on_arrival(self, entry: Entry, now: float) -> Rejection | None:
-        """Accept an entry, or say why not.
+        """Accept an entry, or return the reason for refusing it.
 
         Args:
             entry: In state NEW (ValueError otherwise). Its class may be lowered by demotion.
-            now: Seconds on the router's monotonic clock, as everywhere.
 
         Returns:
-            ``None`` when it is QUEUED. Otherwise the reason; the entry is DONE.
+            ``None`` if it is QUEUED. Otherwise the reason; the entry is DONE.
         """
         if entry.state is not _NEW:
             raise ValueError(f"{entry!r} has arrived already")
@@ -227,7 +220,10 @@ class Scheduler(SchedulerView):
         return rejection
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
-        """The client has gone. A running entry is recalled by the next `decide`, and counts until it is answered."""
+        """Cancel an entry whose client has left.
+
+        A running one is recalled by the next `decide`, and counts until it is answered.
+        """
         if entry.state is _QUEUED:
             model = self._models[entry.model]
             model.queue.remove(entry)
@@ -239,7 +235,7 @@ class Scheduler(SchedulerView):
             self._end(entry)
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
-        """Take the list of replicas as it is now. Bundles at one that vanished may still be answered or fail."""
+        """Replace the list of replicas. Bundles at one that vanished may still be answered or fail."""
         known = self._models[model]
         device = self._device_of[model]
         self._agenda.touch(device, known)
@@ -249,9 +245,9 @@ class Scheduler(SchedulerView):
             self._silent.keep([bundle.replica for bundle in self._bundles.all()])
 
     def on_device_event(self, device: str, event: object, now: float) -> None:
-        """Something has happened on a device that models share; see `Device.on_event`.
+        """Pass an event to a shared device (`Device.on_event`). Raises KeyError if the device is unknown.
 
-        Bundles at a place that vanished may still be answered or fail. Raises KeyError when there is no such device.
+        Bundles at a place that vanished may still be answered or fail.
         """
         shared = self.devices[device]
         change = shared.on_event(event, now)
@@ -267,7 +263,7 @@ class Scheduler(SchedulerView):
             self._silent.try_all_elsewhere(model)
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
-        """Say whether a replica can agree with others at once on who runs an entry; an unknown one is ignored."""
+        """Set whether a replica shares the table of ties; an unknown one is ignored."""
         if (known := self._models[model].slots.replicas.get(replica)) is not None:
             known.linked = linked
 
@@ -282,21 +278,20 @@ class Scheduler(SchedulerView):
         returned: Collection[Entry] = (),
         dropped: Collection[Entry] = (),
     ) -> list[Entry]:
-        """A replica answered a bundle. Frees the slot and feeds the latency models.
+        """Record the answer of a bundle: free its slot and feed the latency models.
 
         Args:
-            bundle_id: As dispatched; a bundle that is not known any more is ignored.
+            bundle_id: Ignored if unknown.
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
-            now: Seconds.
-            waited_s: How long the bundle was at the replica's gate, seconds.
-            runs_s: Predicted time until what runs at the replica has ended, seconds.
-            reported_backlog_s: Predicted time until the replica is idle, other routers' work included, seconds.
-            returned: Entries that were not run there and come back. Those that are still waited for, and that no other
-                replica has, are queued again, as if they had never been sent.
-            dropped: Entries that were not run there and will not be.
+            waited_s: Time of the bundle at the replica's gate.
+            runs_s: Predicted time until the replica's present run ends.
+            reported_backlog_s: Predicted time until the replica is idle, other routers' work included.
+            returned: Entries that were not run and come back. Those still awaited that no other replica has are queued
+                again, as if they had never been sent.
+            dropped: Entries that were not run and will not be.
 
         Returns:
-            The entries to answer, now DONE. Those that expired, were cancelled, or came back are not among them.
+            The entries to answer, now DONE, without those that expired, were cancelled, or came back.
         """
         bundle = self._bundles.pop(bundle_id)
         if bundle is None:
@@ -339,7 +334,7 @@ class Scheduler(SchedulerView):
                 self._leave(entry, bundle_id, tried=False)
                 continue
             elif returned and entry in returned and entry.begun != bundle_id:
-                if bundle.replica.name is not None:  # a wake-up bundle was not counted
+                if bundle.replica.name is not None:  # wake-up bundles are not counted
                     entry.uncount_attempt()
                 self._requeue(entry, model)
                 continue
@@ -354,17 +349,12 @@ class Scheduler(SchedulerView):
         return answered
 
     def on_part(self, bundle_id: int, entry: Entry, now: float) -> bool:
-        """A part of an entry's answer has come. With the first it is in time, and may take until its ``answer_by``.
+        """Record a part of an entry's answer. With the first it is in time, and may take until its ``answer_by``.
 
-        From other replicas that have it the next `decide` recalls it then: one of them may have begun it as well.
-
-        Args:
-            bundle_id: As dispatched.
-            entry: One of its entries.
-            now: Seconds.
+        The next `decide` recalls it from other replicas: one of them may have begun it as well.
 
         Returns:
-            Whether it is still waited for, from there.
+            Whether it is still awaited from this bundle.
         """
         if entry.state is not _RUNNING or entry.deadline <= now or bundle_id not in entry.bundles:
             return False
@@ -378,13 +368,12 @@ class Scheduler(SchedulerView):
         return entry.begun == bundle_id
 
     def on_outcome(self, bundle_id: int, variant: str, outcome: BundleOutcome, now: float) -> None:
-        """Tell what an answer says of the model, before `on_done`, which may end what is asked here.
+        """Report an answer to the circuit breaker, before `on_done`, which may forget the bundle.
 
         Args:
-            bundle_id: As dispatched; a bundle that is not known any more is ignored.
-            variant: What it ran on, as dispatched.
+            bundle_id: Ignored if unknown.
+            variant: As dispatched.
             outcome: Of all its entries together.
-            now: Seconds.
         """
         bundle = self._bundles.get(bundle_id)
         if bundle is not None and not bundle.detached:
@@ -395,20 +384,19 @@ class Scheduler(SchedulerView):
                     self._touch(model)
 
     def on_failed(self, bundle_id: int, now: float, replica_lost: bool, *, reached: bool | None = None) -> Requeue:
-        """A bundle failed as a whole. Frees the slot; its entries try once more, each in a bundle of its own.
+        """Record that a bundle failed as a whole, and free its slot.
 
-        Entries of a bundle that reached no replica are queued as if it had never been sent. So that this ends in no
-        tight loop, where it was addressed to is not chosen for a while.
+        Its entries try once more, each in a bundle of its own. Entries of a bundle that reached no replica are queued
+        as if it had never been sent; its destination is not chosen for a while, which prevents a tight loop.
 
         Args:
-            bundle_id: As dispatched; a bundle that is not known any more is ignored.
-            now: Seconds.
-            replica_lost: The replica is believed dead or unreachable, so it is not chosen for a while.
-            reached: Whether a replica may have begun to run it. ``None``: as far as the scheduler knows, which is that
-                every bundle reached its replica, and a wake-up bundle none.
+            bundle_id: Ignored if unknown.
+            replica_lost: Whether the replica is believed dead or unreachable, so that it is not chosen for a while.
+            reached: Whether a replica may have begun to run it. ``None``: every bundle reached its replica, and a
+                wake-up bundle none.
 
         Returns:
-            What became of the entries. The caller answers the poisoned and the expired ones.
+            The fate of the entries. The caller answers the poisoned and the expired ones.
         """
         bundle = self._bundles.pop(bundle_id)
         if bundle is None:
@@ -434,7 +422,7 @@ class Scheduler(SchedulerView):
         return self._retry(model, bundle, now, reached=reached)
 
     def on_timeout(self, bundle_id: int, now: float) -> Requeue:
-        """A bundle has not been answered for too long: quarantines its replica and tries its entries elsewhere.
+        """Give up an overdue bundle: quarantine its replica and try its entries elsewhere.
 
         The bundle stays known without its entries, so that a late `on_done` ends the quarantine.
 
@@ -452,10 +440,10 @@ class Scheduler(SchedulerView):
         return result
 
     def quarantine(self, model: str, replica: str | None, now: float) -> None:
-        """This replica is wedged: it holds no slots and is not chosen until it answers a bundle or is listed anew.
+        """Hold a wedged replica: it has no slots and is not chosen until it answers a bundle or is listed anew.
 
-        Entries in its bundles may still be answered, and expire at their deadlines; see `on_timeout` to have them
-        tried elsewhere. ``None`` gives up the wake-up bundle.
+        Entries in its bundles may still be answered, and expire at their deadlines; `on_timeout` has them tried
+        elsewhere. ``None`` gives up the wake-up bundle.
         """
         known, device = self._models[model], self._device_of[model]
         self._agenda.touch(device, known)
@@ -473,10 +461,9 @@ class Scheduler(SchedulerView):
                 self._bundles.forget_ended(bundle_id)
 
     def on_unresponsive(self, model: str, replica: str, now: float) -> None:
-        """A replica with requests in flight is unresponsive: as `quarantine`, and what it has is tried elsewhere now.
+        """Quarantine an unresponsive replica, and try its entries elsewhere now. Ignored if it is unknown.
 
-        An answer that still comes counts. See `on_responsive` for its return. It need not be listed any more; an
-        unknown name is ignored.
+        Its answers still count, and `on_responsive` ends the hold. It need not be listed any more.
         """
         for found in self._silent.with_bundles(model, replica):
             if found.listed:
@@ -484,7 +471,7 @@ class Scheduler(SchedulerView):
             self._silent.begin(found)
 
     def on_responsive(self, model: str, replica: str, now: float) -> None:  # noqa: ARG002 - see `on_cancel`
-        """An unresponsive replica sends data again: it may get work, whether it has answered a bundle or not."""
+        """Record that a replica sends data again: it may get work, whether it has answered a bundle or not."""
         known = self._models[model]
         if (listed := known.slots.replicas.get(replica)) is not None:
             known.slots.restore(listed)
@@ -495,25 +482,19 @@ class Scheduler(SchedulerView):
     # ----------------------------------------------- what is learned of models
 
     def seed(self, model: str, executions: Iterable[tuple[int, int, float, str]]) -> None:
-        """Take the warm-up profile of a replica: ``(rows, bucket, seconds, variant)`` as in `on_done`."""
+        """Load a replica's warm-up profile: ``(rows, bucket, seconds, variant)`` as in `on_done`."""
         known = self._models[model]
         known.latencies.seed(executions)
         self._touch(known)
 
     def set_joins(self, model: str, variant: str, *, joins: bool) -> None:
-        """Say whether requests for a variant of a model may share a batch, or are run one by one.
-
-        Args:
-            model: Name of the model.
-            variant: Its variant; ``""`` for the exact model.
-            joins: Whether they may. It holds from the next decision on.
-        """
+        """Set whether requests for a variant (``""``: the exact model) may share a batch, from the next decision on."""
         known = self._models[model]
         known.set_joins(variant, joins=joins)
         self._touch(known)
 
     def set_rows(self, model: str, rows: int) -> None:
-        """Say how many rows a batch of a model has at most. It holds from the next decision on."""
+        """Set the most rows of a model's batch, from the next decision on."""
         known = self._models[model]
         known.set_rows(rows)
         self._touch(known)
@@ -526,22 +507,24 @@ class Scheduler(SchedulerView):
         It has four parts, in this order:
 
         1. Entries that ended in flight are collected: answers that came after their deadline (`_late`), and running
-           entries whose deadline has passed, from a heap of bundles. No queue is looked at for that.
-        2. Each device to which something happened, or whose time has come (`Agenda`), expires the queues of its active
-           models, lets circuit breakers take out entries that they refuse, and gives bundles until none goes: no
-           replica has room, or the device waits for more rows. A device decides which model is next and how many rows
-           go; this loop only launches. So a decision costs as much as has happened since the last one, not as much as
-           there are models.
+        entries whose deadline has passed, from a heap of bundles. No queue is searched for that.
+
+        2. Each device with an event, or whose time has come (`Agenda`), expires the queues of its active models, lets
+        circuit breakers take out entries that they refuse, and gives bundles until none goes: no replica has room, or
+        the device waits for more rows. A device decides which model is next and how many rows go; this loop only
+        launches. So a decision costs as much as has happened since the last one, and not as much as there are models.
+
         3. Entries are ended, once each. An entry may be found twice: tied to two replicas it is due in two bundles, and
-           one that was refused may have expired in the same moment. The first list that has it counts, by its state.
+        a refused one may have expired at the same moment. The first list that has it counts, by its state.
+
         4. Recalls are handed over last: an entry that ended in part 3 is recalled in the same decision.
 
-        | an entry is in | because | its client gets |
-        |---|---|---|
-        | ``expired`` | its deadline passed, queued or running | 504, or 503 if no replica was within reach |
-        | ``given_up`` | it cannot be in time any more, or only at the cost of more others | 504 |
-        | ``refused`` | its model is gone or fails, or a tenant with less in the queue has its place | the refusal |
-        | ``dispatches`` | it is sent now; one that is tied is in several | its answer |
+          | an entry is in | because | its client gets |
+          |---|---|---|
+          | ``expired`` | its deadline passed, queued or running | 504, or 503 if no replica was within reach |
+          | ``given_up`` | it cannot be in time any more, or only at the cost of more others | 504 |
+          | ``refused`` | its model is gone or fails, or a tenant with less in the queue has its place | the refusal |
+          | ``dispatches`` | it is sent now; one that is tied is in several | its answer |
         """
         expired: list[Entry] = []
         if self._late:
@@ -592,7 +575,7 @@ class Scheduler(SchedulerView):
 
     @property
     def wake_at(self) -> float | None:
-        """When `decide` must be called if nothing else happens, or ``None``."""
+        """When `decide` must be called without another event; ``None``: never."""
         agenda = self._agenda
         for device in agenda.touched:
             agenda.note(device, device.wake_at)
@@ -606,7 +589,7 @@ class Scheduler(SchedulerView):
     def _sweep(
         self, model: ModelState, breakers: Breakers, now: float, refused: list[Refused], changes: list[Change]
     ) -> bool:
-        """Take out of a queue what breakers refuse. Returns whether entries came back into it."""
+        """Remove entries that breakers refuse. Returns whether entries came back into the queue."""
         refused += breakers.sweep(model.queue, now)
         closed = bool(breakers.changes) and not breakers.tripped
         if closed:
@@ -616,11 +599,11 @@ class Scheduler(SchedulerView):
         return closed and model.queue.total.rows > 0
 
     def _end_all(self, expired: list[Entry], given_up: list[Entry], refused: list[Refused]) -> list[Refused]:
-        """End entries. Returns those that are refused; what a bundle still carries is left to it."""
+        """End entries, except those that a bundle still carries. Returns the refused ones."""
         refused = [each for each in refused if not (each[0].state is _QUEUED and each[0].left_to_bundle())]
         for entry in expired:
             if entry.answer_by:
-                self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
+                self._bundles.recall(entry)  # it runs until it is recalled; any other runs to its end
             self._end(entry)
         for entry in given_up:
             self._end(entry)
@@ -629,12 +612,12 @@ class Scheduler(SchedulerView):
         return refused
 
     def _launch(self, following: NextBundle, now: float) -> list[Dispatch]:
-        """Send a bundle to its replica, and to those that it is tied to: who is free first takes each entry."""
+        """Send a bundle to its replica and to those it is tied to: the first free one takes each entry."""
         model, replica, entries, rows, bucket, variant, predicted_s, tied = following
         suspect = entries[0].attempts > 0
         attempt = 1
         if replica.name is None:
-            # It only wakes the model up: what its entries run on is decided when they go again.
+            # It only wakes the model up: the variant is decided when its entries are sent again.
             attempt, variant = 0, entries[0].variant
         for entry in entries:
             entry.state = _RUNNING
@@ -700,9 +683,9 @@ class Scheduler(SchedulerView):
         return result._replace(broken=broken) if broken else result
 
     def _leave(self, entry: Entry, bundle_id: int, *, tried: bool) -> None:
-        """Leave an entry that several replicas have to the others. ``tried``: whether the replica may have begun it."""
+        """Leave an entry to the other replicas that have it. ``tried``: whether this one may have begun it."""
         if not tried and entry.attempts > 1 and bundle_id == entry.bundles[-1]:
-            entry.attempts -= 1  # its second try, which did not take place
+            entry.attempts -= 1  # its second try did not take place
         entry.drop_carrier(bundle_id)
         if self._silent.replicas:
             self._silent.try_last_elsewhere(entry)
@@ -712,7 +695,7 @@ class Scheduler(SchedulerView):
         self._bounds.nbytes -= entry.nbytes
 
     def _displace(self, entry: Entry, now: float) -> bool:
-        """Have others' newest entries make room for that of a tenant with less than its part of a full queue.
+        """Remove the newest entries of others in favour of a tenant with less than its part of a full queue.
 
         Returns:
             Whether there is room now.
@@ -738,7 +721,7 @@ def _entries(of: tuple[str, TenantQueue]) -> int:
 
 
 def _shared_by(devices: Iterable[Device]) -> dict[str, str]:
-    """The name of the device of each model that shares one."""
+    """Names of shared devices, by model."""
     shared_by: dict[str, str] = {}
     for device in devices:
         for name in device.models:

@@ -1,4 +1,4 @@
-"""Replicas that send no data while they have bundles: their entries are tried elsewhere, their answers still count."""
+"""Replicas that send no data while they have bundles: entries are tried elsewhere, and late answers still count."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class SilentReplicas:
     Args:
         bundles: All bundles in flight.
         models: All models, by name.
-        touch: Has the next decision look at a model.
+        touch: Schedules a look at a model in the next decision.
 
     Attributes:
-        replicas: They themselves; each has a bundle in flight.
+        replicas: Each has a bundle in flight.
     """
 
     __slots__ = ("_bundles", "_models", "_touch", "replicas")
@@ -35,7 +35,7 @@ class SilentReplicas:
         self._touch = touch
 
     def begin(self, replica: Replica) -> None:
-        """A replica is silent: queue what it has as a retry."""
+        """Queue a silent replica's entries as retries."""
         self.replicas.add(replica)
         for bundle_id in list(replica.bundles):
             if (bundle := self._bundles.get(bundle_id)) is not None:
@@ -43,7 +43,7 @@ class SilentReplicas:
                     self.try_elsewhere(entry, bundle)
 
     def end(self, replica: Replica, model: ModelState | None) -> None:
-        """A replica is silent no more: what is queued as a retry is left to it. ``None``: its model is no more."""
+        """Leave retries of a replica that sends data again to it. ``None``: its model was removed."""
         self.replicas.discard(replica)
         if model is None:
             return
@@ -56,11 +56,11 @@ class SilentReplicas:
         self.replicas.intersection_update(replicas)
 
     def forget(self, replicas: Iterable[Replica]) -> None:
-        """These are no more."""
+        """Forget these."""
         self.replicas.difference_update(replicas)
 
     def with_bundles(self, model: str, name: str) -> set[Replica]:
-        """Replicas of a name with bundles in flight: at most one that is listed, and one that is no longer."""
+        """Replicas of a name with bundles in flight: at most one listed, and one no longer listed."""
         return {
             bundle.replica
             for bundle in self._bundles.all()
@@ -68,10 +68,10 @@ class SilentReplicas:
         }
 
     def try_elsewhere(self, entry: Entry, bundle: Bundle) -> None:
-        """Queue an entry that only a silent replica has, as a retry. The answer of that replica still counts.
+        """Queue an entry that only a silent replica has, as a retry. That replica's answer still counts.
 
-        The entry stays in its bundle. It does not move if it was tried twice, or is answered in parts: how long these
-        take is for the model to say.
+        The entry stays in its bundle. It does not move if it was tried twice, or is answered in parts, whose duration
+        is the model's to choose.
         """
         if entry.state is not _RUNNING or entry.attempts != 1 or entry.bundles != (bundle.id,) or entry.answer_by:
             return
@@ -83,14 +83,14 @@ class SilentReplicas:
         self._touch(model)
 
     def try_last_elsewhere(self, entry: Entry) -> None:
-        """The same of an entry whose other replicas have given it back."""
+        """Do the same for an entry that its other replicas have given back."""
         if len(entry.bundles) == 1:
             last = self._bundles.get(entry.bundles[0])
             if last is not None and last.replica in self.replicas:
                 self.try_elsewhere(entry, last)
 
     def try_all_elsewhere(self, model: ModelState) -> None:
-        """The same of all entries that were left to silent replicas, now that their model can run elsewhere again."""
+        """Do the same for all entries left to silent replicas, now that their model can run elsewhere again."""
         for bundle in self._bundles.all() if self.replicas else ():
             if bundle.model == model.settings.name and bundle.replica in self.replicas:
                 for entry in bundle.entries:

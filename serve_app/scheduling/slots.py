@@ -1,22 +1,22 @@
-"""Slots: how much may be in flight at a replica, and at which replica the next bundle goes.
+"""Slots: how much may be in flight at a replica, and which replica gets the next bundle.
 
-Routers send entries ahead, so that a replica composes its next batch of what is there (`serve_app.scheduling.gate`). A
-listed replica has room for ``window`` full batches of rows in flight; those of a less urgent class do not count against
-a more urgent one. The next bundle goes where it is predicted to begin first: when what runs there ends, and what is
-ahead of it there has run; among equals, where the fewest rows are in flight, and where one was sent least recently. A
-replica can be out of the choice for three reasons, all called *held*:
+Routers send entries ahead, so that a replica has them when it composes its next batch (`serve_app.scheduling.gate`). A
+listed replica has room for ``window`` full batches of rows in flight; rows of a less urgent class do not count against
+a more urgent one. The next bundle goes where it is predicted to begin first: when the present run and the rows ahead of
+it have ended. Ties go to the replica with the fewest rows in flight, then to the one used least recently. A replica is
+not chosen while it is *held*, for one of three reasons:
 
     quarantined   a bundle timed out there. Held until any of its bundles is answered.
-    ejected       it fails what others do not; see `scheduling.health.ejection`. Held for a time that is set then,
-                  which ends sooner where it is the only one left that could be chosen, or too many are ejected.
-    failed        a bundle failed there and the replica is believed lost. Held for 1 s, doubled at every failure in a
-                  row up to 30 s: a replica that was only unreachable for a moment comes back without being listed anew.
+    ejected       it fails where others do not (`scheduling.health.ejection`). Held for a fixed time, which ends early
+                  if no other replica could be chosen, or too many are ejected.
+    failed        a bundle failed there and the replica is believed lost. Held for 1 s, doubled per failure in a row up
+                  to 30 s, so a replica that was only unreachable for a moment returns without being listed anew.
 
-All end when the replica disappears from the list; if it is listed again later, it is a new one. A quarantined
-replica with nothing left in flight can answer nothing, so it counts as failed.
+A hold ends when the replica disappears from the list; one listed again later is new. A quarantined replica with nothing
+left in flight cannot answer, so it counts as failed.
 
-With no replica listed, one wake-up bundle may be in flight, without a replica. When it fails, the next one is held
-back like a failed replica.
+With no replica listed, one wake-up bundle may be in flight, without a replica. If it fails, the next one is held back
+like a failed replica.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class InFlight(NamedTuple):
     """A bundle at a replica.
 
     Attributes:
-        rows: Its rows per class, most urgent first.
-        sent: When it was sent, seconds.
-        tenants: Its rows per class and tenant; empty while there was one tenant only.
+        rows: Per class, most urgent first.
+        sent: Seconds.
+        tenants: Rows per class and tenant; empty while there was one tenant only.
     """
 
     rows: tuple[int, int, int]
@@ -49,20 +49,19 @@ class Replica:
     """One replica as the router sees it, or (``name`` is ``None``) the wake-up slot.
 
     Attributes:
-        name: The replica's name.
-        bundles: Every bundle in flight there, by id, in the order sent.
-        ahead: Rows in flight there per class, most urgent first.
-        tenants: Rows in flight there per class and tenant, as far as they were counted.
-        suspects: Ids of those bundles that carry a retried entry. At most one at a time.
-        sent_at: When a bundle was last sent there, seconds.
-        last_answer_at: When it last answered one, seconds.
-        free_at: When what runs there is predicted to end, seconds.
+        bundles: All bundles in flight, by id, in the order sent.
+        ahead: Rows in flight per class, most urgent first.
+        tenants: Rows in flight per class and tenant, if counted.
+        suspects: Ids of bundles that carry a retried entry. At most one at a time.
+        sent_at: When a bundle was last sent, seconds.
+        last_answer_at: Seconds.
+        free_at: Predicted end of the present run, seconds.
         reported_backlog_s: Predicted time until it is idle, as of its last answer, other routers' work included.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
         failures: Failures since its last answer.
-        ejected_until: Until when it is ejected, and so held whatever it answers; ``None``: it is not.
+        ejected_until: End of its ejection, during which it is held whatever it answers; ``None``: not ejected.
         listed: Whether it is in the latest list of replicas.
-        linked: Whether it can agree with others at once on who runs an entry that several have.
+        linked: Whether it shares the table of ties.
     """
 
     __slots__ = (
@@ -103,12 +102,12 @@ class Replica:
 
     @property
     def rows(self) -> int:
-        """Rows in flight there."""
+        """Rows in flight."""
         high, normal, low = self.ahead
         return high + normal + low
 
     def rows_before(self, priority: Priority) -> int:
-        """Rows in flight there of this class and those above it."""
+        """Rows in flight of this class and those above it."""
         return sum(self.ahead[:priority])
 
 
@@ -117,7 +116,7 @@ class Slots:
 
     Args:
         window: Full batches of rows in flight per replica.
-        max_ejected: Part of the replicas that may be ejected, 0 to 1.
+        max_ejected: Largest fraction of ejected replicas, 0 to 1.
 
     Attributes:
         replicas: By name.
@@ -135,7 +134,7 @@ class Slots:
         self.holding = False
 
     def set_replicas(self, names: Collection[str], now: float) -> list[Replica]:
-        """Take the list of replicas as it is now. Returns those that vanished."""
+        """Replace the list of replicas. Returns those that vanished."""
         listed = set(names)
         vanished = [replica for name, replica in self.replicas.items() if name not in listed]
         for replica in vanished:
@@ -158,16 +157,14 @@ class Slots:
         *,
         suspect: bool = False,
     ) -> Replica | None:
-        """The replica with room for more rows of a class where the next bundle should go, or ``None``.
+        """Choose the replica for the next bundle of a class; ``None`` if none has room.
 
         Args:
-            priority: The class.
             max_rows: Rows of a full batch; ``inf``: any replica has room.
-            now: Seconds.
-            per_row_s: Execution time of a row in a usual batch, seconds; 0.0 while unknown.
+            per_row_s: Execution time of a row in a usual batch; 0.0 while unknown.
             avoid: A replica not to choose, unless it is the only one that is not held.
-            suspect: The bundle carries a retried entry: it goes where no other such bundle is in flight, so that
-                two suspects are never lost together.
+            suspect: The bundle carries a retried entry: it goes where no other such bundle is in flight, so that two
+                suspects are never lost together.
         """
         if not self.replicas:
             return None if self._wake_up.bundles or self._wake_up.held_until is not None else self._wake_up
@@ -189,7 +186,7 @@ class Slots:
         return best
 
     def beside(self, chosen: Replica, priority: Priority, max_rows: float, most: int) -> list[Replica]:
-        """The other linked replicas with room for rows of a class, at most so many: those with the fewest rows."""
+        """At most ``most`` other linked replicas with room for rows of a class: those with the fewest rows."""
         room = self.window * max_rows
         others = [
             replica
@@ -215,13 +212,9 @@ class Slots:
         """Count a bundle in at a replica that `choose` returned.
 
         Args:
-            replica: Where it goes.
-            bundle_id: The bundle.
-            entries: Its entries.
-            predicted_s: How long it is predicted to take by itself, seconds.
-            now: Seconds.
-            suspect: See `choose`.
-            tenants: Whether its rows are to be counted per tenant, too.
+            predicted_s: Predicted execution time of the bundle alone.
+            suspect: As of `choose`.
+            tenants: Whether rows are counted per tenant, too.
         """
         if not replica.bundles:
             replica.free_at = max(now, replica.free_at) + predicted_s
@@ -258,12 +251,9 @@ class Slots:
         """Count out a bundle that was answered or failed.
 
         Args:
-            replica: Where it was.
-            bundle_id: The bundle.
-            now: Seconds.
             answered: Whether it was answered, by a session that works.
-            runs_s: Predicted time until what runs there has ended, seconds.
-            reported_backlog_s: See `Replica`.
+            runs_s: Predicted time until the replica's present run ends.
+            reported_backlog_s: As of `Replica`.
         """
         bundle = replica.bundles.pop(bundle_id, None)
         if bundle is not None:
@@ -289,13 +279,13 @@ class Slots:
             self._place(replica)
 
     def fail(self, replica: Replica, now: float) -> None:
-        """Hold a replica that is believed lost, or the wake-up slot. One that is held already stays so."""
+        """Hold a replica believed lost, or the wake-up slot. A hold that exists already is not changed."""
         if replica.held_until is None:
             replica.held_until = self._hold_end(replica, now)
             self._place(replica)
 
     def eject(self, replica: Replica, until: float) -> None:
-        """Hold a replica until then, and longer where it is held for another reason as well."""
+        """Hold a replica until then, or longer if it is held for another reason as well."""
         replica.ejected_until = until
         replica.held_until = until if replica.held_until is None else max(until, replica.held_until)
         self._place(replica)
@@ -317,13 +307,13 @@ class Slots:
         return None
 
     def restore(self, replica: Replica) -> None:
-        """End a quarantine without an answer: the replica is alive after all, and begins with what it has."""
+        """End a quarantine without an answer: the replica is alive and keeps its bundles."""
         if replica.held_until == inf:
             replica.held_until = replica.ejected_until
             self._place(replica)
 
     def release_holds(self, now: float) -> None:
-        """End the holds whose time has come, and ejections that there are too many of now."""
+        """End the holds whose time has come, and ejections beyond the allowed fraction."""
         wake_up = self._wake_up
         if wake_up.held_until is not None and wake_up.held_until <= now:
             wake_up.held_until = None
@@ -337,7 +327,7 @@ class Slots:
 
     @property
     def next_release(self) -> float:
-        """When the next hold ends by itself; ``inf`` when none does."""
+        """When the next hold ends by itself; ``inf``: none does."""
         return min((r.held_until for r in (*self._held, self._wake_up) if r.held_until is not None), default=inf)
 
     @property
@@ -356,18 +346,18 @@ class Slots:
         return self._wake_up.rows + sum(r.rows for r in self.replicas.values() if r.held_until is None)
 
     def rows_of(self, priority: Priority, tenant: str) -> int:
-        """Rows of a tenant's class in flight, as far as they were counted."""
+        """Rows of a tenant's class in flight, if counted."""
         return sum([r.tenants.get((priority, tenant), 0) for r in self.replicas.values() if r.held_until is None])
 
     @property
     def bundles(self) -> list[int]:
-        """Bundles in flight, by id. Those at held and at vanished replicas do not count."""
+        """Ids of bundles in flight, without those at held and vanished replicas."""
         at = [r for r in self.replicas.values() if r.held_until is None]
         return [bundle_id for replica in (*at, self._wake_up) for bundle_id in replica.bundles]
 
     @property
     def in_use(self) -> int:
-        """How many `bundles` there are."""
+        """Number of `bundles`."""
         return len(self.bundles)
 
     def quickest(self) -> Replica | None:
@@ -376,7 +366,7 @@ class Slots:
         return min(usable, key=_rows, default=None)
 
     def _end_ejections(self) -> None:
-        """As many as there are too many of, or one where nothing else can be chosen; who would be back first is."""
+        """End surplus ejections, and one if no other replica can be chosen, those that end first."""
         ejected = sorted((r for r in self._held if r.ejected_until is not None), key=_ejected_until)
         left = len(ejected)
         for replica in ejected:
@@ -393,7 +383,7 @@ class Slots:
         return now + min(_LONGEST_HOLD_S, _HOLD_S * 2.0 ** min(replica.failures - 1, 10))
 
     def _place(self, replica: Replica) -> None:
-        """Put a replica among the held, or take it out."""
+        """Update the set of held replicas."""
         self._held.pop(replica, None)
         if replica.name is not None and replica.listed and replica.held_until is not None:
             self._held[replica] = None

@@ -4,8 +4,30 @@ Ray Serve's handles connect any two processes of a cluster, at about a milliseco
 a Unix socket takes an eighth of it, and large tensors are not sent: the router keeps them in an `Arena`, whose file the
 replica maps on connection. Serve still controls everything else: replicas, their placement, health and lifetime.
 
-The socket's name is in Linux's abstract namespace: it leaves no file, and is not reachable from other machines or
-network namespaces. Each side disconnects peers of other users.
+Theory of operation. The router connects to the replica's abstract socket, which leaves no file and is not reachable
+from other machines or network namespaces. Each side disconnects peers of other users, so a frame's header may be a
+pickle.
+
+    router                               replica
+    HELLO: version, size of the arena ->
+      with the files of ties and arena   checks the version, maps the files
+                                      <- WELCOME, or it closes the connection
+    frames                           <-> frames (`frames`)
+
+    frame    direction   fields after the call's id
+    bundle   ->          sent_at, address, facts of entries, payloads: tensors by column or pickled
+    RECALL   ->          positions: entries that still wait do not run
+    TAKEN    ->          position, number of parts read, for back pressure
+    PART     <-          position, number, one part of an entry's answer
+    result   <-          results and executions: ends the call
+    failure  <-          one `Failure` for the whole bundle: ends the call
+    ping     <->         call 0: the replica's event loop answers it, also while its session runs
+
+Invariants. Ids of calls count up from 1 per link. A call ends exactly once: by result, failure or the link's end, which
+is `ReplicaLost` for all open calls. The router keeps a call's arrays in the arena until the call ends, even if no one
+waits for the answer, because the replica reads them in place. RECALL and TAKEN for an ended call are ignored. A frame
+that cannot be read is a bug, since both sides have one version: the link is cut. If the router disappears, the replica
+cancels its bundles. The router remakes a lost link with growing pauses (`links`).
 
 This module has the shared part: connection and framing. `replica_link` is the router's end, `link_server` the
 replica's.

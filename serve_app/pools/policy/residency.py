@@ -1,21 +1,32 @@
-"""Residency: which members of a pool are loaded in which of its hosts, and what makes room for whom.
+"""Residency: which members of a pool are loaded in which of its hosts, and which are evicted for others.
 
-A pool has more models than its processes have memory for. What is loaded where is decided here, from what is waited
-for; a host only does what it is told. All is bookkeeping on the router's clock: which entry is worth a load is decided
-by `pools.policy.device`, which knows the queues.
+A pool has more models than its hosts have memory for. This module keeps the books on the router's clock and issues
+orders; hosts only carry them out. `pools.policy.device`, which knows the queues, decides which entry is worth a load.
 
-What a host has loaded, and what it loads, never exceeds its memory: a load reserves what the member is declared to
-hold, or held last. A member with a bundle in flight at a host is *in use* there, and is not evicted from it.
+Theory of operation. A member has one state per host:
 
-Evicted is who is expected to be missed least, per byte: ``requests x load time / bytes``. That is the value of
-GreedyDual-Size (Cao and Irani, *Cost-aware WWW proxy caching algorithms*, USITS 1997) with frequencies (GDSF:
-Cherkasova, *Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy*, HP Labs 1998). Their
-clock, which ages what is not asked for any more, is a decay of the counts here, as in LRFU (Lee et al., IEEE Trans.
+    absent ──begin──> loading ──loaded──> resident ──evict, unloaded──> absent
+                         └──failed──> absent, and held: loaded nowhere for 1 s, doubled per failure in a row up to 30 s
+
+`room` finds victims for a load: the residents of least value, one after the other, until the member fits. It passes
+over members in use, those that the device keeps, and, unless the load is urgent, those loaded less than ``hold`` loads
+ago. The value of a member is what is expected to be lost per byte without it, ``requests x load time / (bytes x
+copies)``. This is GreedyDual-Size (Cao and Irani, *Cost-aware WWW proxy caching algorithms*, USITS 1997) with
+frequencies (GDSF: Cherkasova, *Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy*, HP
+Labs 1998). Their clock, which ages entries, is a decay of the counts here, as in LRFU (Lee et al., IEEE Trans.
 Computers 50(12), 2001): between least recently and least frequently used, by how long a request is remembered. All
-counts decay alike, so that the order of two members changes only when one is asked for, and a heap finds the least:
-whose key has risen since it was put there is put back when it comes up.
+counts decay alike, so the order of two members changes only on a request. Hence a heap finds the least: a member whose
+value has risen since it was put there is put back when it comes up. Loads planned by their measured time are
+Clockwork's (Gujarati et al., OSDI 2020).
 
-Loads as actions that are planned for by their measured time are Clockwork's (Gujarati et al., OSDI 2020).
+Invariants:
+
+    memory     ``used_bytes`` of a host is the sum over resident and loading members. A load reserves its bytes, as
+               declared or last measured, and starts only if they fit. If measurement shows more, `trim` evicts.
+    in use     a member with a bundle in flight at a host is not evicted there, unless it has left the pool
+    books      ``member.hosts`` and ``host.residents`` agree, and so do both ``loading``
+    unknown    reports about members or hosts that are gone change nothing, except that a load that has ended for a
+               member that has left is unloaded again
 """
 
 from __future__ import annotations

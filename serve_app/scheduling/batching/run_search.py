@@ -1,16 +1,33 @@
-"""Which entries of a class make the best bundle.
+"""Finds the entries of one class that make the best bundle.
 
-Entries queue by deadline. With the head in the bundle, the head's slack bounds how long the bundle may execute, and so
-how many can share it. Giving up the first few can make room for many: so of all runs of consecutive entries that
-execute before the deadline of their first, the one with the most answers per second of server time goes. An entry of
-another length is passed over where its padding, or that of the others, costs more than a run of its own; and no run has
-more rows than save time per row (`LatencyModel.enough`), since a longer one would only block others. The run is found
-by one pass of a sliding window, since later heads have more slack; the pass ends where more slack allows no more rows,
-where nothing more is queued, or before entries that can wait, for which no head is given up. If the whole queue can be
-in time, that is the queue from its head on.
+Theory of operation. Entries queue by deadline. The deadline of a bundle's first entry, its head, bounds how long the
+bundle may execute, and so how many rows it may have. To give up the first few entries can make room for many. So the
+search compares *runs* of consecutive entries ``[start, end)`` that execute before the deadline of their first, and
+takes the one with the most answers per second of server time.
 
-Sources: Nexus (SOSP 2019) drops heads until the rest can make a batch of a target size, planned from rate and deadline.
-Here the size follows from what is queued, which the exact bound shows to be worth more (docs/scheduling.md).
+    by deadline    e0 e1      [e2 e3 e4 e5)   e6 ...
+                   given up   the run         queued again
+
+One pass of a sliding window finds it: ``start`` and ``end`` only move right, since a later head has no less time. For
+each head the window grows up to the bound ``limit``, the rate is compared, and the head is left out. The bound is the
+least of the head's deadline, the model's latency target, the limits of the bundle (`BatchLimits`), and the rows beyond
+which a batch saves no time per row (`LatencyModel.enough`), since longer ones would only block others.
+
+The pass ends if another head could not improve the run:
+
+    limit >= enough, capped < slack   more time would not allow more rows
+    last                              nothing more is queued or may join
+    a head that can wait              no such entry is given up for another
+    a probe                           it is never given up
+
+A head that is predicted to be late is skipped. Without fallbacks, one that would be in time by the median counts half.
+An entry of another cost bucket is put aside if its padding, or that of the others, costs more than a run of its own.
+
+Invariants: what is looked at has left the queue, and `put_back` returns all but the run and the entries before it. If
+the whole queue can be in time, the run begins at the queue's head.
+
+Source: Nexus (SOSP 2019) drops heads until the rest can make a batch of a target size, planned from rate and deadline.
+Here the size follows from the queue, which the exact bound shows to be worth more (docs/scheduling.md).
 """
 
 from __future__ import annotations
@@ -28,19 +45,16 @@ from serve_app.scheduling.settings import ModelScheduling
 
 _BETTER: Final = 1.0 + 1e-9
 _ASIDE: Final = 64
-"""Most entries that are passed over for one bundle."""
+"""Most entries put aside for one bundle."""
 _HIGH: Final = Priority.HIGH
 
 
 class Run(NamedTuple):
-    """Consecutive entries ``[start, end)`` of those looked at; none when nothing before ``start`` can be in time.
+    """Consecutive entries ``[start, end)`` of those looked at; empty if no entry can be in time.
 
     Attributes:
-        start: The first.
-        end: The one behind the last.
-        rows: Their rows.
-        bucket: Their largest cost bucket.
-        target: The longest that its head's deadline and the model's target let it take, seconds.
+        bucket: Largest cost bucket.
+        target: The longest execution that its head's deadline and the model's target allow, seconds.
     """
 
     start: int
@@ -51,13 +65,12 @@ class Run(NamedTuple):
 
 
 class RunSearch:
-    """Looks for the run with the most answers per server second. What it looks at leaves the queue.
+    """Searches for the run with the most answers per server second. Entries it looks at leave the queue.
 
     Args:
         own: The class's queue.
         batch_key: That of the entries.
-        settings: Of the model.
-        room: What bounds the bundle.
+        room: Limits of the bundle.
 
     Attributes:
         looked_at: Entries looked at so far, by deadline.
@@ -76,12 +89,12 @@ class RunSearch:
         self.looked_at: list[Entry] = []
 
     def put_back(self, run: Run) -> None:
-        """Queue again what is behind a run, and what was passed over for its cost bucket."""
+        """Queue again the entries behind a run, and those put aside for their cost bucket."""
         for entry in (*self.looked_at[run.end :], *self._aside):
             self._own.push(entry)
 
     def best(self, latency: LatencyModel, places: int) -> Run:
-        """The best run, of at most so many entries, on a variant of this latency."""
+        """The best run of at most ``places`` entries on a variant of this latency."""
         own, batch_key, settings, room = self._own, self._batch_key, self._settings, self._room
         looked_at, aside = self.looked_at, self._aside
         best: Run | None = None
@@ -113,7 +126,7 @@ class RunSearch:
             patient = head.deadline > until
             if patient:
                 if best is not None:
-                    return best  # of entries that cannot wait, as all behind can
+                    return best  # everything behind can wait
                 target = min(target, room.extra_s)
             capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
             enough = latency.enough(bucket, most)
@@ -127,7 +140,7 @@ class RunSearch:
                     looked_at.append(following)
                 entry = looked_at[end]
                 if entry.deadline > until and not (patient or last):
-                    last = True  # so can all that follow: together they add no more than that
+                    last = True  # everything behind can wait too, and may add this much in all
                     capped = min(capped, latency.predict(rows, bucket) + room.extra_s)
                     limit = latency.rows_within(capped, bucket, enough)
                 joined = rows + entry.rows
@@ -138,7 +151,7 @@ class RunSearch:
                         or (longer and latency.predict(joined, entry.bucket) > capped)
                         or not latency.pays(rows, bucket, entry.rows, entry.bucket)
                     ):
-                        # Its turn comes as a head.
+                        # It can head a later bundle.
                         if len(aside) < _ASIDE:
                             aside.append(looked_at.pop(end))
                             continue
@@ -157,11 +170,11 @@ class RunSearch:
             seconds = latency.predict(rows, bucket)
             rate = (
                 (0.5 if doubtful else 1.0) * (end - start) / seconds if seconds > 0.0 else inf
-            )  # half: may be in vain
+            )  # half: it may be late
             if best is None or rate > best_rate * _BETTER:
                 best, best_rate = Run(start, end, rows, bucket, max(alone, target)), rate
             if last or limit >= enough or capped < slack or head.probe:
-                # Nothing more to add, or more slack would not allow more rows. A probe is not given up.
+                # A later head could not improve the run; see the table at the top.
                 return best
             rows -= head.rows
             start += 1

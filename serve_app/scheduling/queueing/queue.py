@@ -1,7 +1,25 @@
-"""Queues: per (model, class) the entries of all tenants, with counts that bounds are checked against.
+"""Queues: the entries of one model by class, tenant and deadline, with the counts that bounds are checked against.
 
-Each tenant's entries wait by deadline (`TenantQueue`); who of them goes first, `scheduling.queueing.tenants` says.
-With one tenant, all there is to do is to ask its queue.
+    ModelQueue        one per model
+    ├─ fresh[class]   ClassQueue: entries that no bundle has carried
+    └─ retry[class]   ClassQueue: entries whose first bundle failed; they travel alone
+       └─ tenant      TenantQueue: earliest deadline first
+          └─ key      Calendar: one per batch key
+
+Theory of operation. Classes are ordered by the caller (`queueing.shares`). Inside a class `turns` orders tenants by the
+server time they have had, divided by their weight (`queueing.tenants`):
+
+    least served       tenants within one batch of the least served one: their entries go first, merged by deadline
+                       as if they were one queue (`Merged`)
+    the others         fill up a batch that has room, the least served first
+
+`served` charges a composed batch to the tenants in it, by their rows. Inside a tenant the earliest deadline goes first,
+and equal deadlines in the order of their ids. A class with one tenant needs no accounting per tenant: ``_sole`` is its
+queue, and every call goes there directly. It is unset when a second tenant comes, and set again when one tenant waits
+and the others' use is forgotten.
+
+Invariants: an entry is in one queue, found by its class, tenant and whether it has attempts. Rows, bytes and entries of
+each level are the sums of those below. To remove an entry is O(1) amortised; the calendar drops it later.
 """
 
 from __future__ import annotations
