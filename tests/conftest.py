@@ -98,7 +98,7 @@ def no_cycles(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def _leave_no_cycles(request: pytest.FixtureRequest) -> None:
     """Of all tests of what handles requests, but Redis': its client has cycles of its own where it cannot connect."""
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    if folder in _WITHOUT_CYCLES and not request.path.name.startswith("test_redis"):
+    if folder in _WITHOUT_CYCLES and not request.path.name.startswith(("test_redis", "test_commands")):
         request.getfixturevalue("no_cycles")
 
 
