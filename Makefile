@@ -224,12 +224,12 @@ layers: env
 	@$(BIN)/lint-imports
 
 .PHONY: test
-test: env models clients ## Run the tests, those that start a Ray cluster last and alone (TESTS=... chooses)
+test: env models clients ## Run the tests, those that start a Ray cluster last, two at a time (TESTS=... chooses)
 ifeq ($(TESTS),)
 	@if $(MAKE) --no-print-directory .venv-torch/.made; then $(MAKE) --no-print-directory test-torch; else \
 		echo "skipped: the tests of PyTorch's models; with its wheel for CPUs, make test-torch runs them"; fi
 	@$(PARALLEL) -m "not cluster"
-	@$(PYTEST) -m cluster
+	@$(PYTEST) --numprocesses 2 --dist loadgroup -m cluster
 else
 	@$(PYTEST) $(TESTS)
 endif

@@ -24,7 +24,7 @@ in time / offered) of at most {aim:g} points.
 {verdict}"""
 
 _READING = """\
-Means over the repetitions: percent in time, real / simulated, and the difference in points; (!) marks a miss."""
+Means over the repetitions: percent in time, real/simulated, and the difference in points; (!) marks a miss."""
 
 _METHOD = """\
 What is simulated can be trusted within {aim:g} points for a whole workload; look twice at `low` in a flash crowd. The
@@ -127,13 +127,13 @@ def _comparison(compared: list[Compared]) -> str:
     for case, found in by_case.items():
         tails = found[ALL].p50_ms, found[ALL].p99_ms
         cells = (_in_time(found[group]) if group in found else "" for group in groups)
-        rows.append([case, *cells, *(f"{_ms(real)} / {_ms(simulated)}" for real, simulated in tails)])
+        rows.append([case, *cells, *(f"{_ms(real)}/{_ms(simulated)}" for real, simulated in tails)])
     return table(["workload", *groups, "p50 of all, ms", "p99"], rows)
 
 
 def _in_time(each: Compared) -> str:
     mark = "" if each.fits else " (!)"
-    return f"{100 * _mean(each.real):.1f} / {100 * _mean(each.simulated):.1f}: {each.difference:+.1f}{mark}"
+    return f"{100 * _mean(each.real):.1f}/{100 * _mean(each.simulated):.1f}: {each.difference:+.1f}{mark}"
 
 
 def _mean(values: tuple[float, ...]) -> float:

@@ -129,8 +129,6 @@ def render(report: Report) -> str:
             "",
             "Written by `make bench-canary`.",
             "",
-            measured_on(report.date, report.machine),
-            "",
             "## What a canary gets",
             "",
             f"{canary.requests:,} requests with ids of their own to `{_SMALL}` in two versions: the candidate should",
@@ -140,9 +138,13 @@ def render(report: Report) -> str:
             "",
             f"`{_LARGE}` in two versions, {_TOKENS} tokens, class `high`, {report.rate:g} requests/s at random times;",
             f"medians of {report.rounds} rounds of {report.seconds:g} s, in turns, on one server. Copies run in class",
-            "`low`, on replicas of their own, and all processes share the cores.",
+            "`low`, on replicas of their own that share the cores.",
             "",
             table(header, rows),
+            "",
+            "Shadow a tenth of the requests; all of them only where cores are free.",
+            "",
+            measured_on(report.date, report.machine),
             "",
         ]
     )

@@ -182,15 +182,14 @@ def report(starts: Sequence[Start], mib: float, machine: Machine, date: str) -> 
     return f"""# A thousand models in one pool
 
 Seconds from `serve-app run` until the router is ready, with a pool of one model and with one of {counts[-1]:,}, each of
-{mib:g} MiB and of distinct content. The first start reads all of their files, which were written just before, so that
-the system still has what fits into memory; later ones find in the cache folder
+{mib:g} MiB. The first start reads all of their files; later ones find in the cache folder
 [what it has kept](../pools.md#many-members). `make bench-many-models` makes this page.
 
 {table(start_header, rows)}
 
 ![Seconds from the command until the router is ready](many_models.svg)
 
-The router when every member has answered one request, by its own port. Times are medians of {_LOOKS} requests.
+The router when every member has answered, by its own port; medians of {_LOOKS} requests.
 
 {table(["", *(f"{count:,} members" if count > 1 else "1 member" for count in counts)], of_router)}
 

@@ -118,7 +118,7 @@ def render(readings: Sequence[Reading], machine: Machine, date: str, arena_mib: 
         f"Written by `make bench-memory`: {last.requests:,} requests in {last.seconds / 60:.0f} minutes, by the",
         "router's own port, none failed: one row of `tiny` as V2 JSON, and for 2 s of every 22 s tensors of 602 KB",
         f"to `pool`, which go by the router's arena ({arena_mib:,.0f} MiB at most). Proportional set sizes; growth",
-        "is that of a line through the readings after the first fifth.",
+        "is that of a line after the first fifth. Most of it is Ray's own.",
         "",
         table(header, rows),
         "",

@@ -207,7 +207,8 @@ def page(measured: Sequence[Measured], machine: Machine, date: str, settings: Ma
         ]
         for each in measured
     ]
-    return "\n".join([*lines, table(_HEADER, rows), "", measured_on(date, machine), ""])
+    decided = "Send small requests by HTTP: calls by gRPC are slower here, and slower than Triton's."
+    return "\n".join([*lines, table(_HEADER, rows), "", decided, "", measured_on(date, machine), ""])
 
 
 def main(

@@ -99,7 +99,7 @@ executions took in that very run, and what single requests to the idle server to
 {table(header, _classes(report))}
 
 Size a pool by the simulator; look at `high` apart, which waits for loads. What was told, loads, evictions and processor
-time are in `pool_server.json`. Every answer was compared with the only right one. The host has one core to itself.
+time are in `pool_server.json`. Every answer was compared with the only right one.
 
 {measured_on(report.date, report.machine)}
 """
@@ -122,11 +122,6 @@ def _findings(report: Report) -> list[list[str]]:
             "p99 of `high` at resident members, with loads going on / without",
             f"at most {_AIM_RATIO:g}",
             f"{report.tails.ratio:.2f} ({loading:.1f} / {without:.1f} ms){_mark(report.tails.ratio, _AIM_RATIO)}",
-        ],
-        [
-            "p50 and p90 of the same, with / without, ms",
-            "",
-            "; ".join("{:.1f} / {:.1f}".format(*report.tails.quantile_ms(quantile)) for quantile in (0.5, 0.9)),
         ],
         [
             "memory of the host beyond an empty one / budget",

@@ -39,9 +39,8 @@ Keep the default, 0, for the pixels that the model's library makes. `processor: 
 setting: less saves little more and shows at edges, more costs up to twice the time."""
 
 _METHOD = """\
-Each figure is the best of all repetitions in {rounds} processes, since everything else on a machine only adds. Pictures
-are one photograph, cut and scaled; sounds are brown noise for a model that takes 16 kHz; texts are English words for
-MiniLM's tokenizer, all in one request, with the tokenizer's own threads off."""
+Each figure is the best of all repetitions in {rounds} processes. Pictures are one photograph, cut and scaled; sounds
+are brown noise for a model that takes 16 kHz; texts are English words for MiniLM's tokenizer, all in one request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,7 @@ def _server(
         )
         service.add_model(model)
         return (service,)
-    models = Models(dispatcher.scheduler, cache)
+    models = Models(dispatcher, cache)
     models.add(model)
     inference = RouterInference(models, dispatcher, metrics)
     return inference, RouterAdministration(models, inference, dispatcher, metrics, page)

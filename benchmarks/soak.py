@@ -371,7 +371,6 @@ def render(found: Soaked, machine: Machine, date: str) -> str:
         f"{len(found.redeploys)} redeploys and waves that bring and take away replicas. {counted.requests:,} requests:",
         f"{counted.right:,} answered as ONNX Runtime answers (difference {TOLERANCE:g} at most), {counted.wrong}",
         f"wrong, {counted.hung} hung, {counted.cut} cut, {counted.unreachable} unreachable, refused: {refused}.",
-        f"Server, Ray and the load generator share {machine.cores} cores ({machine.cpu}).",
         "",
         table(("aim", "met", "found"), [[aim.says, "yes" if aim.met else "**no**", aim.found] for aim in found.aims]),
         "",

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.onnx.kind import OnnxOptions, onnx_settings
+from serve_app.backends.onnx.kind import onnx_settings
 from serve_app.composition.backend import build_settings
 from serve_app.composition.model import find_files
 from serve_app.config.model import ModelConfig
@@ -79,7 +79,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     """Build the application from what stands under ``args:`` of the Serve file."""
     config = ModelConfig.model_validate(args["model"])
     build = build_settings(config, find_files(config)[""].model_file, gpu_available=False)
-    settings = onnx_settings(build, OnnxOptions())
+    settings = onnx_settings(build)
     # Serve only counts CPUs; with less than one each, both also fit on a small machine.
     options = {
         "ray_actor_options": {"num_cpus": config.resources.cpus},

@@ -198,7 +198,7 @@ def render(measured: Sequence[Measured], machine: Machine, date: str, seconds: f
         cells = []
         for way in _WAYS:
             each = next(m for m in measured if (m.way, m.entries, m.shape) == (way, entries, shape))
-            cells.append(f"{each.p50_ms:.3f} ({each.router_cpu_us:,.0f} + {each.replica_cpu_us:,.0f})")
+            cells.append(f"{each.p50_ms:.3f} ({each.router_cpu_us:,.0f}+{each.replica_cpu_us:,.0f})")
         size = entries * math.prod(shape) * 4
         rows.append((f"{entries} x {'x'.join(map(str, shape))} ({size / 1024:,.1f} KiB)", *cells))
     lines = [

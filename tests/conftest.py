@@ -24,6 +24,8 @@ from serve_app import wings
 
 hypothesis_profiles.load_profile()
 
+_CLUSTERS = ("busy", "two_routers", "server")
+"""Fixtures that start a cluster for several tests."""
 _WITHOUT_CYCLES = frozenset(
     {"access", "api", "cache", "pipelines", "pools", "replica", "router", "telemetry", "transport", "versions"}
 )
@@ -67,10 +69,24 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(trylast=True)  # when Hypothesis has marked its tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A property test that fails has the time to say what failed: see `hypothesis_profiles.TIMEOUT_S`."""
+    """A property test that fails has the time to say what failed: see `hypothesis_profiles.TIMEOUT_S`.
+
+    Tests that share a cluster run in one process, one after the other; clusters start two at a time.
+    """
     for item in items:
+        if item.get_closest_marker("cluster") and (cluster := _cluster_of(item)):
+            item.add_marker(pytest.mark.xdist_group(cluster))
         if item.get_closest_marker("hypothesis") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(hypothesis_profiles.TIMEOUT_S))
+
+
+def _cluster_of(item: pytest.Item) -> str:
+    """The cluster that a test shares with others; empty: it starts its own."""
+    assert isinstance(item, pytest.Function)
+    found = [name for name in item.fixturenames if name in _CLUSTERS]
+    if not found:
+        return ""
+    return f"{item.module.__name__}.{found[0]}" if hasattr(item.module, found[0]) else found[0]
 
 
 @pytest.fixture
@@ -96,9 +112,9 @@ def no_cycles(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leave_no_cycles(request: pytest.FixtureRequest) -> None:
-    """Of all tests of what handles requests, but Redis': its client has cycles of its own where it cannot connect."""
+    """Of all tests of what handles requests; commands end with their process."""
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    if folder in _WITHOUT_CYCLES and not request.path.name.startswith(("test_redis", "test_commands")):
+    if folder in _WITHOUT_CYCLES and request.path.name != "test_commands.py":
         request.getfixturevalue("no_cycles")
 
 

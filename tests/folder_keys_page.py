@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serve_app.processors import audio_folder, image_classes, sentence_modules, tokenizer_files
-from serve_app.processors.folder_keys import Key
+from serve_app.processors.folder_keys import FolderKey
 
 PAGE = Path(__file__).parent.parent / "docs" / "model-folders.md"
 _BEGIN, _END = "<!-- keys: begin -->\n", "<!-- keys: end -->\n"
 
-FILES: Mapping[str, Mapping[str, Key]] = {
+FILES: Mapping[str, Mapping[str, FolderKey]] = {
     "`tokenizer_config.json`": tokenizer_files.KEYS,
     "`sentence_bert_config.json`": tokenizer_files.TRANSFORMER_KEYS,
     "`config_sentence_transformers.json`": sentence_modules.SENTENCE_KEYS,

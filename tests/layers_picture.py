@@ -38,7 +38,7 @@ def drawn() -> str:
 
 
 def _imports(packages: list[str]) -> dict[str, set[str]]:
-    graph = grimp.build_graph("serve_app", cache_dir=None)
+    graph = grimp.build_graph("serve_app", cache_dir=None, exclude_type_checking_imports=True)
     imported: dict[str, set[str]] = {package: set() for package in packages}
     for module in graph.modules - {"serve_app"}:
         importer = module.split(".")[1]

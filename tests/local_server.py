@@ -31,7 +31,7 @@ from serve_app.composition.backend import make_backend
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
-from serve_app.composition.replica import Replica, expected_memory, host_revision, make_replica
+from serve_app.composition.replica import MadeReplica, expected_memory, host_revision, make_replica
 from serve_app.composition.revision import find_revision, forget_revisions, open_revision
 from serve_app.composition.router import encode_description
 from serve_app.config.args import AppArgs
@@ -492,7 +492,7 @@ def _weigh(model: ModelConfig, name: str, version: int | None) -> int:
     return expected_memory(open_revision(model, name, version))
 
 
-def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapping[str, ModelLocation]) -> Replica:
+def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapping[str, ModelLocation]) -> MadeReplica:
     """A replica that has run its smallest input, and predicts from what it is asked only."""
     backends: dict[str, Backend] = {}
     for variant, location in locations.items():
@@ -519,4 +519,4 @@ def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapp
         verify=model.batching.verify,
         refuse_non_finite=model.health.refuse_non_finite,
     )
-    return Replica(worker, warm, joining, Compute(1, 1, "as in every test"))
+    return MadeReplica(worker, warm, joining, Compute(1, 1, "as in every test"))

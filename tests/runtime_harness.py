@@ -159,7 +159,7 @@ def serve(
     async def page() -> str:
         return metrics.render()
 
-    models = Models(dispatcher.scheduler, caches)
+    models = Models(dispatcher, caches)
     inference = RouterInference(models, dispatcher, metrics, traces)
     administration = RouterAdministration(models, inference, dispatcher, metrics, page)
     scheduling = ModelScheduling(info.name, max_rows=info.max_rows, slo_s=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -59,6 +60,10 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
         ("double", {"instances": [[1, 2, 3, 4], [5, 6, 7, 8]]}, 200),
         ("double", {"instances": [[1, 2, 3]]}, 400),
         ("double", {"instances": [["a"]]}, 400),
+        ("double", {"instances": [["1", 2, 3, 4]]}, 400),
+        ("double", {"instances": [[1e39, 2, 3, 4]]}, 400),
+        ("double", {"instances": [1, 2, 3, 4]}, 400),
+        ("double", {"instances": json.loads("[" * 500 + "]" * 500)}, 400),
         ("double", {"rows": []}, 400),
         ("mirror", {"instances": [[1]]}, 400),
         ("nobody", {"instances": [[1]]}, 404),
@@ -82,6 +87,7 @@ async def test_an_api(example: Callable[[str], Any], model: str, body: dict[str,
 @pytest.mark.parametrize(
     ("heading", "others"),
     [
+        ("Add an option of a request", ()),
         ("Add a metric", ()),
         ("Add a setting", ("simulation/test_scenario.py::test_every_setting_of_batching_reaches_the_simulator",)),
         ("Add a reason to wait", ()),

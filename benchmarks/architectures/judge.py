@@ -45,6 +45,8 @@ _ROUNDING = 8.0
 """A difference of up to so many times what the last bits of a request do to its answer is rounding."""
 
 
+_MANY = 2
+"""Models of one library, exporter and verdict that the page names; single ones are in the JSON."""
 _ASIDE = re.compile(r" \(|; (?:give|not compared)|: (?:the model failed|axis ==)|, found ")
 """What follows the cause in a reason: advice, and what the runtime said."""
 
@@ -205,7 +207,8 @@ def _report(date: str, machine: Machine, judged: Sequence[Judged]) -> str:
         "",
         table(["library and exporter", "verdict", "models", "for example"], list(_apart(served))),
         "",
-        "Where one exporter's graph is not joined, try the other: `/status` says why.",
+        f"Groups of fewer than {_MANY} are in the JSON. Where one exporter's graph is not joined, try the other:",
+        "`/status` says why.",
         "",
         "## Models that padding changes",
         "",
@@ -233,6 +236,8 @@ def _apart(judged: Sequence[Judged]) -> Iterator[list[str]]:
         if not each.joins:
             groups[f"{each.library}, {each.exporter}", each.verdict].append(each)
     for (group, verdict), members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        if len(members) < _MANY:
+            continue
         reason = _ASIDE.split(members[0].reason)[0].replace("|", "\\|")
         yield [group, verdict, str(len(members)), f"{members[0].architecture}: {reason}"]
 

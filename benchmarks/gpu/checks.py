@@ -21,7 +21,7 @@ import onnxruntime
 import typer
 from rich.console import Console
 
-from benchmarks.gpu import arena, curve, placement, rows, serving, shapes, sharing, ways
+from benchmarks.gpu import arena, curve, placement, rows, serving, shapes, sharing
 from benchmarks.gpu.subjects import Bench, describe_gpu
 from training.paths import MODELS, ROOT
 
@@ -31,7 +31,6 @@ PARTS: dict[str, Callable[[Bench], Any]] = {
     "shapes": shapes.check,
     "rows": rows.check,
     "sharing": sharing.check,
-    "tensorrt": ways.check_tensorrt,
     "serving": serving.check,
     "curve": curve.check,
 }

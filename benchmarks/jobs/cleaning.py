@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.jobs.records import JOB, Bounds, NewItem, NewJob
+from serve_app.jobs.records import JOB, JobBounds, NewItem, NewJob
 from serve_app.jobs.sqlite.store import SqliteStore
 
 _MODEL = "digits"
@@ -45,7 +45,7 @@ async def measure_cleaning(jobs: int) -> Cleaning:
         items = [NewItem(_MODEL, "/v1/models/digits/predict", b"x" * 512)] * _ITEMS
         for number in range(jobs):
             job = NewJob(f"job_{secrets.token_hex(8)}", JOB, "", float(number), number + 1.0, 1.0)
-            await store.create(job, items, Bounds(jobs + 1, 2**50))
+            await store.create(job, items, JobBounds(jobs + 1, 2**50))
             await store.cancel(job.id, float(number))
         took: list[float] = []
         swept = 1

@@ -88,7 +88,7 @@ def _beside(beside: Beside) -> list[str]:
         f"""\
 `minilm` at one replica, medians of {beside.rounds} rounds in turns, each of {beside.seconds:g} s. Class `high` comes at
 {beside.rate:g} requests/s at random times, so that each p99 is of {beside.rate * beside.seconds:.0f} requests. Live
-requests are those of {CONNECTIONS} connections without a pause. Their client shares the cores; items need none.""",
+requests are those of {CONNECTIONS} connections without a pause, whose client shares the cores.""",
         table(["", ""], rows),
         "Leave a backlog beside live requests: `high` hardly notices it.",
     ]

@@ -43,6 +43,8 @@ _START_WITHIN_S = 400.0
 
 _RIVALS = {"fastapi": FASTAPI, "triton": TRITON}
 _TELLS: Mapping[str, Tells] = {FASTAPI: "nothing", TRITON: "parameters"}
+_ALL = 99.95
+"""Percent that is shown as 100.0."""
 _RECOVERED = 99.0
 """Percent in time, after an overload, of a server that has recovered."""
 _ASKED = """\
@@ -52,7 +54,8 @@ Which requests are in time when more come than the server can do? `make bench-ov
 answers and the generator's own delay are in `overload.json`.
 
 Load is a multiple of what a closed loop of the same server got just before. Percent in time of {classes}; then answers
-in time per second, as a part of that closed loop's."""
+in time per second, as a part of the closed loop's (0.5x1,000: half of 1,000). Where all had all in time, there is no
+line."""
 _RECOVERY = "From 1 s after an overload, at half of the closed loop, less than {least:g}% is in time: {slow}."
 _DECIDED = """\
 `minilm` and `resnet50` keep `high` at ten times the capacity, `wide` most of it at three times. `tiny`, which costs
@@ -182,10 +185,13 @@ def report(runs: Sequence[Run]) -> str:
     lines: dict[tuple[str, float], dict[str, str]] = {}
     for case, system, factor, own in _groups(runs):
         shares = "/".join(f"{median(run.share(name) for run in own):.1f}" for name in CLASSES)
-        cell = f"{shares}; {median(run.in_time for run in own):.2f} of {median(run.closed for run in own):,.0f}"
+        cell = f"{shares}; {median(run.in_time for run in own):.2f}x{median(run.closed for run in own):,.0f}"
         lines.setdefault((case, factor), {})[system] = cell
+    missed = {(run.case, run.factor) for run in runs if any(run.share(name) < _ALL for name in CLASSES)}
     rows = [
-        [case, f"{factor:g}", *(found.get(system, "") for system in systems)] for (case, factor), found in lines.items()
+        [case, f"{factor:g}", *(found.get(system, "") for system in systems)]
+        for (case, factor), found in lines.items()
+        if (case, factor) in missed
     ]
     return table(["model, deadline", "load", *systems], rows)
 

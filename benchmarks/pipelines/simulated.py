@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from serve_app.pipelines.policy import Budget, Course
+from serve_app.pipelines.policy import Course, TimeBudget
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.ours import ServeApp
@@ -26,31 +26,31 @@ MAX_ROWS: Final = 16
 SLACK: Final = 5.0
 """The deadline of the whole, in executions of one row of every step."""
 
-Allow = Callable[[Budget, str, float, float], float]
+Allow = Callable[[TimeBudget, str, float, float], float]
 """Seconds that a step is given, of its budget, its name, what is left of the whole, and the whole."""
 
 
-def anew(_budget: Budget, _step: str, _left_s: float, whole_s: float) -> float:
+def anew(_budget: TimeBudget, _step: str, _left_s: float, whole_s: float) -> float:
     """A client that calls one model after the other, each with the timeout that it would give one alone."""
     return whole_s
 
 
-def what_is_left(_budget: Budget, _step: str, left_s: float, _whole_s: float) -> float:
+def what_is_left(_budget: TimeBudget, _step: str, left_s: float, _whole_s: float) -> float:
     """A client that passes on what is left."""
     return left_s
 
 
-def less_later(budget: Budget, step: str, left_s: float, _whole_s: float) -> float:
+def less_later(budget: TimeBudget, step: str, left_s: float, _whole_s: float) -> float:
     """What is left after the costs of the steps behind."""
     return left_s - budget.behind_s[step]
 
 
-def strict(budget: Budget, step: str, left_s: float, _whole_s: float) -> float:
+def strict(budget: TimeBudget, step: str, left_s: float, _whole_s: float) -> float:
     """Equal flexibility, and no more."""
     return min(left_s - budget.behind_s[step], budget.share_s(step, left_s))
 
 
-def flexible(budget: Budget, step: str, left_s: float, _whole_s: float) -> float:
+def flexible(budget: TimeBudget, step: str, left_s: float, _whole_s: float) -> float:
     """As a pipeline does it: equal flexibility, with some lenience."""
     return budget.timeout_s(step, left_s)
 
@@ -149,7 +149,7 @@ class Chain:
 @dataclass(slots=True)
 class _Way:
     whole: Request
-    budget: Budget
+    budget: TimeBudget
     step: int
     began: float
     tried: bool = False

@@ -138,7 +138,7 @@ def render(found: Timeline) -> str:
             f"The demo's pipeline `{_PIPELINE}`: a picture, a sound and a text in one request. Milliseconds of",
             f"{found.requests} requests, one after the other, from the router's",
             "[log of requests](../operations.md#the-log-of-requests). A step's time has its queueing and what decodes",
-            "its input. Steps that compute share the cores below.",
+            "its input. The text's step, `written`, is nearly the whole; the others run beside it.",
             "",
             "![When each step begins and ends](pipeline_timeline.svg)",
             "",

@@ -84,8 +84,8 @@ def render(
         machine: What the last ones were measured on.
         date: When these were.
     """
-    header = ["", "swaps", "requests", "failed, wrong", "p50 / p99 during swaps, ms", "without", "p99, part"]
-    header += ["a swap, p50 / longest, s", "memory, first to last, MiB", "growth"]
+    header = ["", "swaps", "requests", "failed, wrong", "p50/p99 during swaps, ms", "without", "p99, part"]
+    header += ["a swap, p50/longest, s", "memory, first to last, MiB", "growth"]
     lines = [
         "# Loading a model under load",
         "",
@@ -135,10 +135,10 @@ def _row(name: str, found: Mapping[str, Any]) -> list[str]:
         f"{found['swaps']:,}",
         f"{found['requests']:,}",
         _judged(f"{found['failed']}, {found['wrong']}", met=not (found["failed"] or found["wrong"])),
-        " / ".join(f"{each:.1f}" for each in during),
-        " / ".join(f"{each:.1f}" for each in between),
+        "/".join(f"{each:.1f}" for each in during),
+        "/".join(f"{each:.1f}" for each in between),
         "" if part is None else _judged(f"{part:.2f}", met=part <= _MOST_PART),
-        f"{np.median(found['swap_s']):.2f} / {max(found['swap_s']):.2f}",
+        f"{np.median(found['swap_s']):.2f}/{max(found['swap_s']):.2f}",
         f"{memory[0] / 2**20:.0f} to {memory[-1] / 2**20:.0f}",
         _judged(f"{found['slope']:.3f}", met=found["slope"] <= _MOST_GROWTH),
     ]

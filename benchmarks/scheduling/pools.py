@@ -204,10 +204,8 @@ def run(load: str, lab: Laboratory) -> Experiment:
         "Zipf's law with exponent 1, each with bursts of its own (20 times the rate for 2 s on average, 30 s between); "
         f"classes high, normal and low ({', '.join(f'{part:.0%}' for part in _SHARE.values())}) with deadlines of "
         f"{', '.join(f'{timeout:g}' for timeout in _TIMEOUTS_S.values())} s. A batch takes 4 ms and 1 ms per row. A "
-        f"load takes {settings[0].load_s * 1e3:g} ms with a sigma of 0.15; a host loads one at a time, "
-        "and what runs there meanwhile takes 1.3 times as long. The bound is that of an omniscient planner "
-        "(`benchmarks/scheduling/bounds/loading.py`); `all resident` is this scheduler with memory for all. Baselines "
-        "are tuned on each line.",
+        "host loads one model at a time, and what runs there meanwhile takes 1.3 times as long. The bound is that of "
+        "an omniscient planner; `all resident` is this scheduler with memory for all.",
         [
             Finding(title, "goodput at least 0.85 of the bound", f"at least {times(worst)}", worst.mean >= 0.85),
             Finding(

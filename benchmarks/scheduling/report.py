@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from benchmarks.publishing import picture_style, save_svg, table
+from benchmarks.scheduling.contenders import IN_PROCESS
 from benchmarks.scheduling.experiment import Experiment
 
 _INTRODUCTION = (
@@ -21,12 +22,12 @@ _INTRODUCTION = (
 )
 _GAINS = (
     "Weighted goodput less that of the tuned baseline, in points of what was offered: the worst and the best workload, "
-    "and how many are lost by more than the noise. The aim is to lose none. `In process` is this scheduler "
+    "and how many of all are lost by more than the noise. The aim is to lose none. `In process` is this scheduler "
     "without the way to a replica."
 )
 _WEIGHED = (
     "A sliding window in the server's process is as good or better where requests are alike and a model takes "
-    "milliseconds. Recorded lengths, many models and bursts are what this scheduler gains at."
+    "milliseconds. Recorded lengths and bursts are what this scheduler gains at."
 )
 _DECISIONS = {
     "poisson": "Steady load decides nothing: all are close to the bound until deadlines are short.",
@@ -39,7 +40,7 @@ _DECISIONS = {
     "replicas": "A second router costs nothing; four replicas of one class lose to one shared queue.",
     "overload": "Goodput holds up to three times the capacity, as a sliding window's does.",
     "noise": "Nothing needs to be set for noise: stalls and drift cost all systems alike.",
-    "models": "Put many models on few devices into a device group, not behind a batcher each.",
+    "models": "Models with a device each decide nothing: each is a server of its own.",
     "mixed": "Fair sizes cost goodput in overload: set `size_fairness: 0` where only the sum counts.",
     "tenants": "The calm tenant is kept apart from the flood, for a little of the sum.",
     "flash_crowd": "Without autoscaling `high` misses its aim; plan capacity for the crowd, or scale.",
@@ -154,7 +155,7 @@ def _gains(findings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for finding in findings:
         aim, measured = _AIM.match(finding["aim"]), _MEASURED.fullmatch(finding["measured"])
         if aim and measured:
-            cell = f"{measured[1]} to {measured[2]}; {measured[3]}"
+            cell = f"{measured[1]} to {measured[2]} ({measured[3].replace(' of ', '/')})"
             found[f"{aim[1] or 'serve-app'} less `{aim[2]}`"] = cell if finding["met"] else f"**{cell}**"
     return found
 
@@ -176,14 +177,15 @@ def _shown(
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """A table as the page has it: many workloads at one load, and systems side by side. The JSON has all of it."""
     if header[0] == "workload" and len(rows) > _MOST_ROWS:
-        loads = {row[0].rpartition("/")[2] for row in rows}
-        load = _LOAD if _LOAD in loads else min(loads)
+        tried = {row[0].rpartition("/")[2] for row in rows}
+        load = _LOAD if _LOAD in tried else min(tried)
         rows = [row for row in rows if row[0].rpartition("/")[2] == load] or rows
     if "per class or tenant" in header:
         figure, parts = header.index("weighted"), header.index("per class or tenant")
         names = " / ".join(part.rpartition(" ")[0] for part in rows[0][parts].split(", ")) if rows[0][parts] else ""
         first = f"weighted goodput ({names})" if names else "weighted goodput"
-        return _side_by_side(first, [(row[0], row[1], _with_parts(row[figure], row[parts])) for row in rows])
+        shown = [row for row in rows if row[1] != IN_PROCESS]
+        return _side_by_side(first, [(row[0], row[1], _with_parts(row[figure], row[parts])) for row in shown])
     if name in _SIDE_BY_SIDE:
         first, second, figures = _SIDE_BY_SIDE[name]
         cells = []
@@ -191,8 +193,8 @@ def _shown(
             found = dict(zip(header, row, strict=True))
             line, column = found[first], found[second]
             if name == "fairness":  # three things in one cell: a column for each pair of deadlines
-                loads, column, gaps = line.split(", ")
-                line = f"{loads}, {gaps}"
+                load, column, gaps = line.split(", ")
+                line = f"{load}, {gaps}"
             cells.append((line, column, "; ".join(found[figure] for figure in figures)))
         return _side_by_side(f"{first} ({'; '.join(figures)})", cells)
     kept = [at for at, column in enumerate(header) if column in _COLUMNS.get(name, header)]
@@ -217,7 +219,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _source(experiment: Mapping[str, Any]) -> str:
-    seeds = f"Seeds: {', '.join(map(str, experiment['seeds']))}."
+    seeds = f"{len(experiment['seeds'])} seeds."
     if experiment.get("commit"):
         seeds += f" Commit {experiment['commit']}."
     return f"{seeds} **A quick run of short workloads, for trying.**" if experiment["quick"] else seeds

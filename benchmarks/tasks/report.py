@@ -93,7 +93,7 @@ def _closed(report: Report) -> str:
 def _classes(report: Report) -> str:
     def cell(task: str, runs: Sequence[Run]) -> str:
         seen = [run.seen[task] for run in runs]
-        shares = " / ".join(f"{100 * median(each.in_time.get(label, 0.0) for each in seen):.1f}" for label in CLASSES)
+        shares = "/".join(f"{100 * median(each.in_time.get(label, 0.0) for each in seen):.1f}" for label in CLASSES)
         fallbacks = sum(each.fallbacks for each in seen) / max(1, sum(each.answers for each in seen))
         return f"{shares} ({fallbacks:.0%} fallback)" if fallbacks else shares
 
@@ -102,19 +102,19 @@ def _classes(report: Report) -> str:
     return found and (
         "## Overload\n\nRequests at 1.5 times the answers per second of serve_app's fastest port above, at random times"
         f" whatever the server does: {mix}. Each tells its class and its deadline, which only serve_app reads. Percent"
-        f" in time of {' / '.join(CLASSES)}; in brackets, what a fallback answered.\n\n{found}"
+        f" in time of {'/'.join(CLASSES)}; in brackets, what a fallback answered.\n\n{found}"
     )
 
 
 def _paced(report: Report) -> str:
     def cell(task: str, runs: Sequence[Run]) -> str:
         seen = [run.seen[task] for run in runs]
-        return f"{median(each.p50_ms for each in seen):,.1f} / {median(each.p99_ms for each in seen):,.1f}"
+        return f"{median(each.p50_ms for each in seen):,.1f}/{median(each.p99_ms for each in seen):,.1f}"
 
     found = _by_task(report, PACED, cell)
     return found and (
         "## At a rate that all can do\n\nRequests at 0.6 times the answers per second of the slowest rival, at random"
-        f" times; p50 / p99 from these times, ms.\n\n{found}"
+        f" times; p50/p99 from these times, ms.\n\n{found}"
     )
 
 

@@ -143,7 +143,7 @@ class HttpApp:
         call, answering = None, None
         try:
             if route is not None and route.operation is not None:
-                call = HttpCall(headers, receive, params)
+                gateway, call = self._gateway, HttpCall(headers, receive, params)
                 call.scheduled = own_port
                 if AWAITED_SINCE in scope:
                     call.waited_s = monotonic() - scope[AWAITED_SINCE]
@@ -151,7 +151,10 @@ class HttpApp:
                     answering = self._answering(send, request_id if sends_id else None)
                     await self._stream(route.operation, call, errors, answering)
                     return
-                status, (answered, body) = 200, _rendered(*await self._gateway.run(route.operation, call))
+                status, (answered, body) = (
+                    200,
+                    _rendered(*await gateway.answer(await gateway.read(route.operation, call))),
+                )
             else:
                 answering = self._answering(send, request_id if sends_id else None, coding, head=method == "HEAD")
                 await self._ask(Request({**scope, "path_params": params}, receive), routes, headers, answering)
@@ -187,7 +190,9 @@ class HttpApp:
         """
         async with aclosing(self._gateway.parts(await self._gateway.read(operation, call))) as parts:
             first = await anext(parts, None)
-            headers = generate.HEADERS if first is None else [*generate.HEADERS, *_answer_headers(*first)]
+            headers = (
+                generate.HEADERS if first is None else [*generate.HEADERS, *answer_headers(first[0]), *first[1].headers]
+            )
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async with aclosing(self._events(first, parts, call, errors)) as events:
                 async for event in events:
@@ -315,16 +320,8 @@ def _normal(path: str) -> str:
 
 def _rendered(answer: Answer, reply: Reply) -> tuple[Headers, bytes]:
     """Headers and body of an inference answer, including how it was served."""
-    headers = [reply.content_type, (b"content-length", b"%d" % len(reply.body)), *_answer_headers(answer, reply)]
-    return headers, reply.body
-
-
-def _answer_headers(answer: Answer, reply: Reply) -> Headers:
-    """Headers of an answer beside those of its body."""
-    headers = answer_headers(answer)
-    if reply.headers:
-        headers += reply.headers
-    return headers
+    length = (b"content-length", b"%d" % len(reply.body))
+    return [reply.content_type, length, *answer_headers(answer), *reply.headers], reply.body
 
 
 def _render_any(error: Exception, errors: Errors, request_id: bytes, what: str) -> Rendered:

@@ -24,7 +24,7 @@ _LISTED = 100
 
 def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(gateway.inference, gateway.administration)
+    endpoints = _OverviewEndpoints(gateway.inference, gateway.administration)
     return [
         Route("GET", "/", endpoints.index),
         Route("GET", "/status", endpoints.status, "status"),
@@ -100,7 +100,7 @@ def _tensor_example(info: ModelInfo, url: str) -> str:
     )
 
 
-class _Endpoints:
+class _OverviewEndpoints:
     def __init__(self, inference: Inference, administration: Administration) -> None:
         self._inference = inference
         self._administration = administration

@@ -20,15 +20,6 @@ from serve_app.payloads import GraphEnds, ModelSignature
 class BackendOptions(Section):
     """The configuration's ``backend_options:``. A kind with options of its own has a subclass."""
 
-    def faults(self, gpus: float) -> Mapping[str, str]:
-        """Find options that do not fit the rest of the configuration. Returns problems by key.
-
-        Args:
-            gpus: Share of a GPU that each replica has.
-        """
-        del gpus
-        return {}
-
     def files(self) -> tuple[str, ...]:
         """Names of files that the options name, relative to the model's folder; they belong to the model."""
         return ()

@@ -69,7 +69,7 @@ class Measurement:
     gpu_bytes: int | None
 
 
-class Progress(NamedTuple):
+class ProfileProgress(NamedTuple):
     """Progress of a sweep.
 
     Attributes:
@@ -119,7 +119,7 @@ def sweep(
     buckets: Sequence[int] = (0,),
     seconds: float = 2.0,
     rounds: int = ROUNDS,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[ProfileProgress], None] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> list[Measurement]:
     """Measure every combination of backend, rows and bucket.
@@ -147,7 +147,7 @@ def sweep(
     def report(shape: Shape) -> None:
         if on_progress is not None:
             expected = sum(one.expected_s(seconds) for one in series.values())
-            on_progress(Progress(shape, sum(one.spent_s for one in series.values()), expected))
+            on_progress(ProfileProgress(shape, sum(one.spent_s for one in series.values()), expected))
 
     for shape in sorted(shapes, key=lambda shape: shape.rows * max(shape.bucket, 1)):
         _run_cold(backends[shape.variant], make_inputs, shape, series[shape], clock)

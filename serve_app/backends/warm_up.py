@@ -33,7 +33,7 @@ class WarmUp(NamedTuple):
     reason: str | None
 
 
-class Progress(NamedTuple):
+class WarmUpProgress(NamedTuple):
     """One step of a warm-up.
 
     Attributes:
@@ -88,7 +88,7 @@ def warm_up(
     buckets: Sequence[int] = (0,),
     repeats: int = 3,
     budget_s: float = 30.0,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[WarmUpProgress], None] | None = None,
     fits: Callable[[int, int], bool] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> list[Execution]:
@@ -133,7 +133,7 @@ def warm_up(
             known.append(seconds / rows)
             executions.append(Execution(rows, bucket, seconds))
         if on_progress is not None:
-            on_progress(Progress(rows, bucket, seconds, done, len(plan)))
+            on_progress(WarmUpProgress(rows, bucket, seconds, done, len(plan)))
     return executions
 
 
@@ -165,7 +165,7 @@ def try_warm_up(
         return WarmUp([], make_inputs, None)
     executions: list[Execution] = []
 
-    def note(step: Progress) -> None:
+    def note(step: WarmUpProgress) -> None:
         if step.seconds is not None:
             executions.append(Execution(step.rows, step.bucket, step.seconds))
 

@@ -43,15 +43,17 @@ class ResponseCache:
         self._counts: CacheMetrics | None = None
         self._flights = SingleFlight(dispatcher.end_early, settings.max_followers, settings.follower_bytes)
         self._hashing = Hashing(settings.offload_above, settings.threads, settings.follower_bytes)
-        self._models: dict[str, ModelCache] = {}
+        self._models: dict[str, ModelResponseCache] = {}
         self._stores: dict[str, CacheStore] = {}
 
-    def add_model(self, model: str, settings: ModelCacheSettings) -> ModelCache:
+    def add_model(self, model: str, settings: ModelCacheSettings) -> ModelResponseCache:
         """Make the cache of one more model. It is empty, whatever was kept under this name before."""
         if self._counts is None:
             self._counts = CacheMetrics(self._metrics.names)
             self._counts.register(self._metrics.registry, self._stores)
-        cache = ModelCache(model, settings, self._clock, self._flights, self._hashing, self._metrics, self._counts)
+        cache = ModelResponseCache(
+            model, settings, self._clock, self._flights, self._hashing, self._metrics, self._counts
+        )
         self._models[model], self._stores[model] = cache, cache.store
         return cache
 
@@ -66,7 +68,7 @@ class ResponseCache:
         if self._counts is not None and model not in self._models:
             self._counts.answers.forget(model)
 
-    def of(self, model: str) -> ModelCache | None:
+    def of(self, model: str) -> ModelResponseCache | None:
         """The cache of a model, ``None`` where it has none."""
         return self._models.get(model)
 
@@ -76,7 +78,7 @@ class ResponseCache:
             cache.trusted = all(running == cache.identities for running in identities)
 
 
-class ModelCache:
+class ModelResponseCache:
     """The cache of one model.
 
     Attributes:
@@ -139,7 +141,7 @@ class ModelCache:
             key = await self._key_aside(payload, options, priority, arrival + timeout_s)
         if key is None:
             return await submit(self._model, payload, options)
-        request = _Request(
+        request = _CachedRequest(
             key, Caller(priority, arrival, arrival + timeout_s, options.nbytes), payload, options, submit
         )
         try:
@@ -170,10 +172,10 @@ class ModelCache:
             self._metrics.rejected(self._model, priority, error.code)
             error.counted = True
 
-    async def _lead(self, request: _Request, lead: Lead) -> Answer:
+    async def _lead(self, request: _CachedRequest, lead: Lead) -> Answer:
         return lead.early or await self._execute(request, lead)
 
-    async def _execute(self, request: _Request, lead: Lead | None) -> Answer:
+    async def _execute(self, request: _CachedRequest, lead: Lead | None) -> Answer:
         key, caller, payload, options, submit = request
         trusted, began = self.trusted, self._clock()
         if caller.deadline <= began:
@@ -191,7 +193,7 @@ class ModelCache:
         self._metrics.cache_missed(self._model, began - caller.arrival + self._clock() - ended)
         return replace(answer, cache="miss")
 
-    def _counted(self, answer: Answer, request: _Request, *, shared: bool) -> Answer:
+    def _counted(self, answer: Answer, request: _CachedRequest, *, shared: bool) -> Answer:
         """The answer as this request gets it: its own class and times."""
         caller = request.caller
         result = "shared" if shared and answer.cache != "hit" else answer.cache
@@ -232,7 +234,7 @@ class ModelCache:
         }
 
 
-class _Request(NamedTuple):
+class _CachedRequest(NamedTuple):
     key: bytes
     caller: Caller
     payload: Payload

@@ -78,7 +78,7 @@ class _Follower:
     future: asyncio.Future[Answer | Lead]
 
 
-class _Flight:
+class _SharedRun:
     __slots__ = ("followers", "key", "leads", "variant")
 
     def __init__(self, key: Hashable, variant: str) -> None:
@@ -105,7 +105,7 @@ class SingleFlight:
         self._end_early = end_early
         self._max_followers = max_followers
         self._max_bytes = max_bytes
-        self._flights: dict[Hashable, _Flight] = {}
+        self._flights: dict[Hashable, _SharedRun] = {}
         self.followers = 0
         self.nbytes = 0
 
@@ -132,7 +132,7 @@ class SingleFlight:
         """
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = _Flight(key, variant)
+            flight = self._flights[key] = _SharedRun(key, variant)
         elif self._may_follow(flight, caller):
             outcome = await self._follow(flight, caller)
             if not isinstance(outcome, Lead):
@@ -142,13 +142,13 @@ class SingleFlight:
         flight.leads.append(lead)
         return await self._lead(flight, lead, work)
 
-    def _may_follow(self, flight: _Flight, caller: Caller) -> bool:
+    def _may_follow(self, flight: _SharedRun, caller: Caller) -> bool:
         if self.followers >= self._max_followers or self.nbytes + caller.nbytes > self._max_bytes:
             return False
         return not all(caller.much_before(lead.caller) for lead in flight.leads)
 
     async def _lead(
-        self, flight: _Flight, lead: Lead, work: Callable[[Lead], Awaitable[Answer]]
+        self, flight: _SharedRun, lead: Lead, work: Callable[[Lead], Awaitable[Answer]]
     ) -> tuple[Answer, bool]:
         try:
             answer = await work(lead)
@@ -165,7 +165,7 @@ class SingleFlight:
         self._answered(flight, lead, answer)
         return answer, False
 
-    async def _follow(self, flight: _Flight, caller: Caller) -> Answer | Lead:
+    async def _follow(self, flight: _SharedRun, caller: Caller) -> Answer | Lead:
         loop = asyncio.get_running_loop()
         follower = _Follower(caller, loop.create_future())
         flight.followers.append(follower)
@@ -187,7 +187,7 @@ class SingleFlight:
             self.nbytes -= caller.nbytes
             del follower  # an error's traceback has this frame, and the future the error
 
-    def _answered(self, flight: _Flight, lead: Lead, answer: Answer) -> None:
+    def _answered(self, flight: _SharedRun, lead: Lead, answer: Answer) -> None:
         """Give the answer to everybody to whom it is one."""
         flight.leads.remove(lead)
         plain = is_plain(answer, flight.variant)
@@ -201,7 +201,7 @@ class SingleFlight:
                 follower.future.set_result(answer)
         self._go_on(flight)
 
-    def _failed(self, flight: _Flight, lead: Lead, error: ServeAppError | None) -> None:
+    def _failed(self, flight: _SharedRun, lead: Lead, error: ServeAppError | None) -> None:
         """Let the others go on without this one."""
         if lead not in flight.leads:
             return  # it was answered early, and left in the same turn
@@ -212,7 +212,7 @@ class SingleFlight:
                     follower.future.set_exception(_copy(error))
         self._go_on(flight)
 
-    def _go_on(self, flight: _Flight) -> None:
+    def _go_on(self, flight: _SharedRun) -> None:
         """See to it that somebody leads as long as somebody waits."""
         if flight.leads:
             return

@@ -64,7 +64,7 @@ def _copy_folder(location: ModelLocation, target: Path) -> None:
             return [
                 name for name in names if name == "manifest.json" or name in set(location.versions) - {location.version}
             ]
-        return [name for name in names if name == "tensorrt" or Path(name).suffix in {".onnx", ".data"}]
+        return [name for name in names if Path(name).suffix in {".onnx", ".data"}]
 
     shutil.copytree(location.root, target, ignore=left_out)
 

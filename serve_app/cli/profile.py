@@ -23,7 +23,15 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.backends.device import resolve_device
 from serve_app.backends.kind import AnyKind
-from serve_app.backends.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
+from serve_app.backends.profiler import (
+    Measurement,
+    ProfileProgress,
+    gpu_bytes,
+    resident_bytes,
+    sweep,
+    sweep_rows,
+    waited_s,
+)
 from serve_app.backends.warm_up import MakeInputs, first_that_runs, spaced_buckets
 from serve_app.cli.limits import has_gpu
 from serve_app.cli.profile_report import draw, summary, table
@@ -217,7 +225,7 @@ def _sweep(
     with ProgressBar(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(model.name, total=None)
 
-        def show(progress: Progress) -> None:
+        def show(progress: ProfileProgress) -> None:
             bar.update(
                 task,
                 description=f"{model.name}: {progress.shape}",

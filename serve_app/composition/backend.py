@@ -16,7 +16,7 @@ from serve_app.backends.layout import ROWS_FIRST, Layout
 from serve_app.backends.registry import BACKENDS, kinds_of
 from serve_app.composition.locate import ModelLocation
 from serve_app.config.model import ModelConfig
-from serve_app.config.problems import problems_of
+from serve_app.config.problems import nearest, problems_of
 from serve_app.errors import ConfigError
 
 
@@ -104,20 +104,17 @@ def read_options(model: ModelConfig, kind: BackendKind[OptionsT]) -> OptionsT:
     """
     place = f"model {model.name!r}: backend_options"
     try:
-        options = kind.options.model_validate(model.backend_options)
+        return kind.options.model_validate(model.backend_options)
     except ValidationError as error:
         schema = kind.options.model_json_schema()
         raise ConfigError(problems_of(error, model.backend_options, schema, place)) from None
-    if faults := options.faults(model.resources.gpus):
-        raise ConfigError(tuple(f"{place}.{key}: {fault}" for key, fault in faults.items()))
-    return options
 
 
 def backend_problems(models: Iterable[ModelConfig]) -> tuple[str, ...]:
     """Faults in what models say of their backends, one line each, as far as no file of a model is needed to find them.
 
     Args:
-        models: The options of one that names no backend are checked where only one that it could mean has all of them.
+        models: The options of one that names no backend are checked unless several that it could mean have all of them.
     """
     problems: list[str] = []
     for model in models:
@@ -126,13 +123,21 @@ def backend_problems(models: Iterable[ModelConfig]) -> tuple[str, ...]:
         except ConfigError as error:
             problems += [f"model {model.name!r}: {problem}" for problem in error.problems]
             continue
-        able = [kind for kind in kinds if _keys(kind) >= model.backend_options.keys()] if len(kinds) > 1 else kinds
+        keys = model.backend_options.keys()
+        able = [kind for kind in kinds if _takes_any(kind) or _keys(kind) >= keys]
+        if not able:  # a kind with keys like these explains best
+            able = [kind for kind in kinds if any(nearest(key, sorted(_keys(kind))) for key in keys)] or [*kinds]
+            able = able[:1]
         try:
             if len(able) == 1:
                 read_options(model, able[0])
         except ConfigError as error:
             problems += error.problems
     return tuple(problems)
+
+
+def _takes_any(kind: AnyKind) -> bool:
+    return bool(kind.options.model_config.get("extra") == "allow")
 
 
 def _keys(kind: AnyKind) -> set[str]:

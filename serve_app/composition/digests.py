@@ -47,7 +47,7 @@ class _State(NamedTuple):
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
-class _Record(NamedTuple):
+class _DigestRecord(NamedTuple):
     path: str
     state: _State
     digest: bytes
@@ -66,7 +66,7 @@ class Digests:
     def __init__(self, environ: Mapping[str, str] | None = None, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._folder = cache_folder(environ) / "digests"
         self._now_ns = now_ns
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, _DigestRecord] = {}
 
     def of(self, file: Path) -> bytes:
         """The digest of a file's content.
@@ -87,7 +87,7 @@ class Digests:
             rested_ns = began_ns - max(state.modified_ns, state.changed_ns)
             unchanged = _State.of(os.fstat(opened.fileno())) == state
         if unchanged and rested_ns >= LEFT_ALONE_S * 1e9 and not is_being_written(file):
-            self._keep(_Record(path, state, digest))
+            self._keep(_DigestRecord(path, state, digest))
         return digest
 
     def read_ahead(self, files: Iterable[Path]) -> None:
@@ -106,16 +106,16 @@ class Digests:
         except OSError as error:
             _log.debug("%s cannot be read ahead: %s", file, error)
 
-    def _find(self, path: str) -> _Record | None:
+    def _find(self, path: str) -> _DigestRecord | None:
         if (record := self._records.get(path)) is not None:
             return record
         try:
-            found = msgspec.msgpack.decode(self._record(path).read_bytes(), type=_Record)
+            found = msgspec.msgpack.decode(self._record(path).read_bytes(), type=_DigestRecord)
         except (OSError, msgspec.MsgspecError):
             return None
         return found if found.path == path else None
 
-    def _keep(self, record: _Record) -> None:
+    def _keep(self, record: _DigestRecord) -> None:
         target = self._record(record.path)
         self._records[record.path] = record
         try:

@@ -45,7 +45,7 @@ and largest batches are measured in it, and what lies between is interpolated.""
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class MadeReplica:
     """What a replica consists of.
 
     Attributes:
@@ -87,7 +87,7 @@ def make_replica(
     on_lost: Callable[[], None] | None = None,
     locations: Mapping[str, ModelLocation] | None = None,
     member: AsMember | None = None,
-) -> Replica:
+) -> MadeReplica:
     """Load every build of a model and warm it up, in this process.
 
     Args:
@@ -186,10 +186,10 @@ def make_replica(
             lengths=() if processor is None else padded_lengths(processor, warm_up.executions, backends[""].device),
             instances=compute.instances,
         )
-    return Replica(worker, warm_up, joining, compute)
+    return MadeReplica(worker, warm_up, joining, compute)
 
 
-def host_revision(revision: Revision, builds: Mapping[str, Description], make: Callable[..., Replica]) -> Hosted:
+def host_revision(revision: Revision, builds: Mapping[str, Description], make: Callable[..., MadeReplica]) -> Hosted:
     """Load a revision of a model, in this process, and keep its files until it is closed.
 
     Args:

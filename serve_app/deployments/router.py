@@ -89,8 +89,7 @@ class RouterDeployment:
     ) -> None:
         join_serve_log()
         self._loop = asyncio.get_running_loop()
-        models = {model.name: model for model in config.models}
-        self._models = {name: model.deployment for name, model in models.items() if model.pool is None}
+        self._models = {model.name: model.deployment for model in config.models if model.pool is None}
         self._pools = frozenset(model.pool for model in config.models if model.pool is not None)
         self._handle_of = {model.name: model.pool or model.name for model in config.models}
         self._model_of = {deployment_name(name): name for name in (*self._models, *self._pools)}
@@ -100,35 +99,15 @@ class RouterDeployment:
         if (problem := config.haproxy_problem(os.environ)) is not None:
             logger.warning("Requests may queue in front of HAProxy, where priorities have no effect: %s", problem)
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
-        self._by_value = {
-            name: handle.options(
-                method_name="run",
-                _by_reference=False,
-                request_serialization="pickle",
-                response_serialization="pickle",
-            )
-            for name, handle in handles.items()
-        }
+        self._by_value = {name: _by_value(handle, "run") for name, handle in handles.items()}
         self._by_reference = {
             name: handle.options(method_name="run", _by_reference=True) for name, handle in handles.items()
         }
-        self._changes = {
-            pool: handles[pool].options(
-                method_name="change",
-                _by_reference=False,
-                request_serialization="pickle",
-                response_serialization="pickle",
-            )
-            for pool in self._pools
-        }
+        self._changes = {pool: _by_value(handles[pool], "change") for pool in self._pools}
         log_file = request_log_file(config.logging.place(), _log_name) if config.logging.requests else None
         register = ClusterRegister({model: agreed.revision for model, agreed in deployed.items()})
-        changed: dict[str, Agreed] = {}
-        for model, before in deployed.items():
-            if model not in self._models:  # a member of a pool, which stays as it was deployed
-                continue
-            if (agreed := register.read_now(model)) is not None and agreed.revision != before.revision:
-                changed[model] = agreed
+        # A member of a pool stays as it was deployed.
+        changed = _changed({model: agreed for model, agreed in deployed.items() if model in self._models}, register)
         settings = router_settings(
             config,
             infos,
@@ -166,20 +145,24 @@ class RouterDeployment:
             register.note_routed()
         self._checks = itertools.count(1)
         self.grpc_app = self._router.grpc
-        self._watcher = None
-        if config.repository.watch:
-            self._watcher = Watcher(
-                repository,
-                lambda model: asyncio.to_thread(look_at, models[model]),
-                lambda: [key for key in self._router.models.keys if key in self._models],
-                config.repository.interval_s,
-                _is_first,
-            )
-            self._watcher.start()
+        self._watcher = self._watch(config, repository) if config.repository.watch else None
         directory.subscribe(self._on_replicas)
         tune_garbage_collection()
         # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
+
+    def _watch(self, config: AppArgs, repository: Repository) -> Watcher:
+        """Load models whose files change."""
+        models = {model.name: model for model in config.models}
+        watcher = Watcher(
+            repository,
+            lambda model: asyncio.to_thread(look_at, models[model]),
+            lambda: [key for key in self._router.models.keys if key in self._models],
+            config.repository.interval_s,
+            _is_first,
+        )
+        watcher.start()
+        return watcher
 
     async def _stop(self) -> None:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
@@ -505,3 +488,20 @@ def _is_first() -> bool:
 def _log_name() -> str:
     context = serve.get_replica_context()
     return f"{context.app_name}_{context.deployment}_{context.replica_id.unique_id}"
+
+
+def _by_value(handle: DeploymentHandle[Any], method: str) -> DeploymentHandle[Any]:
+    """A handle whose arguments and answers travel in the call."""
+    return handle.options(
+        method_name=method, _by_reference=False, request_serialization="pickle", response_serialization="pickle"
+    )
+
+
+def _changed(deployed: Mapping[str, Agreed], register: ClusterRegister) -> dict[str, Agreed]:
+    """Models of which another revision was agreed on than the deployed one."""
+    agreed = {model: register.read_now(model) for model in deployed}
+    return {
+        model: found
+        for model, found in agreed.items()
+        if found is not None and found.revision != deployed[model].revision
+    }

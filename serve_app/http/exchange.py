@@ -39,23 +39,23 @@ class Response(IntEnum):
     """The client is gone, or never gets the rest: what the application still says is dropped."""
 
 
-class _Event(IntEnum):
+class _ResponseEvent(IntEnum):
     HEAD_GIVEN = 0
     HEAD_SENT = 1
     ENDED = 2
     LOST = 3
 
 
-_AFTER: Final[Mapping[tuple[Response, _Event], Response]] = {
-    (Response.AWAITED, _Event.HEAD_GIVEN): Response.HEADED,
-    (Response.AWAITED, _Event.HEAD_SENT): Response.SENDING,  # an answer that is not the application's
-    (Response.AWAITED, _Event.LOST): Response.CUT,
-    (Response.HEADED, _Event.HEAD_SENT): Response.SENDING,
-    (Response.HEADED, _Event.LOST): Response.CUT,
-    (Response.SENDING, _Event.ENDED): Response.COMPLETE,
-    (Response.SENDING, _Event.LOST): Response.CUT,
-    (Response.COMPLETE, _Event.LOST): Response.COMPLETE,
-    (Response.CUT, _Event.LOST): Response.CUT,
+_AFTER: Final[Mapping[tuple[Response, _ResponseEvent], Response]] = {
+    (Response.AWAITED, _ResponseEvent.HEAD_GIVEN): Response.HEADED,
+    (Response.AWAITED, _ResponseEvent.HEAD_SENT): Response.SENDING,  # an answer that is not the application's
+    (Response.AWAITED, _ResponseEvent.LOST): Response.CUT,
+    (Response.HEADED, _ResponseEvent.HEAD_SENT): Response.SENDING,
+    (Response.HEADED, _ResponseEvent.LOST): Response.CUT,
+    (Response.SENDING, _ResponseEvent.ENDED): Response.COMPLETE,
+    (Response.SENDING, _ResponseEvent.LOST): Response.CUT,
+    (Response.COMPLETE, _ResponseEvent.LOST): Response.COMPLETE,
+    (Response.CUT, _ResponseEvent.LOST): Response.CUT,
 }
 
 _OUT_OF_TURN: Final[Mapping[tuple[Response, str], str]] = {
@@ -224,7 +224,7 @@ class Exchange:
 
     def lost(self) -> None:
         """Record the client's disconnection and cancel the work."""
-        self.response = _AFTER[self.response, _Event.LOST]
+        self.response = _AFTER[self.response, _ResponseEvent.LOST]
         self.waits = False
         if self.response is Response.CUT:
             self._cancel()
@@ -239,7 +239,7 @@ class Exchange:
             self._cut()
 
     def _cut(self) -> None:
-        self.response = _AFTER[self.response, _Event.LOST]
+        self.response = _AFTER[self.response, _ResponseEvent.LOST]
         self._wire.abort()
 
     def _cancel(self) -> None:
@@ -355,7 +355,7 @@ class Exchange:
             raise RuntimeError(fault)
         if kind == "http.response.start":
             self._start = message
-            self.response = _AFTER[state, _Event.HEAD_GIVEN]
+            self.response = _AFTER[state, _ResponseEvent.HEAD_GIVEN]
             return
         more = message.get("more_body", False)
         body = message.get("body", b"")
@@ -414,7 +414,7 @@ class Exchange:
             raise RuntimeError("a header of the response holds a line break")
         self._framing = framing
         self._left = length or 0
-        self.response = _AFTER[self.response, _Event.HEAD_SENT]
+        self.response = _AFTER[self.response, _ResponseEvent.HEAD_SENT]
         self.expects = False
         self._continue(body, more=more, head=head)
 
@@ -433,7 +433,7 @@ class Exchange:
             body = b""
         self._wire.write(head, body)
         if not more:
-            self.response = _AFTER[self.response, _Event.ENDED]
+            self.response = _AFTER[self.response, _ResponseEvent.ENDED]
             if self._waiter is not None:
                 self._wake()
             self._wire.answered()

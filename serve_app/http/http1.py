@@ -69,19 +69,19 @@ class Input(IntEnum):
     """They are dropped: the connection ends, and the client should still see its last answer."""
 
 
-class _Event(IntEnum):
+class _InputEvent(IntEnum):
     DIVERTED = 0  # the application gives memory for the rest of a body
     COMPLETED = 1  # which is there
     ENDED = 2  # nothing that comes after this matters
 
 
-_AFTER: Final[Mapping[tuple[Input, _Event], Input]] = {
-    (Input.PARSING, _Event.DIVERTED): Input.DIRECT,
-    (Input.PARSING, _Event.ENDED): Input.DISCARDING,
-    (Input.DIRECT, _Event.COMPLETED): Input.PARSING,
-    (Input.DIRECT, _Event.ENDED): Input.DISCARDING,
-    (Input.DISCARDING, _Event.DIVERTED): Input.DISCARDING,
-    (Input.DISCARDING, _Event.ENDED): Input.DISCARDING,
+_AFTER: Final[Mapping[tuple[Input, _InputEvent], Input]] = {
+    (Input.PARSING, _InputEvent.DIVERTED): Input.DIRECT,
+    (Input.PARSING, _InputEvent.ENDED): Input.DISCARDING,
+    (Input.DIRECT, _InputEvent.COMPLETED): Input.PARSING,
+    (Input.DIRECT, _InputEvent.ENDED): Input.DISCARDING,
+    (Input.DISCARDING, _InputEvent.DIVERTED): Input.DISCARDING,
+    (Input.DISCARDING, _InputEvent.ENDED): Input.DISCARDING,
 }
 
 
@@ -284,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
         return "" if self._client is None else self._client[0]
 
     def _turn_away(self, reason: str) -> None:
-        self._move(_Event.ENDED)
+        self._move(_InputEvent.ENDED)
         # Refusals with a reason are limited, too. Before the handshake none can be sent.
         if self._scheme == "https" or self._shared.limiter.over_hard_limit:
             self._transport.abort()
@@ -406,7 +406,7 @@ class Connection(asyncio.BufferedProtocol):
         held, self._held = self._held, None
         if held is not None:
             held.waits = False
-        self._move(_Event.ENDED)
+        self._move(_InputEvent.ENDED)
         self._queue.clear()
         if current is not None:
             current.lost()
@@ -505,7 +505,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._has_arrived(exchange)
             exchange.finish()
             if not exchange.keep_alive:
-                self._move(_Event.ENDED)
+                self._move(_InputEvent.ENDED)
 
     def _last_exchange(self) -> Exchange:
         """The exchange for the final answer to an unintelligible request."""
@@ -516,7 +516,7 @@ class Connection(asyncio.BufferedProtocol):
         """Answer an unintelligible request, after those before it, and close."""
         if self._input is Input.DISCARDING:
             return
-        self._move(_Event.ENDED)
+        self._move(_InputEvent.ENDED)
         broken, self._arriving = self._arriving, None
         if broken is not None and broken.task is not None:  # the fault is in the body of a request that is in work
             broken.break_off(reply)
@@ -539,12 +539,12 @@ class Connection(asyncio.BufferedProtocol):
         """Read the rest of the current body into this memory; ``None`` ends that early, and the rest is dropped."""
         if target is None:
             if self._input is Input.DIRECT:
-                self._move(_Event.ENDED)
-        elif self._move(_Event.DIVERTED) is Input.DIRECT:
+                self._move(_InputEvent.ENDED)
+        elif self._move(_InputEvent.DIVERTED) is Input.DIRECT:
             self._target = target
             self._parser = None
 
-    def _move(self, event: _Event) -> Input:
+    def _move(self, event: _InputEvent) -> Input:
         self._input = after = _AFTER[self._input, event]
         self._target = None
         return after
@@ -557,11 +557,11 @@ class Connection(asyncio.BufferedProtocol):
         if len(target) and wanted:
             self._target = target
         elif wanted:
-            self._move(_Event.COMPLETED)
+            self._move(_InputEvent.COMPLETED)
             self._renew_parser()
             self.on_message_complete()
         else:
-            self._move(_Event.ENDED)
+            self._move(_InputEvent.ENDED)
 
     def steer(self) -> None:
         """Read exactly while bytes are wanted."""
@@ -685,7 +685,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
             return
         self._arriving = None
-        self._move(_Event.ENDED)
+        self._move(_InputEvent.ENDED)
         self.steer()
         if self._transport.can_write_eof():
             try:

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from serve_app.errors import InvalidRequest, JobNotFound, PayloadTooLarge, StoreUnavailable
 from serve_app.jobs.callbacks import Callbacks, Post, check_callback
-from serve_app.jobs.records import Bounds, Census, Item, Job, NewItem, NewJob, StoredFile
-from serve_app.jobs.runner import Room, Run, Runner
+from serve_app.jobs.records import Census, Item, Job, JobBounds, NewItem, NewJob, StoredFile
+from serve_app.jobs.runner import JobRoom, JobRunner, RunItem
 from serve_app.jobs.settings import JobSettings
 from serve_app.jobs.store import Store
 
@@ -41,19 +41,21 @@ class Jobs:
         census: The store's last census; ``None`` before the first.
     """
 
-    def __init__(self, store: Store, settings: JobSettings, room: Room, post: Post, now: Callable[[], float]) -> None:
+    def __init__(
+        self, store: Store, settings: JobSettings, room: JobRoom, post: Post, now: Callable[[], float]
+    ) -> None:
         self.settings = settings
         self._store = store
         self._now = now
         self._ended: dict[str, asyncio.Event] = {}
-        self.runner = Runner(store, room, settings, now, self._on_ended)
+        self.runner = JobRunner(store, room, settings, now, self._on_ended)
         self.callbacks = Callbacks(store, settings.callbacks, post, now)
         self.census: Census | None = None
-        self._bounds = Bounds(settings.max_jobs, settings.max_bytes, settings.max_files)
+        self._bounds = JobBounds(settings.max_jobs, settings.max_bytes, settings.max_files)
         self._tasks: list[asyncio.Task[None]] = []
         self._opened = asyncio.Event()
 
-    def start(self, run: Run) -> None:
+    def start(self, run: RunItem) -> None:
         """Open the store, and run its items in the background; ``run`` answers one item."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._open_and_run(run), context=Context())]
@@ -85,7 +87,7 @@ class Jobs:
         """Run no more items here; jobs are still accepted and shown."""
         await self.runner.close()
 
-    async def _open_and_run(self, run: Run) -> None:
+    async def _open_and_run(self, run: RunItem) -> None:
         while not self._opened.is_set():
             try:
                 await self._store.open()

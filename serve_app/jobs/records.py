@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from serve_app.jobs.states import ENDED, State
+from serve_app.jobs.states import ENDED, JobState
 
 JOB: Final = "job"
 BATCH: Final = "batch"
@@ -85,7 +85,7 @@ class Job(Struct, frozen=True):
     id: str
     kind: str
     owner: str
-    state: State
+    state: JobState
     created: float
     expires: float
     started: float | None
@@ -139,7 +139,7 @@ class Outcome(Struct, frozen=True):
     """
 
     item: str
-    state: State
+    state: JobState
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = {}
@@ -158,7 +158,7 @@ class Item(Struct, frozen=True):
     """
 
     index: int
-    state: State
+    state: JobState
     custom_id: str
     ended: float | None = None
     status: int = 0
@@ -230,7 +230,7 @@ class Census(Struct, frozen=True):
     nbytes: int
 
 
-class Bounds(Struct, frozen=True):
+class JobBounds(Struct, frozen=True):
     """The limits of a store.
 
     Attributes:

@@ -25,19 +25,19 @@ from serve_app.domain.settings import RedisSettings
 from serve_app.errors import StoreUnavailable
 from serve_app.jobs import redis_scripts as scripts
 from serve_app.jobs.records import (
-    Bounds,
     Callback,
     Census,
     Exchanged,
     Item,
     Job,
+    JobBounds,
     NewItem,
     NewJob,
     Outcome,
     StoredFile,
 )
 from serve_app.jobs.redis_values import as_item, as_job, as_lease, job_fields, pack_item, pack_outcome
-from serve_app.jobs.states import ENDED, State, unended
+from serve_app.jobs.states import ENDED, JobState, unended
 from serve_app.jobs.store import MOST_OVERDUE, SessionOver, check_room, other_request, too_many_files, too_many_jobs
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class RedisStore:
     # ----------------------------------------------------------------- jobs
 
     @_guarded
-    async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
+    async def create(self, job: NewJob, items: Sequence[NewItem], bounds: JobBounds) -> tuple[Job, bool]:
         """Implement `Store.create`."""
         result, known = b"new", b""
         if job.idempotency_key:
@@ -185,7 +185,7 @@ class RedisStore:
         assert found is not None
         return found, result == b"new"
 
-    async def _create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[bytes, bytes]:
+    async def _create(self, job: NewJob, items: Sequence[NewItem], bounds: JobBounds) -> tuple[bytes, bytes]:
         """The script's result, and the id of the existing job."""
         backlogs: dict[str, list[int]] = {}
         for place, item in enumerate(items):
@@ -289,15 +289,15 @@ class RedisStore:
                 items.append(item)
         return items
 
-    async def _states(self, job: Job, after: int, limit: int, states: frozenset[str]) -> dict[int, State]:
+    async def _states(self, job: Job, after: int, limit: int, states: frozenset[str]) -> dict[int, JobState]:
         """States of those items that `items` would show, by place."""
-        held = await self._held(job.id) if job.state is State.PROCESSING else set()
-        found: dict[int, State] = {}
+        held = await self._held(job.id) if job.state is JobState.PROCESSING else set()
+        found: dict[int, JobState] = {}
         for start in range(after + 1, job.total, max(limit, _TOGETHER)):
             places = range(start, min(job.total, start + max(limit, _TOGETHER)))
             ended = await self._redis.hmget(self._key("ended", job.id), [*places])
             for n, name in zip(places, ended, strict=True):
-                state = State(name.decode()) if name else State.PROCESSING if n in held else State.PENDING
+                state = JobState(name.decode()) if name else JobState.PROCESSING if n in held else JobState.PENDING
                 if not states or unended(state, job.state) in states:
                     found[n] = state
                 if len(found) >= limit:
@@ -400,7 +400,7 @@ class RedisStore:
         for session in await self._redis.zrange(self._key("sessions"), 0, -1):
             pipeline.hlen(self._key("held", session.decode()))
         return Census(
-            jobs={state.value: states.get(state.value, 0) for state in State},
+            jobs={state.value: states.get(state.value, 0) for state in JobState},
             backlog={model: number for model, number in backlog.items() if number},
             in_flight=sum(await pipeline.execute()),
             nbytes=await self._nbytes(),
@@ -430,7 +430,7 @@ class RedisStore:
     # ---------------------------------------------------------------- files
 
     @_guarded
-    async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
+    async def add_file(self, file: StoredFile, content: bytes, bounds: JobBounds) -> None:
         """Implement `Store.add_file`."""
         check_room(await self._nbytes(), len(content), bounds)
         if await self._redis.zcard(self._key("files", file.owner)) >= bounds.files:

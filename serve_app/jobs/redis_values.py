@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from serve_app.jobs.records import Item, Job, Lease, NewItem, NewJob, Outcome
-from serve_app.jobs.states import State
+from serve_app.jobs.states import JobState
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -44,7 +44,7 @@ def job_fields(job: NewJob, total: int, models: Sequence[str]) -> dict[str, str 
         "id": job.id,
         "kind": job.kind,
         "owner": job.owner,
-        "state": State.PENDING.value,
+        "state": JobState.PENDING.value,
         "created": repr(job.created),
         "expires": repr(job.expires),
         "keep_s": repr(job.keep_s),
@@ -77,7 +77,7 @@ def as_job(found: Mapping[bytes, bytes]) -> Job | None:
         id=text("id"),
         kind=text("kind"),
         owner=text("owner"),
-        state=State(text("state")),
+        state=JobState(text("state")),
         created=float(text("created")),
         expires=float(text("expires")),
         started=when("started"),
@@ -103,7 +103,7 @@ def pack_outcome(outcome: Outcome, ended: float) -> bytes:
     return _pack(_Result(ended, outcome.status, outcome.body, outcome.headers, outcome.code, outcome.message))
 
 
-def as_item(index: int, state: State, name: bytes | None, packed: bytes | None) -> Item:
+def as_item(index: int, state: JobState, name: bytes | None, packed: bytes | None) -> Item:
     """Decode an item for display.
 
     Args:
@@ -112,7 +112,7 @@ def as_item(index: int, state: State, name: bytes | None, packed: bytes | None) 
     """
     called = (name or b"").decode()
     if packed is None:
-        return Item(index, State.PENDING if state is State.COMPLETED else state, called)
+        return Item(index, JobState.PENDING if state is JobState.COMPLETED else state, called)
     return Item(index, state, called, *msgspec.structs.astuple(_RESULT.decode(packed)))
 
 

@@ -37,7 +37,7 @@ from serve_app.errors import (
 )
 from serve_app.jobs.records import Exchanged, Lease, Outcome
 from serve_app.jobs.settings import JobSettings
-from serve_app.jobs.states import State
+from serve_app.jobs.states import JobState
 from serve_app.jobs.store import SessionOver, Store
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ _MOST_LOSSES: Final = 5
 """An item whose routers stopped so often is not run again: it may be why."""
 
 
-class Reply(Struct, frozen=True):
+class ItemReply(Struct, frozen=True):
     """The answer to an item's request.
 
     Attributes:
@@ -73,14 +73,14 @@ class Reply(Struct, frozen=True):
     headers: Mapping[str, str]
 
 
-class Run(Protocol):
+class RunItem(Protocol):
     """Answers an item's request."""
 
-    async def __call__(self, lease: Lease, /) -> Reply:
+    async def __call__(self, lease: Lease, /) -> ItemReply:
         """Run it; cancelling cancels the work. Raises `ServeAppError`."""
 
 
-class Room(Protocol):
+class JobRoom(Protocol):
     """Limits items in flight."""
 
     def __call__(self) -> Mapping[str, int]:
@@ -103,7 +103,7 @@ class RunnerCounts:
     """How long these took, seconds."""
 
 
-class Runner:
+class JobRunner:
     """Runs items from `start` to `close`.
 
     Args:
@@ -117,13 +117,13 @@ class Runner:
     def __init__(
         self,
         store: Store,
-        room: Room,
+        room: JobRoom,
         settings: JobSettings,
         now: Callable[[], float],
         changed: Callable[[tuple[str, ...]], None],
     ) -> None:
         self._store = store
-        self._run: Run
+        self._run: RunItem
         self._room = room
         self._settings = settings
         self._now = now
@@ -136,7 +136,7 @@ class Runner:
         self.counts = RunnerCounts()
         self.paused = False
 
-    def start(self, run: Run) -> None:
+    def start(self, run: RunItem) -> None:
         """Start running items; ``run`` answers one."""
         self._run = run
         self._worker = asyncio.get_running_loop().create_task(self._work(), context=Context())
@@ -279,7 +279,7 @@ class Runner:
         del self._ended[: len(ended)]
         self.counts.discarded += exchanged.discarded
         for outcome, _ in ended:
-            if outcome.state is State.PENDING:
+            if outcome.state is JobState.PENDING:
                 self.counts.retried += 1
             else:
                 self.counts.ended[outcome.state] += 1
@@ -314,7 +314,7 @@ class Runner:
                 refused: ServeAppError = ModelUnavailable("what ran the item was cancelled")  # not the item itself
             except (*_FOR_NOW, ModelNotFound) as error:
                 if (model := lease.request.model) and model not in self._room():
-                    return Outcome(lease.item, State.PENDING, 0)  # others may serve it, or this router again
+                    return Outcome(lease.item, JobState.PENDING, 0)  # others may serve it, or this router again
                 # It was there when the job was taken. A model that is served lacks something else, such as a version.
                 if isinstance(error, ModelNotFound) and (model or self._now() - first >= _APPEARS_S):
                     return _failed(lease, error)
@@ -340,7 +340,7 @@ class Runner:
                     most = self._settings.max_result
                     large = f"the answer has {len(reply.body)} bytes; router.jobs.max_result allows {most}"
                     return _failed(lease, PayloadTooLarge(large))
-                return Outcome(lease.item, State.COMPLETED, reply.status, reply.body, reply.headers)
+                return Outcome(lease.item, JobState.COMPLETED, reply.status, reply.body, reply.headers)
             self.counts.retried += 1
             if (left_s := lease.expires - self._now()) <= 0:
                 return _failed(lease, DeadlineExceeded("the job's deadline passed while the item waited"))
@@ -353,4 +353,4 @@ class Runner:
 
 
 def _failed(lease: Lease, error: ServeAppError) -> Outcome:
-    return Outcome(lease.item, State.ERROR, 0, code=error.code, message=error.message)
+    return Outcome(lease.item, JobState.ERROR, 0, code=error.code, message=error.message)

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from serve_app.jobs.records import Job
-from serve_app.jobs.states import State
+from serve_app.jobs.states import JobState
 
 
 def counts(job: Job) -> dict[str, int]:
     """Items by result."""
     left = job.total - job.completed - job.failed
     ended = {"cancelled": 0, "expired": 0, "waiting": 0}
-    ended["waiting" if not job.has_ended else "cancelled" if job.state is State.CANCELLED else "expired"] = left
+    ended["waiting" if not job.has_ended else "cancelled" if job.state is JobState.CANCELLED else "expired"] = left
     return {"total": job.total, "completed": job.completed, "failed": job.failed, **ended}
 
 
@@ -46,6 +46,6 @@ def _seconds(time: float | None) -> int | None:
 def _error(job: Job) -> dict[str, str] | None:
     if job.code:
         return {"code": job.code, "message": "the job's deadline passed before all items had ended"}
-    if job.state is State.ERROR:
+    if job.state is JobState.ERROR:
         return {"code": "items_failed", "message": f"{job.failed} of {job.total} items failed; see the results"}
     return None

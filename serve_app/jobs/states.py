@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     """State of a job or an item."""
 
     PENDING = "PENDING"
@@ -38,18 +38,18 @@ class JobEvent(StrEnum):
     """Its deadline passed."""
 
 
-ENDED: Final = frozenset({State.COMPLETED, State.ERROR, State.CANCELLED})
+ENDED: Final = frozenset({JobState.COMPLETED, JobState.ERROR, JobState.CANCELLED})
 """Nothing happens any more."""
 
-JOB: Final[Mapping[tuple[State, JobEvent], State]] = {
-    (State.PENDING, JobEvent.STARTED): State.PROCESSING,
-    (State.PENDING, JobEvent.CANCELLED): State.CANCELLED,
-    (State.PENDING, JobEvent.EXPIRED): State.ERROR,
-    (State.PROCESSING, JobEvent.STARTED): State.PROCESSING,
-    (State.PROCESSING, JobEvent.DONE): State.COMPLETED,
-    (State.PROCESSING, JobEvent.FAILED): State.ERROR,
-    (State.PROCESSING, JobEvent.CANCELLED): State.CANCELLED,
-    (State.PROCESSING, JobEvent.EXPIRED): State.ERROR,
+JOB: Final[Mapping[tuple[JobState, JobEvent], JobState]] = {
+    (JobState.PENDING, JobEvent.STARTED): JobState.PROCESSING,
+    (JobState.PENDING, JobEvent.CANCELLED): JobState.CANCELLED,
+    (JobState.PENDING, JobEvent.EXPIRED): JobState.ERROR,
+    (JobState.PROCESSING, JobEvent.STARTED): JobState.PROCESSING,
+    (JobState.PROCESSING, JobEvent.DONE): JobState.COMPLETED,
+    (JobState.PROCESSING, JobEvent.FAILED): JobState.ERROR,
+    (JobState.PROCESSING, JobEvent.CANCELLED): JobState.CANCELLED,
+    (JobState.PROCESSING, JobEvent.EXPIRED): JobState.ERROR,
 }
 
 
@@ -57,7 +57,7 @@ class IllegalTransition(ValueError):
     """An impossible transition: a bug."""
 
 
-def job_after(state: State, event: JobEvent) -> State:
+def job_after(state: JobState, event: JobEvent) -> JobState:
     """A job's state after an event. Raises `IllegalTransition`."""
     try:
         return JOB[state, event]
@@ -65,6 +65,6 @@ def job_after(state: State, event: JobEvent) -> State:
         raise IllegalTransition(f"a job that is {state} cannot be {event}") from None
 
 
-def unended(item: State, job: State) -> State:
+def unended(item: JobState, job: JobState) -> JobState:
     """An item's shown state: unended items of an ended job have the job's."""
     return job if job in ENDED and item not in ENDED else item

@@ -12,7 +12,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from serve_app.errors import Conflict, QueueFull
-from serve_app.jobs.records import Bounds, Callback, Census, Exchanged, Item, Job, NewItem, NewJob, Outcome, StoredFile
+from serve_app.jobs.records import (
+    Callback,
+    Census,
+    Exchanged,
+    Item,
+    Job,
+    JobBounds,
+    NewItem,
+    NewJob,
+    Outcome,
+    StoredFile,
+)
 
 MOST_OVERDUE: Final = 100
 """Jobs that one exchange ends because they are too late."""
@@ -27,17 +38,17 @@ def other_request() -> Conflict:
     return Conflict("Idempotency-Key: it came before with another request; use a new one")
 
 
-def too_many_jobs(bounds: Bounds) -> QueueFull:
+def too_many_jobs(bounds: JobBounds) -> QueueFull:
     """The error for too many active jobs of an owner."""
     return QueueFull(f"{bounds.jobs} jobs have not ended, the most (router.jobs.max_jobs): wait for some", 10.0)
 
 
-def too_many_files(bounds: Bounds) -> QueueFull:
+def too_many_files(bounds: JobBounds) -> QueueFull:
     """The error for too many files of an owner."""
     return QueueFull(f"{bounds.files} files are kept, the most (router.jobs.max_files): delete some", 60.0)
 
 
-def check_room(used_bytes: int, more_bytes: int, bounds: Bounds) -> None:
+def check_room(used_bytes: int, more_bytes: int, bounds: JobBounds) -> None:
     """Raise `QueueFull` if a store of this size has no room for more bytes."""
     if used_bytes + more_bytes > bounds.nbytes:
         raise QueueFull("the store of jobs is full (router.jobs.max_bytes); wait until older jobs expire", 60.0)
@@ -52,7 +63,7 @@ class Store(Protocol):
     async def close(self) -> None:
         """Close for good."""
 
-    async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
+    async def create(self, job: NewJob, items: Sequence[NewItem], bounds: JobBounds) -> tuple[Job, bool]:
         """Store a job of at least one item.
 
         Returns:
@@ -142,7 +153,7 @@ class Store(Protocol):
     async def told(self, job: str, told: str, attempts: int, due: float) -> None:
         """Record a callback's state: ``pending`` until ``due``, ``delivered`` or ``given_up``."""
 
-    async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
+    async def add_file(self, file: StoredFile, content: bytes, bounds: JobBounds) -> None:
         """Store a file. Raises `QueueFull` if the store is full, or the owner has too many."""
 
     async def file(self, file: str) -> StoredFile | None:

@@ -1,6 +1,6 @@
 """Pipelines as routers run them: their models found among the configuration's, and their types compared.
 
-What a value is, a `Form` says: as far as it is known before any request.
+What a value is, a `ValueForm` says: as far as it is known before any request.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from serve_app.pipelines.forms import (
     TEXT,
     UNKNOWN,
     WANTED,
-    Form,
     Misfit,
+    ValueForm,
     check_tensor,
     common,
     form_of,
@@ -146,7 +146,7 @@ class _Plan:
             except Misfit as fault:
                 yield ("outputs", name), str(fault)
 
-    def form(self, reference: Reference) -> Form:
+    def form(self, reference: Reference) -> ValueForm:
         """What a reference leads to. Raises `Misfit` where it leads nowhere."""
         return single(pick(self._forms[reference.name], reference))
 
@@ -157,7 +157,7 @@ class _Plan:
         name = infos[-1].output_at(reference.path) if infos else ""
         return (infos[-1].labels_of(name), infos[-1].label_files.get(name, "")) if name else ((), "")
 
-    def _checked(self, step: Step) -> tuple[Step, Form]:
+    def _checked(self, step: Step) -> tuple[Step, ValueForm]:
         match step:
             case ModelStep():
                 return self._model(step)
@@ -176,11 +176,11 @@ class _Plan:
                 for each in values:
                     if (media := media_in(self.form(each))) is not None:
                         raise Misfit(f"equal: {each} is {media}; compare what a step makes of it")
-                return step, Form("boolean")
+                return step, ValueForm("boolean")
             case ConcatStep(values=values):
                 return step, self._concatenated(values, step.axis)
             case JoinStep(members=members):
-                return step, Form("object", members={name: self.form(each) for name, each in members.items()})
+                return step, ValueForm("object", members={name: self.form(each) for name, each in members.items()})
 
     def _has_all_rows(self, reference: Reference) -> bool:
         """Whether a value is surely a tensor with as many rows as the request, where that has such."""
@@ -196,12 +196,12 @@ class _Plan:
             and all(map(self._has_all_rows, step.needs()))
         )
 
-    def _chosen(self, choice: Choice) -> Form:
+    def _chosen(self, choice: Choice) -> ValueForm:
         if isinstance(choice, Reference):
             return self.form(choice)
         return TEXT if isinstance(choice.value, str) else UNKNOWN
 
-    def _concatenated(self, values: Sequence[Reference], axis: int) -> Form:
+    def _concatenated(self, values: Sequence[Reference], axis: int) -> ValueForm:
         forms = [self.form(each) for each in values]
         for each, form in zip(values, forms, strict=True):
             if form.kind not in {"tensor", "list", "unknown"} and single(form).kind != "tensor":
@@ -213,7 +213,7 @@ class _Plan:
             item = common([single(item) for item in items])
             if item.kind == "tensor" or (len(forms) == 1 and item.kind == "unknown"):
                 return item._replace(shape=None)
-            return Form("list", item)
+            return ValueForm("list", item)
         if kinds == {"tensor"} and len(forms) > 1:
             first, *others = (form for form in forms if form.kind == "tensor")
             for other in others:
@@ -226,7 +226,7 @@ class _Plan:
             raise Misfit("concat: has one tensor; name several, or a list of them")
         return UNKNOWN
 
-    def _model(self, step: ModelStep) -> tuple[Step, Form]:
+    def _model(self, step: ModelStep) -> tuple[Step, ValueForm]:
         results = [self._of_model(step, info) for info in self._candidates(step)]
         return step, common(results) if results else ANYTHING  # it is not on this machine
 
@@ -260,7 +260,7 @@ class _Plan:
             except InvalidRequest as error:
                 raise Misfit(error.message) from None
 
-    def _of_model(self, step: ModelStep, info: ModelInfo) -> Form:
+    def _of_model(self, step: ModelStep, info: ModelInfo) -> ValueForm:
         if info.streams:
             raise Misfit(f"model: {info.name} answers in parts, which no step can; name another")
         self._check_parameters(step, info)
@@ -283,7 +283,7 @@ class _Plan:
                 f"{'map' if step.over else 'input'}: {info.name} takes {WANTED[kind]}, and {reference} is {form}"
             )
         result = result_of(info, step, several=kind == "text" and form.kind == "list")
-        return result if step.over is None else Form("list", result)
+        return result if step.over is None else ValueForm("list", result)
 
     def _check_tensors(self, step: ModelStep, info: ModelInfo) -> None:
         known = {spec.name: spec for spec in (*info.signature.inputs, *info.signature.optional)}

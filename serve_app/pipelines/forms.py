@@ -21,7 +21,7 @@ _FormKind: TypeAlias = Literal[
 ]
 
 
-class Form(NamedTuple):
+class ValueForm(NamedTuple):
     """What is known of a value.
 
     Attributes:
@@ -33,8 +33,8 @@ class Form(NamedTuple):
     """
 
     kind: _FormKind
-    item: Form | None = None
-    members: Mapping[str, Form] = {}
+    item: ValueForm | None = None
+    members: Mapping[str, ValueForm] = {}
     datatype: str = ""
     shape: tuple[int, ...] | None = None
 
@@ -52,14 +52,14 @@ class Form(NamedTuple):
                 return {"unknown": "JSON", "number": "a number", "boolean": "true or false"}.get(self.kind, self.kind)
 
 
-UNKNOWN: Final = Form("unknown")
+UNKNOWN: Final = ValueForm("unknown")
 """Of JSON."""
-OWN: Final = Form("unknown", datatype="OWN")
+OWN: Final = ValueForm("unknown", datatype="OWN")
 """What a class of the operator's gives in place of vectors: these, or JSON."""
-ANYTHING: Final = Form("unknown", datatype="ANYTHING")
+ANYTHING: Final = ValueForm("unknown", datatype="ANYTHING")
 """What a model gives that is not on this machine, and what has a fault already: fits everything."""
-TEXT: Final = Form("text")
-_RANKED: Final = Form("list", Form("object", members={"label": TEXT, "score": Form("number")}))
+TEXT: Final = ValueForm("text")
+_RANKED: Final = ValueForm("list", ValueForm("object", members={"label": TEXT, "score": ValueForm("number")}))
 
 
 class Misfit(Exception):
@@ -70,43 +70,43 @@ WANTED: Final = {"image": "a picture", "audio": "a sound", "text": "text", "json
 """By kind of model, what it takes."""
 
 
-def form_of(given: PipelineInput) -> Form:
+def form_of(given: PipelineInput) -> ValueForm:
     """What is known of an input."""
     form = {
-        "image": Form("image"),
-        "audio": Form("audio"),
+        "image": ValueForm("image"),
+        "audio": ValueForm("audio"),
         "text": TEXT,
         "json": UNKNOWN,
-        "tensor": Form("tensor", datatype=given.datatype, shape=given.shape),
+        "tensor": ValueForm("tensor", datatype=given.datatype, shape=given.shape),
     }[given.kind]
-    return Form("list", form) if given.many else form
+    return ValueForm("list", form) if given.many else form
 
 
-def outputs_form(info: ModelInfo) -> Form:
+def outputs_form(info: ModelInfo) -> ValueForm:
     """What a model of tensors gives."""
-    return Form(
+    return ValueForm(
         "outputs",
         members={
-            spec.name: Form("tensor", datatype=spec.datatype, shape=spec.shape if spec.ranked else None)
+            spec.name: ValueForm("tensor", datatype=spec.datatype, shape=spec.shape if spec.ranked else None)
             for spec in info.signature.outputs
         },
     )
 
 
-def result_of(info: ModelInfo, step: ModelStep, *, several: bool) -> Form:
+def result_of(info: ModelInfo, step: ModelStep, *, several: bool) -> ValueForm:
     """What a model makes of one value; ``several`` texts are such."""
     if info.task == TENSORS:
         return outputs_form(info)
     if info.own_processor:  # whatever the task is: its arrays are lists by now, but for vectors
         return OWN if info.task == _EMBEDDING else UNKNOWN
     if info.task in _CLASSIFIERS:
-        return Form("list", _RANKED) if several else _RANKED
+        return ValueForm("list", _RANKED) if several else _RANKED
     if info.task == _EMBEDDING and not {"candidate_labels", "source_sentence"} & set(step.parameters):
-        return Form("tensor", datatype="FP32", shape=(-1 if several else 1, -1))
+        return ValueForm("tensor", datatype="FP32", shape=(-1 if several else 1, -1))
     return UNKNOWN
 
 
-def pick(form: Form, reference: Reference) -> Form:
+def pick(form: ValueForm, reference: Reference) -> ValueForm:
     """What a reference leads to in a value. Raises `Misfit` where that is nothing."""
     path = reference.path
     for at, part in enumerate(path):
@@ -129,14 +129,14 @@ def pick(form: Form, reference: Reference) -> Form:
     return form
 
 
-def single(form: Form) -> Form:
+def single(form: ValueForm) -> ValueForm:
     """The one tensor that a model gives stands for all that it gives."""
     if form.kind == "outputs" and len(form.members) == 1:
         (form,) = form.members.values()
     return form
 
 
-def common(forms: Sequence[Form]) -> Form:
+def common(forms: Sequence[ValueForm]) -> ValueForm:
     """What is known of a value that is one of these: sizes and members in which they differ are not."""
     first = forms[0]
     if all(form == first for form in forms):
@@ -147,11 +147,11 @@ def common(forms: Sequence[Form]) -> Form:
     if kinds == {"tensor"} and len({form.datatype for form in forms}) == 1:
         return first._replace(shape=_common_shape([form.shape for form in forms]))
     if kinds == {"list"}:
-        return Form("list", common([form.item or UNKNOWN for form in forms]))
+        return ValueForm("list", common([form.item or UNKNOWN for form in forms]))
     if kinds <= {"object", "outputs"}:
         names = dict.fromkeys(name for form in forms for name in form.members)
         members = {name: common([form.members.get(name, UNKNOWN) for form in forms]) for name in names}
-        return Form(first.kind if len(kinds) == 1 else "object", members=members)
+        return ValueForm(first.kind if len(kinds) == 1 else "object", members=members)
     return UNKNOWN
 
 
@@ -162,7 +162,7 @@ def _common_shape(shapes: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] |
     return tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*known, strict=True))
 
 
-def part_of(form: Form, reference: Reference) -> Form:
+def part_of(form: ValueForm, reference: Reference) -> ValueForm:
     """A part of what a step goes over. Raises `Misfit` where it has none."""
     form = single(form)
     if form.kind == "list":
@@ -174,7 +174,7 @@ def part_of(form: Form, reference: Reference) -> Form:
     raise Misfit(f"map: {reference} is {form}; it takes a list, or the rows of a tensor")
 
 
-def media_in(form: Form) -> Form | None:
+def media_in(form: ValueForm) -> ValueForm | None:
     """The picture or the sound that a value holds; ``None``: none."""
     if form.kind in {"image", "audio"}:
         return form
@@ -182,7 +182,7 @@ def media_in(form: Form) -> Form | None:
     return next((media for each in inner if (media := media_in(each)) is not None), None)
 
 
-def meets(form: Form, kind: str) -> bool:
+def meets(form: ValueForm, kind: str) -> bool:
     """Whether a value may be what models of a kind take."""
     if form.kind == kind:
         return True
@@ -192,12 +192,12 @@ def meets(form: Form, kind: str) -> bool:
     return kind == "json" and media_in(form) is None
 
 
-def has_rows(form: Form) -> bool:
+def has_rows(form: ValueForm) -> bool:
     """Whether a value is a tensor whose dimension 0 may be rows, as far as it is known."""
     return form == ANYTHING or (form.kind == "tensor" and (form.shape is None or form.shape[:1] == (-1,)))
 
 
-def check_tensor(reference: str, form: Form, spec: TensorSpec, info: ModelInfo) -> None:
+def check_tensor(reference: str, form: ValueForm, spec: TensorSpec, info: ModelInfo) -> None:
     """Raises `Misfit` where a value cannot be what an input of a model takes."""
     form = single(form)
     taken = f"{info.name} takes {spec.datatype} {list(spec.shape) if spec.ranked else ''}".rstrip() + f" as {spec.name}"

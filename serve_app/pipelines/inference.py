@@ -31,8 +31,8 @@ from serve_app.errors import (
 from serve_app.http.errors import code_of, internal_error
 from serve_app.payloads import Payload
 from serve_app.pipelines.metrics import PipelineMetrics
-from serve_app.pipelines.policy import Budget, Course
-from serve_app.pipelines.run import CANCELLED, Run, gone, model_of_step, served_in
+from serve_app.pipelines.policy import Course, TimeBudget
+from serve_app.pipelines.run import CANCELLED, PipelineRun, gone, model_of_step, served_in
 from serve_app.pipelines.values import count_parts, pick, read_inputs
 from serve_app.router.in_work import InWork, shutting_down
 from serve_app.router.lateness import default_timeout_s, read_too_long
@@ -207,14 +207,14 @@ class PipelineInference:
 
     async def _run(
         self, served: _Served, payload: Payload, options: RequestOptions, priority: Priority, began: float
-    ) -> tuple[Run, float, Any]:
+    ) -> tuple[PipelineRun, float, Any]:
         """Run a request: what became of it, the seconds that it was allowed, and its outputs."""
         if not isinstance(payload, dict):
             raise InvalidRequest(f"pipeline {served.info.name!r} takes its inputs by name")
         inputs = read_inputs(served.plan, payload)
         own_s, least_s = self._costs(served, options, _parts_in(served.plan, inputs) if served.parts else {})
         budget, timeout_s = self._admitted(served, served.course.budget(own_s, priority, least_s), priority, options)
-        run = Run(
+        run = PipelineRun(
             served.plan,
             self._inner,
             inputs,
@@ -231,7 +231,7 @@ class PipelineInference:
             served.parts[step] += _PARTS_WEIGHT * (parts - served.parts[step])
         return run, timeout_s, value
 
-    def _labelled(self, served: _Served, run: Run) -> ModelInfo:
+    def _labelled(self, served: _Served, run: PipelineRun) -> ModelInfo:
         """What is known of a pipeline, with the labels of the models that answered: other files may have others."""
         labels: dict[str, tuple[str, ...]] = {}
         files: dict[str, str] = {}
@@ -271,7 +271,9 @@ class PipelineInference:
         return own_s, least_s
 
     @staticmethod
-    def _admitted(served: _Served, budget: Budget, priority: Priority, options: RequestOptions) -> tuple[Budget, float]:
+    def _admitted(
+        served: _Served, budget: TimeBudget, priority: Priority, options: RequestOptions
+    ) -> tuple[TimeBudget, float]:
         """What the steps of a request may take, and the seconds that it has left.
 
         Raises:

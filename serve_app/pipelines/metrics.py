@@ -13,7 +13,7 @@ from serve_app.telemetry.series import Counter, Distribution, Family, histogram
 
 
 @dataclass(slots=True)
-class _Answered:
+class _PipelineAnswers:
     """Series of answered requests of one pipeline and class."""
 
     latency: Distribution = field(
@@ -58,7 +58,7 @@ class PipelineMetrics:
             "Steps of pipelines that are models by how they ended: ok, cancelled, or the error's code.",
             ("pipeline", "step", "outcome"),
         )
-        self._answered = Family(_Answered)
+        self._answered = Family(_PipelineAnswers)
         self._times = Family(_Step)
         self._statistics: dict[str, ModelStatistics] = {}
         for metric in (self._requests, self._steps, self._answered, self._times):

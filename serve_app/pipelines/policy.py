@@ -33,7 +33,7 @@ _WEIGHT: Final = 0.1
 """Of the newest measurement in a smoothed wait."""
 
 
-class Budget(NamedTuple):
+class TimeBudget(NamedTuple):
     """What the steps of one request may take.
 
     Attributes:
@@ -91,7 +91,7 @@ class Course:
 
     def budget(
         self, own_s: Mapping[str, float], priority: Priority, certain_s: Mapping[str, float] | None = None
-    ) -> Budget:
+    ) -> TimeBudget:
         """What the steps of a request may take.
 
         Args:
@@ -117,9 +117,9 @@ class Course:
             least[step] = certain_s.get(step, 0.0)
             if step in self._certain:
                 least_s = max(least_s, least[step] + behind[step])
-        return Budget(expected, rest, own, behind, least_s, max(longest.values(), default=0.0))
+        return TimeBudget(expected, rest, own, behind, least_s, max(longest.values(), default=0.0))
 
-    def admit(self, budget: Budget, left_s: float, now: float) -> Budget | None:
+    def admit(self, budget: TimeBudget, left_s: float, now: float) -> TimeBudget | None:
         """What the steps of a request may take that has so long; ``None``: it is refused, as it would be late.
 
         Of those that would be, every tenth, or one per second, passes as a probe: each of its steps may take all that

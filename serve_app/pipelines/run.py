@@ -30,7 +30,7 @@ from serve_app.errors import DeadlineExceeded, ModelNotFound, ModelUnavailable, 
 from serve_app.payloads import Payload, Tensors, payload_bytes
 from serve_app.pipelines import values
 from serve_app.pipelines.branches import Branches
-from serve_app.pipelines.policy import Budget
+from serve_app.pipelines.policy import TimeBudget
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.trace import StepTimes
 
@@ -53,7 +53,7 @@ class Times(NamedTuple):
     postprocess_s: float = 0.0
 
 
-class Run:
+class PipelineRun:
     """One request.
 
     Args:
@@ -81,7 +81,7 @@ class Run:
         inputs: Mapping[str, Any],
         options: RequestOptions,
         deadline: float,
-        budget: Budget,
+        budget: TimeBudget,
         ended: StepEnded,
         *,
         serial: bool = False,

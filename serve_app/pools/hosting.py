@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from serve_app.backends.description import Description
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import file_bytes
-from serve_app.composition.replica import AsMember, Replica
+from serve_app.composition.replica import AsMember, MadeReplica
 from serve_app.composition.revision import Revision, open_revision
 from serve_app.config.model import ModelConfig
 from serve_app.config.values import size
@@ -41,7 +41,7 @@ class MemberLoader:
         make: As `serve_app.composition.replica.make_replica`, with all that is the same for every member.
     """
 
-    def __init__(self, plans: Mapping[str, MemberPlan], make: Callable[..., Replica]) -> None:
+    def __init__(self, plans: Mapping[str, MemberPlan], make: Callable[..., MadeReplica]) -> None:
         self._plans = dict(plans)
         self._make = make
         self._turn = Turn()

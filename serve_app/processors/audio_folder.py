@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from serve_app.config.problems import short_repr
 from serve_app.errors import ConfigError
-from serve_app.processors.folder_keys import Key, check_keys, followed, irrelevant, keys, limited
+from serve_app.processors.folder_keys import FolderKey, check_keys, followed, irrelevant, keys, limited
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.spectrogram import KaldiFilterBank, WhisperSpectrogram
 
-_COMMON: Final[Mapping[str, Key]] = {
+_COMMON: Final[Mapping[str, FolderKey]] = {
     "feature_extractor_type": followed("the class, whose defaults hold"),
     "sampling_rate": followed("samples per second", float),
     "do_normalize": followed("whether sounds are brought to mean 0 and variance 1", bool),
@@ -32,7 +32,7 @@ _COMMON: Final[Mapping[str, Key]] = {
     **keys("processor_class image_processor_type tokenizer_class transformers_version", irrelevant("other parts")),
 }
 _WAVEFORM: Final = {**_COMMON, "feature_size": limited("values per sample", 1)}
-KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
+KEYS: Final[Mapping[str, Mapping[str, FolderKey]]] = {
     "": _WAVEFORM,
     "Wav2Vec2": _WAVEFORM,
     "AST": {

@@ -13,7 +13,7 @@ Use = Literal["followed", "irrelevant", "limited"]
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class FolderKey:
     """The handling of a key.
 
     Attributes:
@@ -31,27 +31,29 @@ class Key:
     types: tuple[type, ...] = ()
 
 
-def followed(meaning: str, *types: type) -> Key:
+def followed(meaning: str, *types: type) -> FolderKey:
     """A followed key with a value of these types; ``None`` counts as missing."""
-    return Key("followed", meaning, types=types)
+    return FolderKey("followed", meaning, types=types)
 
 
-def irrelevant(meaning: str) -> Key:
+def irrelevant(meaning: str) -> FolderKey:
     """A key that changes no answer."""
-    return Key("irrelevant", meaning)
+    return FolderKey("irrelevant", meaning)
 
 
-def limited(meaning: str, *values: Any, advice: str = "") -> Key:
+def limited(meaning: str, *values: Any, advice: str = "") -> FolderKey:
     """A key with these values only; ``None`` counts as missing and is allowed."""
-    return Key("limited", meaning, values, advice)
+    return FolderKey("limited", meaning, values, advice)
 
 
-def keys(names: str, key: Key) -> dict[str, Key]:
+def keys(names: str, key: FolderKey) -> dict[str, FolderKey]:
     """Several keys with equal handling, in one space-separated text."""
     return dict.fromkeys(names.split(), key)
 
 
-def check_keys(file: str, config: Mapping[str, Any], known: Mapping[str, Key], ignored: Collection[str] = ()) -> None:
+def check_keys(
+    file: str, config: Mapping[str, Any], known: Mapping[str, FolderKey], ignored: Collection[str] = ()
+) -> None:
     """Refuse keys that are not supported.
 
     Args:

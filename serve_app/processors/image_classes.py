@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from serve_app.processors.folder_keys import Key, followed, irrelevant, limited
+from serve_app.processors.folder_keys import FolderKey, followed, irrelevant, limited
 
 IMAGENET: Final = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 _CLIP_MEAN: Final = [0.48145466, 0.4578275, 0.40821073]
@@ -98,7 +98,7 @@ _TYPES: Final = {
 CLASS_OF_TYPE: Final = {kind: f"{name}ImageProcessor" for name, kinds in _TYPES.items() for kind in kinds}
 """The class of a model by the ``model_type`` of its ``config.json``, where its own file names none."""
 
-KEYS: Final[dict[str, Key]] = {
+KEYS: Final[dict[str, FolderKey]] = {
     "image_processor_type": followed("the class, whose rules and defaults apply"),
     "feature_extractor_type": followed("the class, in older files"),
     "do_resize": followed("whether pictures are resized"),
@@ -137,7 +137,7 @@ KEYS: Final[dict[str, Key]] = {
 """Every key that an image processor of transformers writes or takes."""
 _INSTEAD: Final = "list it in processor.ignore_keys, and say processor.resample"
 _FILTERS: Final = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
-TIMM_KEYS: Final[dict[str, Key]] = {
+TIMM_KEYS: Final[dict[str, FolderKey]] = {
     "input_size": followed("channels, height and width"),
     "test_input_size": followed("the same, if the model's input has this size"),
     "interpolation": limited("the filter; bicubic by default", *_FILTERS, advice=_INSTEAD),

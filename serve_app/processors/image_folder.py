@@ -105,7 +105,7 @@ def image_rules(
         _fail(file, "image_processor_type", "", f"must name the class: that of model_type {kind} is not known")
     name = "" if named is None else _class_name(str(named), chosen, file)
     check_keys(file, config, KEYS, ignored)
-    rules = _Reader(file, said, name).rules()
+    rules = _ImageFolderReader(file, said, name).rules()
     return rules if channels is None else replace(rules, channels=channels)
 
 
@@ -152,7 +152,7 @@ class _Varies(Exception):
     """The file implies images of variable size, or is unsupported."""
 
 
-class _Reader:
+class _ImageFolderReader:
     """Reads the settings of one transformers class; without a class (``""``), only those that do not depend on it."""
 
     def __init__(self, file: str, config: dict[str, Any], name: str) -> None:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from serve_app.errors import ConfigError
-from serve_app.processors.folder_keys import Key, check_keys, followed, irrelevant, limited
+from serve_app.processors.folder_keys import FolderKey, check_keys, followed, irrelevant, limited
 from serve_app.processors.model_folder import ModelFolder
 
 Mode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -36,7 +36,7 @@ _SWITCHES: Final[Mapping[str, Mode]] = {
 }
 """How older releases wrote modes, in the order in which vectors of several modes are put side by side."""
 
-MODULE_KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
+MODULE_KEYS: Final[Mapping[str, Mapping[str, FolderKey]]] = {
     "Pooling": {
         "embedding_dimension": irrelevant("the model's file has its width"),
         "word_embedding_dimension": irrelevant("the model's file has its width"),
@@ -62,7 +62,7 @@ MODULE_KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
 }
 """Keys of the config.json of each module's folder, by module. Other modules are refused."""
 
-SENTENCE_KEYS: Final[Mapping[str, Key]] = {
+SENTENCE_KEYS: Final[Mapping[str, FolderKey]] = {
     "__version__": irrelevant("versions"),
     "prompts": followed("texts to put before a text, by name", dict),
     "default_prompt_name": followed("the prompt of requests that name none", str),

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from serve_app.errors import ConfigError
-from serve_app.processors.folder_keys import Key, check_keys, followed, irrelevant, keys, limited
+from serve_app.processors.folder_keys import FolderKey, check_keys, followed, irrelevant, keys, limited
 from serve_app.processors.model_folder import SENTENCE_FILES, ModelFolder
 
 Side: TypeAlias = Literal["left", "right"]
@@ -48,7 +48,7 @@ _WITHOUT_POSITIONS: Final = frozenset({"t5", "mt5", "umt5", "longt5", "switch_tr
 
 _DECODING = irrelevant("decoding only")
 _SAVED = irrelevant("the state of the library when it was saved, not used when it is loaded")
-KEYS: Final[Mapping[str, Key]] = {
+KEYS: Final[Mapping[str, FolderKey]] = {
     "tokenizer_class": followed("which defaults the normalizer's keys have", str),
     "model_max_length": followed("the longest text, tokens; above a million: none", float),
     "truncation_side": followed("the end of a long text that is cut", str),
@@ -118,7 +118,7 @@ KEYS: Final[Mapping[str, Key]] = {
 """Keys of tokenizer_config.json."""
 
 
-TRANSFORMER_KEYS: Final[Mapping[str, Key]] = {
+TRANSFORMER_KEYS: Final[Mapping[str, FolderKey]] = {
     "max_seq_length": followed("the longest text, tokens", int),
     "do_lower_case": followed("whether letters are made small first", bool),
     "transformer_task": limited("the model's head", "feature-extraction", "sequence-classification"),

@@ -23,7 +23,7 @@ from serve_app.processors.buckets import bucket_for
 from serve_app.processors.processor import Processor, without_padding
 from serve_app.replica.joining import Joining
 from serve_app.replica.self_test import SelfTest
-from serve_app.replica.staged import Assembled, Job, Staged
+from serve_app.replica.staged import Assembled, BackgroundWork, Staged
 from serve_app.replica.verification import Verification
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class Executor:
                 run.add([0], [staged.counts[index]], cast("Tensors", Streamed(outlet.count, outlet.collected)))
         return ended
 
-    def _do_job(self, staged: Staged, job: Job) -> None:
+    def _do_job(self, staged: Staged, job: BackgroundWork) -> None:
         """Do a job instead of a run."""
         job.run()
         staged.finished_at = self._progress()

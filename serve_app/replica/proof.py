@@ -96,7 +96,7 @@ def prove_replica(
         verdict, noted = joinable[variant], False
         known = proofs.find(variant)
         if known is None or verdict.verdict not in {PROVEN, known.verdict}:
-            trial = _Trial(proofs, backend, processor, samples, examples.get(variant), len(backends))
+            trial = _ProofTrial(proofs, backend, processor, samples, examples.get(variant), len(backends))
             check = trial.checked(verdict)
             noted = noted or (check is not None and bool(check.note))
             found = trial.padded(trial.joined(verdict))
@@ -145,7 +145,7 @@ def try_requests(proofs: ProofContext, variant: str, backend: Backend, requests:
     return verdict
 
 
-class _Trial:
+class _ProofTrial:
     """The experiments with one build.
 
     Args:

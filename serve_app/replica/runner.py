@@ -36,7 +36,7 @@ from serve_app.errors import InferenceFailed, ModelUnavailable
 from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
 from serve_app.replica.execution import Executor, Progress, Ran
 from serve_app.replica.joining import Joining
-from serve_app.replica.staged import AFTER, Event, Job, Stage, Staged
+from serve_app.replica.staged import AFTER, BackgroundWork, Stage, Staged, StageEvent
 from serve_app.replica.turn import Turn
 from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, Priority
 from serve_app.scheduling.gate import Gate
@@ -194,7 +194,7 @@ class Runner:
             staged.stop(RETURNED)  # its reader is gone
             raise
 
-    def submit_background(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
+    def submit_background(self, job: BackgroundWork, rows: int, bucket: int, variant: str, sender: str) -> None:
         """Queue a job for the session, in class `low`. Thread-safe.
 
         Args:
@@ -221,7 +221,7 @@ class Runner:
         try:
             with self._lock:
                 self._waiting[staged] = None
-                staged.stage = AFTER[staged.stage, Event.ADMITTED]
+                staged.stage = AFTER[staged.stage, StageEvent.ADMITTED]
                 for index, rows in enumerate(staged.counts):
                     if not rows:
                         continue
@@ -408,7 +408,7 @@ class Runner:
         with self._lock:  # nothing is handed over once `close` ends the thread
             if not self._closed:
                 for staged in bundles:
-                    staged.stage = AFTER[staged.stage, Event.SUBMITTED]
+                    staged.stage = AFTER[staged.stage, StageEvent.SUBMITTED]
                 if len(self._tasks) <= self._instances:
                     threads = [("answers", self._publish_results), *[("session", self._serve)] * self._instances]
                     for name, work in threads[len(self._tasks) :]:
@@ -477,7 +477,7 @@ class Runner:
                     break
                 if turn.granted:
                     for staged in turn.granted:
-                        staged.stage = AFTER[staged.stage, Event.SUBMITTED]
+                        staged.stage = AFTER[staged.stage, StageEvent.SUBMITTED]
                     self._answers.put((bundles, ran, turn))
                     bundles = turn.granted
                 else:
@@ -523,7 +523,7 @@ class Runner:
             for staged in waiting:
                 self._take_out(staged)
             for staged in self._held:
-                staged.stage = AFTER[staged.stage, Event.SUBMITTED]  # too late to join them now
+                staged.stage = AFTER[staged.stage, StageEvent.SUBMITTED]  # too late to join them now
             found = dict.fromkeys([*bundles, *self._held, *self._ended_now, *waiting])
             concerned = [staged for staged in found if staged.stage is not Stage.ENDED]
             self._held.clear()
@@ -609,7 +609,7 @@ class Runner:
                 run = _Run(now, self._idle.pop(), set(staying))
                 self._held.update(dict.fromkeys(staying, run))
             for staged in staying:
-                staged.stage = AFTER[staged.stage, Event.GRANTED]
+                staged.stage = AFTER[staged.stage, StageEvent.GRANTED]
             if staying:
                 staying[0].first = True
                 short = 0.0 < turn.predicted_s <= _SHORT_S

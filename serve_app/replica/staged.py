@@ -35,7 +35,7 @@ SMALL_BYTES = 64 * 1024
 """Copied in less time than it takes to wake a thread."""
 
 
-class Job(Protocol):
+class BackgroundWork(Protocol):
     """Background work for the session."""
 
     def run(self) -> None:
@@ -72,7 +72,7 @@ class Stage(IntEnum):
     """The session is done with it."""
 
 
-class Event(IntEnum):
+class StageEvent(IntEnum):
     """An event of a bundle."""
 
     ADMITTED = 0
@@ -81,19 +81,19 @@ class Event(IntEnum):
     ENDED = 3
 
 
-AFTER: Final[Mapping[tuple[Stage, Event], Stage]] = {
-    (Stage.PREPARED, Event.ADMITTED): Stage.AT_GATE,
-    (Stage.AT_GATE, Event.GRANTED): Stage.GRANTED,
-    (Stage.AT_GATE, Event.ENDED): Stage.ENDED,  # nothing of it runs
-    (Stage.GRANTED, Event.SUBMITTED): Stage.SUBMITTED,
-    (Stage.GRANTED, Event.ENDED): Stage.ENDED,  # it has run in the event loop's own turn
+AFTER: Final[Mapping[tuple[Stage, StageEvent], Stage]] = {
+    (Stage.PREPARED, StageEvent.ADMITTED): Stage.AT_GATE,
+    (Stage.AT_GATE, StageEvent.GRANTED): Stage.GRANTED,
+    (Stage.AT_GATE, StageEvent.ENDED): Stage.ENDED,  # nothing of it runs
+    (Stage.GRANTED, StageEvent.SUBMITTED): Stage.SUBMITTED,
+    (Stage.GRANTED, StageEvent.ENDED): Stage.ENDED,  # it has run in the event loop's own turn
     (
         Stage.SUBMITTED,
-        Event.SUBMITTED,
+        StageEvent.SUBMITTED,
     ): Stage.SUBMITTED,  # after a failure, whatever is granted counts as handed
-    (Stage.SUBMITTED, Event.ENDED): Stage.ENDED,
-    (Stage.ENDED, Event.SUBMITTED): Stage.ENDED,  # the session's thread may find a bundle ended already,
-    (Stage.ENDED, Event.ENDED): Stage.ENDED,  # and end it again
+    (Stage.SUBMITTED, StageEvent.ENDED): Stage.ENDED,
+    (Stage.ENDED, StageEvent.SUBMITTED): Stage.ENDED,  # the session's thread may find a bundle ended already,
+    (Stage.ENDED, StageEvent.ENDED): Stage.ENDED,  # and end it again
 }
 """Any other event is a bug, and raises KeyError."""
 
@@ -163,7 +163,7 @@ class Staged:
     finished_at: float = 0.0
     model_works: bool | None = None
     waiter: asyncio.Future[None] | None = None
-    job: Job | None = None
+    job: BackgroundWork | None = None
     on_behalf_of: str = ""
     outlets: Sequence[Outlet] = ()
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
@@ -240,6 +240,6 @@ class Staged:
 
     def wake(self) -> None:
         """Wake the waiter after the session."""
-        self.stage = AFTER[self.stage, Event.ENDED]
+        self.stage = AFTER[self.stage, StageEvent.ENDED]
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)

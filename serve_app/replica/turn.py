@@ -8,7 +8,7 @@ from typing import Protocol
 from serve_app.scheduling.entry import Priority
 
 
-class Asker(Protocol):
+class TurnAsker(Protocol):
     """Runs batches of one member."""
 
     @property
@@ -24,10 +24,10 @@ class Turn:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._holder: Asker | None = None
-        self._waiting: dict[Asker, None] = {}
+        self._holder: TurnAsker | None = None
+        self._waiting: dict[TurnAsker, None] = {}
 
-    def take(self, asker: Asker) -> bool:
+    def take(self, asker: TurnAsker) -> bool:
         """Whether it may run a batch now. Otherwise its turn is announced later."""
         with self._lock:
             if self._holder is None:
@@ -38,7 +38,7 @@ class Turn:
             self._waiting[asker] = None
             return False
 
-    def leave(self, asker: Asker) -> None:
+    def leave(self, asker: TurnAsker) -> None:
         """Pass the turn on, after a batch or without one. Ignored without the turn."""
         with self._lock:
             if self._holder is not asker:
@@ -50,12 +50,12 @@ class Turn:
         if following is not None:
             following.turn_has_come()
 
-    def forget(self, asker: Asker) -> None:
+    def forget(self, asker: TurnAsker) -> None:
         """Remove it for good."""
         with self._lock:
             self._waiting.pop(asker, None)
         self.leave(asker)
 
 
-def _urgency(asker: Asker) -> Priority:
+def _urgency(asker: TurnAsker) -> Priority:
     return asker.urgency

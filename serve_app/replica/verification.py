@@ -26,7 +26,7 @@ from serve_app.payloads import Joinable, Tensors
 from serve_app.processors.processor import Processor, pads_to_buckets
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, try_requests
-from serve_app.replica.staged import Job
+from serve_app.replica.staged import BackgroundWork
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _SAVED = 4.0
 class BackgroundSubmit(Protocol):
     """Queues a job for the session, in class `low`. Thread-safe."""
 
-    def __call__(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
+    def __call__(self, job: BackgroundWork, rows: int, bucket: int, variant: str, sender: str) -> None:
         """Return at once. One of the job's methods is called eventually, unless the session closes first."""
 
 

@@ -54,6 +54,7 @@ from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.queueing.lateness import shown_s
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
+from serve_app.scheduling.view import SchedulerView
 from serve_app.telemetry.observer import Observer
 from serve_app.timers import call_at
 from serve_app.transport.send import Recall, ReplicaLost, Send
@@ -106,7 +107,7 @@ class Dispatcher:
     """Drives one `RouterCore` from the event loop: its `serve_app.scheduling.core.Driver`.
 
     Args:
-        scheduler: Decides. Nobody else may call it.
+        scheduler: Decides. Only the core, `RouterCore`, calls it; others read it by `scheduler`.
         send: Carries one bundle to a replica and tells its result.
         observer: Is told what happens.
         bundle_timeout_s: See `RouterCore`.
@@ -130,7 +131,8 @@ class Dispatcher:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._core = RouterCore(scheduler, self, bundle_timeout_s, ties, carry_out)
-        self._scheduler = scheduler
+        self.scheduler: SchedulerView = scheduler
+        self.learn = self._core.learn
         self._send = send
         self._observer = observer
         self._recall = recall
@@ -148,11 +150,6 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self._dispatched_at)} entries and {len(self._core)} bundles in flight>"
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler, for reading its state."""
-        return self._scheduler
 
     def now(self) -> float:
         """The clock of every deadline in this process, seconds."""
@@ -277,12 +274,12 @@ class Dispatcher:
 
     def tell_slowness(self, model: str) -> None:
         """Tell operators once of a model that takes longer than its classes allow, as soon as that is known."""
-        if model in self._told_slow or not self._scheduler.serves(model):
+        if model in self._told_slow or not self.scheduler.serves(model):
             return
-        if not (buckets := self._scheduler.latency(model).buckets):
+        if not (buckets := self.scheduler.latency(model).buckets):
             return
-        solo_s = self._scheduler.solo_s(model, 1, buckets[0])
-        if (slowness := slower_than_classes(model, solo_s, self._scheduler.timeouts_s)) is not None:
+        solo_s = self.scheduler.solo_s(model, 1, buckets[0])
+        if (slowness := slower_than_classes(model, solo_s, self.scheduler.timeouts_s)) is not None:
             self._told_slow.add(model)
             logger.warning("%s", slowness)
 
@@ -292,7 +289,7 @@ class Dispatcher:
 
     def on_unresponsive(self, model: str, replica: str) -> None:
         """Tell the scheduler of a replica that has requests in flight and is unresponsive."""
-        now, before = monotonic(), self._scheduler.listed(model)
+        now, before = monotonic(), self.scheduler.listed(model)
         if self._core.on_unresponsive(model, replica, now):
             logger.error("Replica %s of %s is unresponsive; its requests are retried on other replicas", replica, model)
             self._observer.replica_unresponsive(model)
@@ -374,7 +371,8 @@ class Dispatcher:
                 )
             )
         revision = self._revision_for(dispatch.model, dispatch.replica)
-        member = dispatch.model if self._scheduler.device_of(dispatch.model) is not None else ""
+        shared = bool(self.scheduler.devices) and self.scheduler.device_of(dispatch.model) is not None
+        member = dispatch.model if shared else ""
         sink = _Parts(dispatch, revision, self._on_part) if dispatch.entries[0].answer_by else None
         bundle = Bundle(wire, self._name, revision=revision, model=member, parts=sink)
         done = partial(self._came, dispatch, bundle)
@@ -431,7 +429,7 @@ class Dispatcher:
         if entry.begun:
             allowed = shown_s(entry.deadline - entry.arrival)
             return DeadlineExceeded(f"not all parts of the answer came within {allowed}; see stream_timeout_s")
-        solo_s = self._scheduler.solo_s(entry.model, entry.rows, entry.bucket, entry.variant)
+        solo_s = self.scheduler.solo_s(entry.model, entry.rows, entry.bucket, entry.variant)
         return DeadlineExceeded(too_late(what, entry, solo_s))
 
     def _woken(self, dispatch: Dispatch, result: BundleResult | BaseException) -> None:
@@ -469,7 +467,7 @@ class Dispatcher:
         elif isinstance(result, ReplicaLost):
             self._observer.replica_lost(dispatch.model)
             logger.warning("A bundle of %d entries for %s failed: %s", len(bundle.entries), dispatch.model, result)
-            now, before = monotonic(), self._scheduler.listed(dispatch.model)
+            now, before = monotonic(), self.scheduler.listed(dispatch.model)
             core.lost(dispatch, now, replica_lost=True, reached=result.reached)
             self._recovery.lost(dispatch.model, before, now)
         elif isinstance(result, asyncio.CancelledError):

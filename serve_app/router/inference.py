@@ -142,7 +142,24 @@ class RouterInference:
         """
         served = self._begin(model)
         try:
-            return await self._answer(served, model, payload, options)
+            cache = served.cache
+            if served.info.streams:
+                answer = await self._only_part(served, payload, options)
+            elif cache is None or not options.cacheable:
+                answer = await self.execute(model, payload, options)
+            else:
+                if not options.nbytes:
+                    options = replace(options, nbytes=payload_bytes(payload))
+                answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self.execute)
+                answer = self._with_proof(served, answer)
+                if self._traces is not None and answer.cache in _WITHOUT_WORK:
+                    self._traces.answered_from_cache(served.info, options, answer)
+            answer = informed(served, answer, options)
+            if served.versions is None:
+                return answer
+            if not (served.info.streams or self._registry.ending or answer.cache in _WITHOUT_WORK):
+                served.versions.answered(served.info, payload, options, answer)
+            return replace(answer, version=served.info.version)
         finally:
             self._ended(served)
 
@@ -152,12 +169,11 @@ class RouterInference:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
+        if (known := self._served.get(model)) is not None and not known.info.streams:
+            yield await self.submit(model, payload, options)
+            return
         served = self._begin(model)
         try:
-            if not served.info.streams:
-                answer = await self._answer(served, model, payload, options)
-                yield answer
-                return
             async with aclosing(self._stream(served, payload, options)) as parts:
                 async for part in parts:
                     part = informed(served, part, options)  # noqa: PLW2901
@@ -214,27 +230,6 @@ class RouterInference:
         work.count -= 1
         if work.closed and not work.count:
             work.none_left()
-
-    async def _answer(self, served: Served, model: str, payload: Payload, options: RequestOptions) -> Answer:
-        """As `submit`, of a request that is in work."""
-        cache = served.cache
-        if served.info.streams:
-            answer = await self._only_part(served, payload, options)
-        elif cache is None or not options.cacheable:
-            answer = await self.execute(model, payload, options)
-        else:
-            if not options.nbytes:
-                options = replace(options, nbytes=payload_bytes(payload))
-            answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self.execute)
-            answer = self._with_proof(served, answer)
-            if self._traces is not None and answer.cache in _WITHOUT_WORK:
-                self._traces.answered_from_cache(served.info, options, answer)
-        answer = informed(served, answer, options)
-        if served.versions is None:
-            return answer
-        if not (served.info.streams or self._registry.ending or answer.cache in _WITHOUT_WORK):
-            served.versions.answered(served.info, payload, options, answer)
-        return replace(answer, version=served.info.version)
 
     async def _only_part(self, served: Served, payload: Payload, options: RequestOptions) -> Answer:
         """The answer of a model that answers in parts, if it is one part."""

@@ -11,10 +11,10 @@ from serve_app.domain.versions import model_of
 from serve_app.errors import ModelNotFound
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable
 from serve_app.router.answer_cache import AnswerCaches
+from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.served import Served, care_of, may_join
 from serve_app.router.settings import ReplicaReport, RoutedModel
 from serve_app.router.versions import ModelVersions, VersionTables
-from serve_app.scheduling.scheduler import Scheduler
 
 _NOTHING_KNOWN: Final = Joinable(PROVEN, "")
 
@@ -23,7 +23,7 @@ class Models:
     """The registry of one router. Inference and administration read it; the router writes it.
 
     Args:
-        scheduler: Gets what replicas report of rows and joining.
+        dispatcher: Learns what replicas report of rows and joining.
         cache: Answers repeated requests; ``None``: no model has one.
 
     Attributes:
@@ -34,14 +34,15 @@ class Models:
         ending: Whether the router is not ready any more, though requests are still answered.
     """
 
-    def __init__(self, scheduler: Scheduler, cache: AnswerCaches | None = None) -> None:
+    def __init__(self, dispatcher: Dispatcher, cache: AnswerCaches | None = None) -> None:
         self.served: dict[str, Served] = {}
         self.by_name: dict[str, ModelInfo] = {}
         self.unverified: set[str] = set()
         self.versions: VersionTables | None = None
         self.ending = False
         self._unloaded: dict[str, ModelInfo] = {}
-        self._scheduler = scheduler
+        self._dispatcher = dispatcher
+        self._scheduler = dispatcher.scheduler
         self._cache = cache
 
     # ---------------------------------------------------------------- changes
@@ -138,7 +139,7 @@ class Models:
         served.info = info._replace(joinable=known)
         self._show(served)
         for variant, verdict in known.items():
-            self._scheduler.set_joins(model, variant, joins=may_join(verdict))
+            self._dispatcher.learn(model, joins={variant: may_join(verdict)})
             joined = may_join(info.joinable.get(variant, _NOTHING_KNOWN))
             if served.cache is not None and joined and not may_join(verdict):
                 served.cache.forget(variant)
@@ -152,7 +153,7 @@ class Models:
         if (compute := next((each.compute for each in reports if each.compute is not None), None)) is not None:
             found["compute"] = compute._asdict()
             if compute.max_rows:
-                self._scheduler.set_rows(model, compute.max_rows)
+                self._dispatcher.learn(model, max_rows=compute.max_rows)
         self.served[model].warm_up = found
 
     # ---------------------------------------------------------------- questions

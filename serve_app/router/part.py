@@ -16,7 +16,7 @@ from serve_app.domain.hosting import ChangeHost
 from serve_app.domain.service import Inference, RequestOptions
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.versions import VersionTables
-from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.view import SchedulerView
 from serve_app.telemetry.trace import RequestTraces
 
 
@@ -26,7 +26,7 @@ class PartContext:
 
     Attributes:
         inference: The models, with what earlier parts have added.
-        scheduler: To be read, and not to be told anything.
+        scheduler: To be read.
         dispatcher: Takes events.
         take_told: Takes what a process has told of a model that it can run now.
         is_linked: Whether bundles for a process travel by a link.
@@ -40,7 +40,7 @@ class PartContext:
     """
 
     inference: Inference
-    scheduler: Scheduler
+    scheduler: SchedulerView
     dispatcher: Dispatcher
     take_told: Callable[[str, Told], None]
     is_linked: Callable[[str], bool]

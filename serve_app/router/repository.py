@@ -32,7 +32,7 @@ RENEW_S: Final = 5.0
 """How often replicas are told that a load goes on, seconds."""
 
 
-class State(Enum):
+class LoadState(Enum):
     """What a model is to whoever changes it."""
 
     READY = "ready"
@@ -100,13 +100,13 @@ class Repository:
         self._register = register
         self._deployed = deployed
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._states: dict[str, State] = {}
+        self._states: dict[str, LoadState] = {}
         self.faults: dict[str, str] = {}
         """By model, why the last change failed; without those that did not."""
 
-    def state(self, model: str) -> State:
+    def state(self, model: str) -> LoadState:
         """What the model is as far as this router has changed it."""
-        return self._states.get(model, State.READY)
+        return self._states.get(model, LoadState.READY)
 
     async def agreed(self, model: str) -> Agreed:
         """What is agreed on of a model."""
@@ -131,14 +131,14 @@ class Repository:
     async def _load(self, model: str) -> Loaded:
         async with self._changing[model]:
             before = await self.agreed(model)
-            at_rest = State.READY if before.revision else State.UNLOADED
+            at_rest = LoadState.READY if before.revision else LoadState.UNLOADED
             try:
                 found = await self._find(model)
                 if found.revision == before.revision:
                     await self._settle(model)  # who agreed on it may have died before all had turned to it
                     self.faults.pop(model, None)
                     return Loaded(model, "READY", _version(before), before.revision, before.revision, 0)
-                self._states[model] = State.LOADING
+                self._states[model] = LoadState.LOADING
                 async with self._claimed(model) as claim:
                     told = await self._fleet.prepare(model, found, claim)
                     after = merged(found, told)
@@ -148,7 +148,7 @@ class Repository:
                 self.faults[model] = error.message
                 logger.warning("Model %s: not loaded, and served as before: %s", model, error.message)
                 raise
-            replicas = await self._turn(model, State.READY)
+            replicas = await self._turn(model, LoadState.READY)
             logger.info("Model %s: loaded revision %s after %s", model, after.revision, before.revision or "none")
             return Loaded(model, "READY", _version(after), before.revision, after.revision, replicas)
 
@@ -160,7 +160,7 @@ class Repository:
                 await self._settle(model)  # as in a load
             else:
                 await self._agree(model, Agreed())
-                replicas = await self._turn(model, State.UNLOADED)
+                replicas = await self._turn(model, LoadState.UNLOADED)
                 logger.info("Model %s: unloaded revision %s", model, before.revision)
             return Loaded(model, "UNAVAILABLE", "", before.revision, "", replicas)
 
@@ -193,11 +193,11 @@ class Repository:
                 logger.warning("Model %s: not all replicas know that its load goes on: %s", model, error)
 
     async def _agree(self, model: str, agreed: Agreed) -> None:
-        self._states[model] = State.SWAPPING
+        self._states[model] = LoadState.SWAPPING
         await self._register.write(model, agreed)
         self.faults.pop(model, None)
 
-    async def _turn(self, model: str, then: State) -> int:
+    async def _turn(self, model: str, then: LoadState) -> int:
         try:
             return await self._settle(model)
         except ServeAppError as error:

@@ -38,6 +38,7 @@ from serve_app.router.versions import VersionsContext, VersionStore, VersionTabl
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.view import SchedulerView
 from serve_app.telemetry.connection_metrics import CONNECTIONS, TURNS
 from serve_app.telemetry.key_metrics import KEYS
 from serve_app.telemetry.line_writer import LineWriter
@@ -128,11 +129,12 @@ class Router:
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._arena = Arena(settings.shared_memory) if Arena.supported() and settings.shared_memory else None
-        self._scheduler = Scheduler((), settings.classes, settings.limits, [make() for make in settings.devices])
+        scheduler = Scheduler((), settings.classes, settings.limits, [make() for make in settings.devices])
+        self._scheduler: SchedulerView = scheduler
         self.metrics = RouterMetrics(self._scheduler, settings.named_members)
         ties = TieTable() if Arena.supported() else None
         self._dispatcher = Dispatcher(
-            self._scheduler,
+            scheduler,
             self._send,
             self.metrics,
             settings.bundle_timeout_s,
@@ -156,7 +158,7 @@ class Router:
         self._log = None if lines is None else RequestLog(settings.log, lines, self._loop.call_later)
         tracer = configured_tracer()
         self._traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
-        self.models = Models(self._scheduler, self._caches)
+        self.models = Models(self._dispatcher, self._caches)
         self._inference = RouterInference(self.models, self._dispatcher, self.metrics, self._traces, settings.streams)
         self.models.versions = self._make_versions(version_store)
         self.inference: Inference = self._inference
@@ -355,7 +357,7 @@ class Router:
         if model.pool is not None:
             self._hosts[model.pool].add_model(model.name, model.pool)
             self.metrics.names.add_member(model.name)
-        self._scheduler.seed(model.name, model.prior)
+        self._dispatcher.learn(model.name, model.prior)
         self.models.add(model)
         self._routed[model.name] = model
 
@@ -380,17 +382,14 @@ class Router:
         if before is not None and model.info.takes_as(before.info):
             self._routed[name] = model
             self.models.swap(model)
-            self._scheduler.seed(name, model.prior)
-            for variant, verdict in model.info.joinable.items():
-                self._scheduler.set_joins(name, variant, joins=may_join(verdict))
+            joins = {variant: may_join(verdict) for variant, verdict in model.info.joinable.items()}
+            self._dispatcher.learn(name, model.prior, joins)
         else:
             if before is not None:
                 self._remove(name, refusal=_rejection(reloaded_model(name)), unloaded=True)
             self._take(model)
         if told is not None:
-            self._scheduler.seed(name, told.executions)
-            self.models.on_joinable(name, told.joinable)
-            self.models.on_warm_up(name, [told])
+            self._take_told(name, told)
         logger.info("Model %s is served from revision %s now", name, model.info.revision)
         if model.pool is None:
             self.on_replicas(name, self._reports.get(name, {}))
@@ -500,7 +499,7 @@ class Router:
         # What one told of another revision, before it got this one, is of no use.
         telling = [report for report in replicas.values() if report.base != base or report.revision == revision]
         for report in telling:
-            self._scheduler.seed(model, report.executions)
+            self._dispatcher.learn(model, report.executions)
             self.models.on_joinable(model, report.joinable)
         addresses = {name: report.address for name, report in replicas.items() if report.address is not None}
         # Those that are told which revision to run answer by no other.
@@ -521,7 +520,7 @@ class Router:
     def _take_told(self, model: str, told: Told) -> None:
         """Take what a process has told of a model that it can run now."""
         if model in self._routed:
-            self._scheduler.seed(model, told.executions)
+            self._dispatcher.learn(model, told.executions)
             self.models.on_joinable(model, told.joinable)
             self.models.on_warm_up(model, [told])
 

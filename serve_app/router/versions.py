@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.versions import Asker
 from serve_app.payloads import Payload
-from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.view import SchedulerView
 from serve_app.telemetry.metrics import RouterMetrics
 
 
@@ -115,7 +115,7 @@ class VersionsContext:
     changed: Callable[[ModelVersions], None]
     info_of: Callable[[str], ModelInfo]
     execute: Callable[[str, Payload, RequestOptions], Awaitable[Answer]]
-    scheduler: Scheduler
+    scheduler: SchedulerView
     metrics: RouterMetrics
 
 

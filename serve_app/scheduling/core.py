@@ -14,9 +14,10 @@ that it was asked to send by exactly one of `answered`, `refused` and `lost`, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from math import inf
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed
@@ -199,6 +200,26 @@ class RouterCore(Generic[SentT]):
         self.scheduler.remove_model(model, now, successor, refusal)
 
     # -------------------------------------------------------------- replicas
+
+    def learn(
+        self,
+        model: str,
+        executions: Iterable[tuple[int, int, float, str]] = (),
+        joins: Mapping[str, bool] = MappingProxyType({}),
+        max_rows: int = 0,
+    ) -> None:
+        """Take what replicas tell of a model.
+
+        Args:
+            executions: What batches cost; see `Scheduler.seed`.
+            joins: By variant, whether its requests may share a batch.
+            max_rows: Most rows of a batch; 0: nothing was told.
+        """
+        self.scheduler.seed(model, executions)
+        for variant, joined in joins.items():
+            self.scheduler.set_joins(model, variant, joins=joined)
+        if max_rows:
+            self.scheduler.set_rows(model, max_rows)
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
         """See `Scheduler.on_replicas`. What waits for a first replica is queued again when there is one."""

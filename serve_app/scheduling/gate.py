@@ -36,7 +36,7 @@ _LOW = Priority.LOW
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
 _SHORT_S = 0.002
-"""Timers come about so late: nothing waits for what takes no longer."""
+"""Timers are about this late, so a shorter run never waits for more rows."""
 
 
 class BatchDecision(NamedTuple):
@@ -233,7 +233,7 @@ class Gate:
             chosen, on_credit, fill_first, spare_s, ready = self._choose(now)
             head = queue.fresh[chosen - 1].turns()[0].head()
             assert head is not None
-            if not on_credit and not self._planned and (recheck_at := self._dispatch_at(head, ready, now)) > now:
+            if (recheck_at := self._wait_until(head, ready, now, on_credit=on_credit)) > now:
                 self._instances[instance].backlogged = False
                 self._end(dropped)
                 return BatchDecision((), 0, 0, "", 0.0, dropped, recheck_at)
@@ -252,7 +252,10 @@ class Gate:
         return BatchDecision((), 0, 0, "", 0.0, dropped)
 
     def _at_once(self, now: float, instance: int) -> BatchDecision | None:
-        """The only entry that waits, where nothing is to be weighed: its execution takes less than a timer needs."""
+        """Fast path of `next`: run the only entry in the gate, if its execution is short and in time.
+
+        With one entry there is no class, tenant or run to choose. `_wait_until` decides here as well.
+        """
         only: ClassQueue | None = None
         for queue in self._queue.fresh:
             if queue.rows:
@@ -266,6 +269,8 @@ class Gate:
         latency = latencies.of(head.variant) if head.variant else latencies.exact
         solo_s = latency.predict(head.rows, head.bucket)
         if not 0.0 < solo_s <= _SHORT_S or now + solo_s > head.deadline:
+            return None
+        if self._wait_until(head, (head.priority,), now, on_credit=False) > now:
             return None
         only.remove(head)
         self.shares.dispatched(solo_s, (head.priority,), head.priority, on_credit=False)
@@ -345,48 +350,61 @@ class Gate:
             self._idle_since = now
         return now - self._idle_since >= _PROBE_S
 
-    def _dispatch_at(self, head: Entry, ready: Sequence[Priority], now: float) -> float:
-        """When the next batch goes, seconds; now or the past: at once."""
-        latency, most = self.latencies.of(head.variant), self._settings.max_rows
-        if self._goes_at_once(head, latency):
-            return now
-        # As in `compose`: what may not join is not waited for.
-        target = target_s(latency, self._settings, head.rows, head.bucket, head.deadline - now)
-        if head.priority is not _HIGH:
-            target = min(target, self._blocking_limit.bound_s(now))
-            if head.deadline > urgent_until(head.priority, now):
-                target = min(target, self._blocking_limit.extra_s(self._settings, now))
-        waiting = PendingBatch(
-            now,
-            self._queue.fresh_rows,
-            latency.rows_within(target, head.bucket, latency.enough(head.bucket, most)),
-            head.rows,
-            head.bucket,
-            head.deadline - self._timer_s,
-            latency,
-            self._arrivals,
-        )
-        starts = dispatch_at(waiting)
-        return starts if starts <= now else min(starts, self._others_tolerate_until(head, ready, latency))
+    def _wait_until(self, head: Entry, ready: Sequence[Priority], now: float, *, on_credit: bool) -> float:
+        """Decide until when the next batch waits for more rows, seconds; ``now`` or less: it runs at once.
 
-    def _goes_at_once(self, head: Entry, latency: LatencyModel) -> bool:
-        """Whether nothing is ever waited for behind this head."""
-        settings = self._settings
-        return (
-            settings.policy == "eager"
+        This is the only place that decides about waiting. `next` asks again at that time and after each arrival.
+
+        A batch never waits if
+
+            credit       its class goes first on credit, so it has waited for its share already
+            planned      routers compose the batches, as for the members of a pool
+            eager        the policy forbids waiting
+            unknown      no execution has been observed, so neither gain nor deadline can be computed
+            full alone   the head leaves no room for another row
+            short        the run takes no longer than a timer is late
+
+        Otherwise the latest of `batching.policy.REASONS` counts, today only "the next request saves a run". The wait
+        ends early if the batch has all rows that it may have, or if one more row would make a head late. The head's
+        own deadline and those of the other classes' heads count, each less the time by which the timer may be late.
+
+        A new reason joins ``starts``; the bounds below apply to it as well. A reason's time must not move while nothing
+        arrives: it is counted from an arrival, and not from ``now``, or the batch would never run.
+
+        Args:
+            head: Of the class that was chosen.
+            ready: Classes with fresh entries.
+            on_credit: Whether the class was chosen for its credit.
+        """
+        settings, latency = self._settings, self.latencies.of(head.variant)
+        if (
+            on_credit
+            or self._planned
+            or settings.policy == "eager"
             or not latency.known
             or head.rows >= settings.max_rows
             or latency.predict(head.rows, head.bucket) <= _SHORT_S
-        )
+        ):
+            return -inf
+        # The largest batch that `_compose` would make: rows that may not join are not waited for.
+        target = target_s(latency, settings, head.rows, head.bucket, head.deadline - now)
+        if head.priority is not _HIGH:
+            target = min(target, self._blocking_limit.bound_s(now))
+            if head.deadline > urgent_until(head.priority, now):
+                target = min(target, self._blocking_limit.extra_s(settings, now))
+        most = latency.rows_within(target, head.bucket, latency.enough(head.bucket, settings.max_rows))
+        latest_end = head.deadline - self._timer_s
+        rows = self._queue.fresh_rows
+        starts = dispatch_at(PendingBatch(now, rows, most, head.rows, head.bucket, latest_end, latency, self._arrivals))
+        return starts if starts <= now else min(starts, self._in_time_until(ready, latency))
 
-    def _others_tolerate_until(self, head: Entry, ready: Sequence[Priority], latency: LatencyModel) -> float:
-        """Until when the other classes' heads are in time for the whole batch and one more like them, seconds."""
+    def _in_time_until(self, ready: Sequence[Priority], latency: LatencyModel) -> float:
+        """When the batch must start so that each class's head is in time, also with one more entry like it, seconds."""
         rows, latest = self._queue.fresh_rows, inf
         for priority in ready:
-            other = self._queue.fresh[priority - 1].head()
-            if other is not None and other is not head:
-                last_s = self._timer_s + latency.predict(rows + other.rows, other.bucket)
-                latest = min(latest, other.deadline - last_s)
+            if (head := self._queue.fresh[priority - 1].head()) is not None:
+                last_s = self._timer_s + latency.predict(rows + head.rows, head.bucket)
+                latest = min(latest, head.deadline - last_s)
         return latest
 
     def _spare_s(self, now: float) -> float:

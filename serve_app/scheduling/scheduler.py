@@ -29,19 +29,14 @@ from math import inf
 from typing import Any
 
 from serve_app.scheduling.admission import (
-    Bounds,
     already_late,
-    drain_s,
     largest_tenant_queues,
-    least_s,
     removed_model,
     too_slow,
     unknown_model,
 )
-from serve_app.scheduling.batching.composition import execution_s
-from serve_app.scheduling.batching.latency import LatencyModel
-from serve_app.scheduling.bundles import Bundle, BundlesInFlight
-from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
+from serve_app.scheduling.bundles import Bundle
+from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.health.breakers import Breakers, Refused
@@ -52,6 +47,7 @@ from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.scheduling.silence import SilentReplicas
 from serve_app.scheduling.slots import Replica
+from serve_app.scheduling.view import SchedulerView
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)
@@ -60,7 +56,7 @@ _MOST_DISPLACED = 64
 """Most entries that make room for one."""
 
 
-class Scheduler:
+class Scheduler(SchedulerView):
     """Queues entries of several models by class and deadline, and says which bundle goes where.
 
     Args:
@@ -82,19 +78,8 @@ class Scheduler:
         limits: ProcessLimits,
         devices: Iterable[Device] = (),
     ) -> None:
-        missing = [priority.label for priority in _PRIORITIES if priority not in classes]
-        if missing:
-            raise ValueError(f"no settings for class {', '.join(missing)}")
-        if sum(settings.min_share for settings in classes.values()) > 1.0 + 1e-9:
-            raise ValueError("the classes' min_share must not exceed 1 in sum")
-        self._bounds = Bounds(classes, limits)
-        self._network_s = limits.network_s
-        self.devices: Mapping[str, Device] = {device.name: device for device in devices}
-        """Devices that models share, by name."""
-        self._models: dict[str, ModelState] = {}
-        self._device_of: dict[str, Device] = {}
+        super().__init__(classes, limits, devices)
         self._agenda = Agenda()
-        self._bundles = BundlesInFlight()
         self._silent = SilentReplicas(self._bundles, self._models, self._touch)
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
@@ -212,7 +197,9 @@ class Scheduler:
             rejection: Rejection | None = unknown_model(entry.model)
         elif not entry.deadline > now:
             rejection = already_late()
-        elif (refusal := self._unavailable(entry, model, now)) is not None:
+        elif (breakers := model.breakers) is not None and breakers.tripped and (refused := breakers.admit(entry, now)):
+            rejection = refused
+        elif not model.slots.replicas and (refusal := self._device_of[entry.model].refusal(model, now)) is not None:
             rejection = refusal
         else:
             bounds = self._bounds
@@ -224,11 +211,12 @@ class Scheduler:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
                 device = self._device_of[entry.model]
-                rejection = too_slow(entry, model, now, device.ready_s(model, now))
+                ready_s = 0.0 if model.slots.replicas else device.ready_s(model, now)
+                rejection = too_slow(entry, model, now, ready_s)
                 if rejection is None:
                     entry.priority = priority
                     device.arrived(entry, model, now)
-                    self._agenda.touch(device, model)
+                    device.active[model] = self._agenda.touched[device] = None
                     model.queue.fresh[priority - 1].push(entry)
                     entry.state = _QUEUED
                     bounds.nbytes += entry.nbytes
@@ -237,32 +225,6 @@ class Scheduler:
                     self._agenda.touched[device] = None
         entry.state = _DONE
         return rejection
-
-    def precheck(
-        self, model: str, priority: Priority, nbytes: int, now: float, tenant: str = "", weight: float = 1.0
-    ) -> Rejection | None:
-        """Refuse early what would find no room, before its payload is decoded. Reserves nothing.
-
-        Args:
-            model: Name of the model.
-            priority: The class asked for.
-            nbytes: Bytes that the entry would hold.
-            now: Seconds.
-            tenant: Whose it would be.
-            weight: The tenant's weight.
-        """
-        known = self._models.get(model)
-        if known is None:
-            return unknown_model(model)
-        breakers = known.breakers
-        if breakers is not None and breakers.tripped and (refusal := breakers.precheck(now)) is not None:
-            return refusal
-        bounds = self._bounds
-        if bounds.fits(priority, nbytes) or bounds.room(priority, nbytes) is not None:
-            return None
-        if not largest_tenant_queues(self._models, bounds, priority, nbytes, tenant, weight):
-            return self._queue_full(known, priority, nbytes, now)
-        return None
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
         """The client has gone. A running entry is recalled by the next `decide`, and counts until it is answered."""
@@ -304,13 +266,6 @@ class Scheduler:
         for model in change.gained:
             self._silent.try_all_elsewhere(model)
 
-    def _unavailable(self, entry: Entry, model: ModelState, now: float) -> Rejection | None:
-        """Why a model is not to be waited for: it fails, or its device cannot start it."""
-        breakers = model.breakers
-        if breakers is not None and breakers.tripped and (refusal := breakers.admit(entry, now)) is not None:
-            return refusal
-        return self._device_of[entry.model].refusal(model, now)
-
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
         """Say whether a replica can agree with others at once on who runs an entry; an unknown one is ignored."""
         if (known := self._models[model].slots.replicas.get(replica)) is not None:
@@ -351,7 +306,7 @@ class Scheduler:
             model.answered(bundle, executions, now, waited_s, runs_s, reported_backlog_s)
             device = self._device_of[bundle.model]
             device.ended(bundle_id)
-            self._agenda.touch(device, model)
+            device.active[model] = self._agenda.touched[device] = None
         answered: list[Entry] = []
         vain = nbytes = 0
         if bundle.replica in self._silent.replicas:  # it works: its other entries are not sent there again
@@ -537,7 +492,7 @@ class Scheduler:
         for found in self._silent.with_bundles(model, replica):
             self._silent.end(found, known)
 
-    # ------------------------------------------------------------- questions
+    # ----------------------------------------------- what is learned of models
 
     def seed(self, model: str, executions: Iterable[tuple[int, int, float, str]]) -> None:
         """Take the warm-up profile of a replica: ``(rows, bucket, seconds, variant)`` as in `on_done`."""
@@ -562,111 +517,6 @@ class Scheduler:
         known = self._models[model]
         known.set_rows(rows)
         self._touch(known)
-
-    def latency(self, model: str, variant: str = "") -> LatencyModel:
-        """What predicts for the model or one of its variants, for reading; see `VariantLatency.of`."""
-        return self._models[model].latencies.of(variant)
-
-    def solo_s(self, model: str, rows: int, bucket: int, variant: str = "") -> float:
-        """Predicted execution time of a request alone, seconds; 0.0 when unknown, or where there is no such model."""
-        known = self._models.get(model)
-        if known is None:
-            return 0.0
-        latency = known.latencies.of(variant) if variant else known.latencies.exact
-        most = known.settings.max_rows
-        return latency.predict(rows, bucket) if rows <= most else execution_s(latency, rows, bucket, most)
-
-    def least_s(self, model: str, entries: int, *, exact: bool = False) -> float:
-        """Predicted time until so many entries of one row are executed if nothing is ahead of them, seconds.
-
-        See `scheduling.admission.least_s`; 0.0 where there is no such model.
-        """
-        known = self._models.get(model)
-        return 0.0 if known is None else least_s(known, self._device_of[model], entries, exact=exact)
-
-    @property
-    def timeouts_s(self) -> Mapping[Priority, float]:
-        """What the classes allow requests that name no deadline, seconds."""
-        return self._bounds.timeouts_s
-
-    def serves(self, model: str) -> bool:
-        """Whether there is a model of that name."""
-        return model in self._models
-
-    def fallbacks(self, model: str) -> tuple[str, ...]:
-        """The variants that may stand in for the exact model."""
-        known = self._models.get(model)
-        return () if known is None else known.settings.fallbacks
-
-    def usable(self, model: str) -> int:
-        """Replicas of the model that are listed and not held, whether they have a free slot or not."""
-        known = self._models.get(model)
-        return 0 if known is None else known.slots.usable
-
-    def listed(self, model: str) -> int:
-        """Replicas of the model that are listed, held ones included."""
-        known = self._models.get(model)
-        return 0 if known is None else len(known.slots.replicas)
-
-    def load(self, model: str) -> int:
-        """Rows queued and rows running at usable replicas, as far as they are waited for: what autoscaling counts.
-
-        A tied entry counts once.
-        """
-        known = self._models[model]
-        sent = [bundle for at in known.slots.bundles if (bundle := self._bundles.get(at)) is not None]
-        running = {entry for bundle in sent for entry in bundle.entries if entry.state is _RUNNING}
-        return known.queue.total.rows + sum([entry.rows for entry in running])
-
-    def queue_lengths(self, model: str) -> dict[Priority, QueueLength]:
-        """What each class of the model has queued."""
-        return self._models[model].queue.lengths()
-
-    def snapshot(self) -> dict[str, dict[str, Any]]:
-        """A JSON-able snapshot of every model by name.
-
-        Returns:
-            `ModelState.snapshot`, and ``silent_replicas`` (names).
-        """
-        return {
-            name: model.snapshot()
-            | {"silent_replicas": [str(r.name) for r in model.slots.replicas.values() if r in self._silent.replicas]}
-            for name, model in self._models.items()
-        }
-
-    def device_of(self, model: str) -> str | None:
-        """Name of the device that a model shares; ``None``: its replicas are its own, or there is no such model."""
-        device = self._device_of.get(model)
-        return None if device is None else device.name or None
-
-    def device_snapshots(self) -> dict[str, dict[str, Any]]:
-        """A JSON-able snapshot of every device that models share, by name."""
-        return {name: device.snapshot() for name, device in self.devices.items()}
-
-    def can_start(self, model: str) -> bool:
-        """Whether a model's device itself can give it a place to run."""
-        known = self._models.get(model)
-        return known is not None and self._device_of[model].can_start(known)
-
-    def breakers(self) -> dict[str, Breakers]:
-        """The circuit breakers of every model that has them, by name, for reading."""
-        return {name: model.breakers for name, model in self._models.items() if model.breakers is not None}
-
-    def breaker_snapshot(self, model: str, now: float) -> dict[str, Any] | None:
-        """A JSON-able snapshot of a model's circuit breakers and ejected replicas; ``None`` where it has none."""
-        known = self._models[model]
-        return None if known.breakers is None else known.breakers.snapshot(known.slots, now)
-
-    def totals(self) -> dict[str, Any]:
-        """A JSON-able snapshot of what the process's bounds are checked against, and the bundles in flight."""
-        return {
-            "bytes": self._bounds.nbytes,
-            "bundles": len(self._bundles),
-            "classes": {
-                priority.label: {"entries": totals.entries, "bytes": totals.nbytes}
-                for priority, totals in self._bounds.totals.items()
-            },
-        }
 
     # ------------------------------------------------------------- decisions
 
@@ -706,15 +556,23 @@ class Scheduler:
         changes: list[Change] = []
         orders: list[Any] = []
         for device in self._agenda.take(now):
-            device.wake(now)
-            waiting = self._sweep(device, now, expired, refused, changes)
+            waiting = False
+            for model in device.active:
+                if model.slots.holding:
+                    model.slots.release_holds(now)
+                if model.queue.total.rows:
+                    model.queue.expire(now, expired)
+                    waiting = True
+                breakers = model.breakers
+                if breakers is not None and (breakers.tripped or breakers.changes):
+                    waiting = self._sweep(model, breakers, now, refused, changes) or waiting
             while waiting and (following := device.next_bundle(now, given_up)) is not None:
                 dispatches += self._launch(following, now)
                 waiting = len(device.active) > 1 or following.model.queue.total.rows > 0
             if not waiting:
                 device.recheck_at = inf
-            orders += device.orders(now, given_up)
-            device.rest()
+            if device.name:  # that of a single model gives no orders
+                orders += device.orders(now, given_up)
             wake_at = device.wake_at
             if wake_at < inf or device in self._agenda.due:
                 self._agenda.note(device, wake_at)
@@ -724,16 +582,8 @@ class Scheduler:
             removed = [entry for entry in self._removed_entries if entry.state is _RUNNING]
             refused += [Refused(entry, self._refusals[entry.model]) for entry in removed]
             self._removed_entries.clear()
-        if refused:
-            refused = [each for each in refused if not (each[0].state is _QUEUED and each[0].left_to_bundle())]
-        for entry in expired:
-            if entry.answer_by:
-                self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
-            self._end(entry)
-        for entry in given_up:
-            self._end(entry)
-        for entry, _ in refused:
-            self._end(entry)
+        if expired or given_up or refused:
+            refused = self._end_all(expired, given_up, refused)
         if self._displaced:
             refused += self._displaced
             self._displaced = []
@@ -754,30 +604,33 @@ class Scheduler:
         return None if earliest == inf else earliest
 
     def _sweep(
-        self, device: Device, now: float, expired: list[Entry], refused: list[Refused], changes: list[Change]
+        self, model: ModelState, breakers: Breakers, now: float, refused: list[Refused], changes: list[Change]
     ) -> bool:
-        """Take out of a device's queues what has expired, and what breakers refuse. Returns whether anything waits."""
-        waiting = False
-        for model in device.active:
-            if model.slots.holding:
-                model.slots.release_holds(now)
-            queue = model.queue
-            if queue.total.rows:
-                queue.expire(now, expired)
-                waiting = True
-            breakers = model.breakers
-            if breakers is not None and (breakers.tripped or breakers.changes):
-                refused += breakers.sweep(model.queue, now)
-                if breakers.changes and self._silent.replicas and not breakers.tripped:
-                    self._silent.try_all_elsewhere(model)
-                    waiting = waiting or queue.total.rows > 0
-                changes += breakers.changes
-                breakers.changes.clear()
-        return waiting
+        """Take out of a queue what breakers refuse. Returns whether entries came back into it."""
+        refused += breakers.sweep(model.queue, now)
+        closed = bool(breakers.changes) and not breakers.tripped
+        if closed:
+            self._silent.try_all_elsewhere(model)
+        changes += breakers.changes
+        breakers.changes.clear()
+        return closed and model.queue.total.rows > 0
+
+    def _end_all(self, expired: list[Entry], given_up: list[Entry], refused: list[Refused]) -> list[Refused]:
+        """End entries. Returns those that are refused; what a bundle still carries is left to it."""
+        refused = [each for each in refused if not (each[0].state is _QUEUED and each[0].left_to_bundle())]
+        for entry in expired:
+            if entry.answer_by:
+                self._bundles.recall(entry)  # it runs until it is told; any other runs to its end in any case
+            self._end(entry)
+        for entry in given_up:
+            self._end(entry)
+        for entry, _ in refused:
+            self._end(entry)
+        return refused
 
     def _launch(self, following: NextBundle, now: float) -> list[Dispatch]:
         """Send a bundle to its replica, and to those that it is tied to: who is free first takes each entry."""
-        model, replica, entries, _, _, variant, _, tied = following
+        model, replica, entries, rows, bucket, variant, predicted_s, tied = following
         suspect = entries[0].attempts > 0
         attempt = 1
         if replica.name is None:
@@ -790,34 +643,23 @@ class Scheduler:
                 entry.variant = entry.batch_key = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
                     breaker.admit(entry)  # it is a probe: `compose` has left room for it
-        bundle = self._count_in(following, replica, now, suspect=suspect)
-        self._device_of[model.settings.name].launched(bundle.id, following, now)
-        bundles = [bundle]
-        if tied:
-            bundles += [self._count_in(following, other, now) for other in tied]
         exact = entries[0].batch_key != "" or (bool(model.latencies.limited) and model.has_limited_fallbacks)
         overhead_s = model.overhead.at(now)
-        _, _, _, rows, bucket, _, predicted_s, _ = following
-        dispatches: list[Dispatch] = []
-        for each in bundles:
-            to = each.replica.name
-            dispatches.append(
-                Dispatch(each.id, each.model, to, entries, rows, bucket, predicted_s, variant, exact, overhead_s)
-            )
-        return dispatches
-
-    def _count_in(self, following: NextBundle, replica: Replica, now: float, *, suspect: bool = False) -> Bundle:
-        """One more bundle in flight, at one replica."""
-        model, entries, predicted_s = following.model, following.entries, following.predicted_s
-        self._last_bundle += 1
-        bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, following.rows, now)
-        for entry in entries:
-            entry.bundles += (bundle.id,)
         high, normal, low = model.queue.fresh
         tenants = high.has_tenants or normal.has_tenants or low.has_tenants
-        model.slots.acquire(replica, bundle.id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
-        self._bundles.add(bundle)
-        return bundle
+        name, device = model.settings.name, self._device_of[model.settings.name]
+        dispatches: list[Dispatch] = []
+        for to in (replica, *tied):
+            self._last_bundle = bundle_id = self._last_bundle + 1
+            for entry in entries:
+                entry.bundles += (bundle_id,)
+            model.slots.acquire(to, bundle_id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
+            self._bundles.add(Bundle(bundle_id, name, to, entries, rows, now))
+            device.launched(bundle_id, following, now)
+            dispatches.append(
+                Dispatch(bundle_id, name, to.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s)
+            )
+        return dispatches
 
     def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
         """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""
@@ -889,10 +731,6 @@ class Scheduler:
             if bounds.fits(priority, entry.nbytes):
                 return True
         return False
-
-    def _queue_full(self, model: ModelState, priority: Priority, nbytes: int, now: float) -> Rejection:
-        wait = drain_s(model, self._device_of[model.settings.name], priority, now)
-        return self._bounds.queue_full(priority, nbytes, wait)
 
 
 def _entries(of: tuple[str, TenantQueue]) -> int:

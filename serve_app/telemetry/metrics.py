@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.payloads import BundleResult
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.view import SchedulerView
 from serve_app.telemetry.breaker_metrics import BREAKERS
 from serve_app.telemetry.model_names import ModelNames
 from serve_app.telemetry.readings import Readings
@@ -84,7 +84,7 @@ class RouterMetrics:
         named_members: Most pool members with series of their own.
     """
 
-    def __init__(self, scheduler: Scheduler, named_members: int = NAMED_MEMBERS) -> None:
+    def __init__(self, scheduler: SchedulerView, named_members: int = NAMED_MEMBERS) -> None:
         self.registry = CollectorRegistry()
         self.names = ModelNames(named_members)
         self.registry.register(Readings(SCHEDULER, scheduler.snapshot, self.names))

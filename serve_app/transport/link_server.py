@@ -40,7 +40,7 @@ from serve_app.transport.link_protocol import (
     check_peer,
     new_socket,
 )
-from serve_app.transport.ties import Ties
+from serve_app.transport.ties import SharedTies
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class LinkServer:
             connection.close()
             raise
 
-    async def _introduce(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
+    async def _introduce(self, connection: socket.socket) -> tuple[SharedTies, ArenaReader | None]:
         """Read the peer's introduction, and map its shared memory."""
         readable = asyncio.Event()
         self.loop.add_reader(connection.fileno(), readable.set)
@@ -162,7 +162,7 @@ class LinkServer:
                 raise LinkError(f"it is of version {version.rstrip(bytes(1)).decode()}, not {__version__}")
             if not files:
                 raise LinkError("it shares no table of ties")
-            return Ties(files[0]), ArenaReader(files[1], nbytes) if len(files) > 1 else None
+            return SharedTies(files[0]), ArenaReader(files[1], nbytes) if len(files) > 1 else None
         finally:
             for file in files:
                 os.close(file)
@@ -221,7 +221,7 @@ class _PartsOut:
 
 
 class _ServerLink(FramedProtocol):
-    def __init__(self, server: LinkServer, ties: Ties, arena: ArenaReader | None) -> None:
+    def __init__(self, server: LinkServer, ties: SharedTies, arena: ArenaReader | None) -> None:
         super().__init__()
         self._server = server
         self._ties = ties

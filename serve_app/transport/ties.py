@@ -17,7 +17,7 @@ PLACES: Final = 65536
 _WAITS, _TAKEN = 0, 1
 
 
-class Ties:
+class SharedTies:
     """One process's view of a table.
 
     The locks exclude processes, not threads: only one thread of a process at a time may `take`.

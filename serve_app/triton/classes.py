@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from serve_app.triton.fields import Document
+from serve_app.triton.fields import TritonDocument
 from serve_app.triton.positions import Path
 from serve_app.triton.queues import CLASSES, ClassSetting, QueueSettings, priorities_of
 
@@ -19,7 +19,7 @@ class ModelQueues(NamedTuple):
         queues: What it asks.
     """
 
-    document: Document | None
+    document: TritonDocument | None
     queues: QueueSettings
 
     def tell(self, path: Path, text: str) -> None:

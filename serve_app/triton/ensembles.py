@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from serve_app.config.problems import hint, problems_of, short_repr
 from serve_app.domain.pipeline import ModelStep, Reference
 from serve_app.pipelines.config import MOST_STEPS, PipelineConfig, checked_step_name, find_cycle
-from serve_app.triton.fields import Document, Fields
+from serve_app.triton.fields import Fields, TritonDocument
 from serve_app.triton.neighbours import ENSEMBLE, Neighbours
 from serve_app.triton.step_models import (
     Step,
@@ -28,7 +28,9 @@ _UNFIT: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _READABLE: Final = 48
 
 
-def translate_ensemble(document: Document, name: str, folder: Path, neighbours: Neighbours) -> dict[str, Any] | None:
+def translate_ensemble(
+    document: TritonDocument, name: str, folder: Path, neighbours: Neighbours
+) -> dict[str, Any] | None:
     """Translate one ensemble. What is followed otherwise, or not at all, is told by the document.
 
     Args:
@@ -47,7 +49,7 @@ def translate_ensemble(document: Document, name: str, folder: Path, neighbours: 
 
 
 class _Ensemble:
-    def __init__(self, document: Document, name: str, folder: Path, neighbours: Neighbours) -> None:
+    def __init__(self, document: TritonDocument, name: str, folder: Path, neighbours: Neighbours) -> None:
         self._document, self._fields = document, document.fields
         self._name, self._folder, self._neighbours = name, folder, neighbours
         self._rows = 0

@@ -43,7 +43,7 @@ class Remark(NamedTuple):
         return ": ".join(part for part in (self.place, self.field, self.text) if part)
 
 
-class Document:
+class TritonDocument:
     """One parsed file.
 
     Args:
@@ -127,7 +127,7 @@ class Fields:
         path: Where it is.
     """
 
-    def __init__(self, document: Document, message: Message, path: Path) -> None:
+    def __init__(self, document: TritonDocument, message: Message, path: Path) -> None:
         self._document = document
         self._message = message
         self._path = path
@@ -184,10 +184,6 @@ class Fields:
         """Say how a field, or with an empty name the message itself, is followed otherwise than there."""
         self._tell("note", name, text)
 
-    def note_entry(self, name: str, key: str, text: str) -> None:
-        """As `note`, of one entry of a map."""
-        self._document.tell("note", (*self._path, name, key), text)
-
     def fault_entry(self, name: str, key: str, text: str) -> None:
         """As `fault`, of one entry of a map."""
         self._document.tell("fault", (*self._path, name, key), text)
@@ -201,7 +197,7 @@ class Fields:
         self._tell("fault", name, text)
 
     def place(self, name: str) -> Path:
-        """Where a field is, for `Document.tell`."""
+        """Where a field is, for `TritonDocument.tell`."""
         return (*self._path, name) if name else self._path
 
     def _tell(self, level: Level, name: str, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 
 from serve_app.errors import ConfigError
-from serve_app.triton.repository import Repository, RepositoryModel, read_repository
+from serve_app.triton.repository import RepositoryModel, TritonRepository, read_repository
 
 _HEAD: Final = """\
 # The models of Triton's repository {path}. A comment tells what is done otherwise than by Triton.
@@ -63,7 +63,7 @@ def triton_file(path: str, environ: Mapping[str, str]) -> str:
     return "".join((_HEAD.format(path=path), *(f"{line}\n" for line in _lines(repository))))
 
 
-def _lines(repository: Repository) -> Iterator[str]:
+def _lines(repository: TritonRepository) -> Iterator[str]:
     if repository.classes:
         yield from _indented({"classes": dict(repository.classes)}, _INDENT)
     yield from _section("models", (model for model in repository.models if not _is_served_pipeline(model)))

@@ -8,10 +8,9 @@ from serve_app.backends.kind import AnyKind
 from serve_app.triton.fields import Fields
 
 _DEVICES: Final = {"KIND_CPU": "cpu", "KIND_GPU": "cuda", "KIND_AUTO": "auto", "KIND_MODEL": "auto"}
-_YES: Final = frozenset({"1", "true"})
 
 
-class Instances(NamedTuple):
+class TritonInstances(NamedTuple):
     """How often a model runs, and on what.
 
     Attributes:
@@ -25,11 +24,11 @@ class Instances(NamedTuple):
     per_gpu: int = 1
 
 
-def read_instances(fields: Fields) -> Instances:
+def read_instances(fields: Fields) -> TritonInstances:
     """Read `instance_group`. All replicas of a model are alike here: groups of another kind than the first are told."""
     groups = fields.each("instance_group")
     if not groups:
-        return Instances()
+        return TritonInstances()
     kinds = [group.word("kind") for group in groups]
     replicas = per_gpu = 0
     for group, kind in zip(groups, kinds, strict=True):
@@ -55,14 +54,14 @@ def read_instances(fields: Fields) -> Instances:
         replicas += max(1, count) * max(1, len(gpus))
         per_gpu += max(1, count)
     device = _DEVICES[kinds[0]]
-    return Instances(device, replicas, 0 if device == "cpu" else per_gpu)
+    return TritonInstances(device, replicas, 0 if device == "cpu" else per_gpu)
 
 
-def read_optimization(fields: Fields, kind: AnyKind, *, on_gpu: bool) -> dict[str, Any]:
-    """Read `optimization`: the options of a backend that it means."""
+def read_optimization(fields: Fields, kind: AnyKind) -> None:
+    """Read `optimization`. Nothing of it has a counterpart."""
     optimization = fields.below("optimization")
     if optimization is None:
-        return {}
+        return
     if (graph := optimization.below("graph")) and graph.value("level"):
         graph.note("level", "graphs are always optimized as far as they can be")
     if optimization.word("priority") != "PRIORITY_DEFAULT":
@@ -74,19 +73,10 @@ def read_optimization(fields: Fields, kind: AnyKind, *, on_gpu: bool) -> dict[st
             optimization.note(name, "is the backend's own matter")
     accelerators = optimization.below("execution_accelerators")
     if accelerators is None:
-        return {}
-    options: dict[str, Any] = {}
-    for each in accelerators.each("gpu_execution_accelerator"):
-        name = each.value("name")
-        if name != "tensorrt" or "tensorrt" not in kind.options.model_fields:
-            each.note("", f"the backend {kind.name} has no accelerator {name!r} to choose")
-        elif not on_gpu:
-            each.note("", "counts for nothing on the CPU")
-        else:
-            options |= _tensorrt(each)
-    for each in accelerators.each("cpu_execution_accelerator"):
-        each.note("", f"the backend {kind.name} has no accelerator {each.value('name')!r} to choose")
-    return options
+        return
+    for name in ("gpu_execution_accelerator", "cpu_execution_accelerator"):
+        for each in accelerators.each(name):
+            each.note("", f"the backend {kind.name} has no accelerator {each.value('name')!r} to choose")
 
 
 def read_parameters(fields: Fields, *, on_gpu: bool) -> dict[str, Any]:
@@ -107,18 +97,3 @@ def read_parameters(fields: Fields, *, on_gpu: bool) -> dict[str, Any]:
             case _:
                 entry.note("", "has no counterpart, and counts for nothing")
     return resources
-
-
-def _tensorrt(accelerator: Fields) -> dict[str, Any]:
-    options: dict[str, Any] = {"tensorrt": True}
-    for key, value in accelerator.value("parameters").items():
-        match key:
-            case "precision_mode" if value in {"FP16", "FP32"}:
-                options |= {"tensorrt_fp16": True} if value == "FP16" else {}
-            case "trt_engine_cache_enable" if value.lower() in _YES:
-                pass  # engines are always kept
-            case "trt_engine_cache_path":
-                options["tensorrt_cache"] = value
-            case _:
-                accelerator.note_entry("parameters", key, "has no counterpart, and counts for nothing")
-    return options

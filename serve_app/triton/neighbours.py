@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from serve_app.triton.fields import Document
+from serve_app.triton.fields import TritonDocument
 
 ENSEMBLE: Final = "ensemble"
 """The platform of an ensemble."""
@@ -25,6 +25,6 @@ class Neighbours(NamedTuple):
     complete: bool = True
 
 
-def is_ensemble(document: Document) -> bool:
+def is_ensemble(document: TritonDocument) -> bool:
     """Whether a `config.pbtxt` is that of an ensemble."""
     return document.fields.has("ensemble_scheduling") or document.fields.value("platform") == ENSEMBLE

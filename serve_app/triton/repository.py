@@ -17,7 +17,7 @@ from serve_app.config.model import ModelConfig
 from serve_app.config.problems import problems_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.triton.classes import ModelQueues, merge_classes
-from serve_app.triton.fields import FILE, Document
+from serve_app.triton.fields import FILE, TritonDocument
 from serve_app.triton.neighbours import Neighbours, is_ensemble
 from serve_app.triton.translation import Translated, translate
 
@@ -43,7 +43,7 @@ class RepositoryModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Repository:
+class TritonRepository:
     """A repository as our configuration.
 
     Attributes:
@@ -76,7 +76,7 @@ def read_repository(
     environ: Mapping[str, str] | None = None,
     *,
     strict: bool = False,
-) -> Repository:
+) -> TritonRepository:
     """Translate every model of a repository.
 
     Args:
@@ -115,7 +115,7 @@ def read_repository(
             problems += [f"{model.path}: {problem}" for problem in found_here]
     if problems:
         raise ConfigError(tuple(problems))
-    return Repository(
+    return TritonRepository(
         tuple(RepositoryModel(model.name, model.entry, tuple(model.lines()), model.is_ensemble) for model in found),
         merged,
     )
@@ -164,7 +164,7 @@ class _Model:
 
     def __init__(self, folder: Path, path: str) -> None:
         self.name, self.path = folder.name, path
-        self.document: Document | None = None
+        self.document: TritonDocument | None = None
         self.translated: Translated | None = None
         self.pipeline: dict[str, Any] | None = None
         self.is_ensemble = False
@@ -188,7 +188,7 @@ class _Model:
         """
         try:
             if (self._folder / FILE).is_file():
-                self.document = Document(f"{self.path}/{FILE}", (self._folder / FILE).read_text(encoding="utf-8"))
+                self.document = TritonDocument(f"{self.path}/{FILE}", (self._folder / FILE).read_text(encoding="utf-8"))
                 self.is_ensemble = is_ensemble(self.document)
             if not self.is_ensemble:
                 self.translated = translate(self.document, self.name, self.path, self._folder, environ)

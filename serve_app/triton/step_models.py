@@ -17,7 +17,7 @@ from serve_app.errors import ServeAppError
 from serve_app.payloads import TensorSpec
 from serve_app.pipelines.composition import pipeline_faults, pipeline_infos
 from serve_app.pipelines.config import PipelineConfig
-from serve_app.triton.fields import Document, Fields
+from serve_app.triton.fields import Fields, TritonDocument
 from serve_app.triton.neighbours import Neighbours
 from serve_app.triton.tensors import triton_type
 
@@ -59,7 +59,7 @@ class Step(NamedTuple):
 
 
 def compare_tensors(
-    document: Document,
+    document: TritonDocument,
     pipeline: PipelineConfig,
     steps: Sequence[Step],
     outputs: Mapping[str, Tensor],

@@ -14,8 +14,8 @@ from serve_app.config.problems import short_repr
 from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
 from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
-from serve_app.triton.fields import Document, Fields
-from serve_app.triton.instances import Instances, read_instances, read_optimization, read_parameters
+from serve_app.triton.fields import Fields, TritonDocument
+from serve_app.triton.instances import TritonInstances, read_instances, read_optimization, read_parameters
 from serve_app.triton.queues import QueueSettings, read_queues
 from serve_app.triton.tensors import read_tensors, triton_type
 
@@ -62,12 +62,12 @@ class Translated(NamedTuple):
     """
 
     keys: dict[str, Any]
-    instances: Instances
+    instances: TritonInstances
     queues: QueueSettings
 
 
 def translate(
-    document: Document | None, name: str, path: str, folder: Path, environ: Mapping[str, str]
+    document: TritonDocument | None, name: str, path: str, folder: Path, environ: Mapping[str, str]
 ) -> Translated | None:
     """Translate one model. What is followed otherwise, or not at all, is told by the document.
 
@@ -88,7 +88,7 @@ def translate(
         if _is_for_python_backend(folder):
             raise ConfigError((f"{path}: {_PYTHON}",))
         resolve_model(path, environ=environ)
-        return Translated({"name": name, "path": path}, Instances(), QueueSettings())
+        return Translated({"name": name, "path": path}, TritonInstances(), QueueSettings())
     found = _Translation(document, name, path, folder, environ).run()
     if found is not None:
         document.tell_rest()
@@ -112,7 +112,9 @@ def refuse_unsupported(fields: Fields) -> None:
 
 
 class _Translation:
-    def __init__(self, document: Document, name: str, path: str, folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, document: TritonDocument, name: str, path: str, folder: Path, environ: Mapping[str, str]
+    ) -> None:
         self._document, self._fields = document, document.fields
         self._name, self._path, self._folder, self._environ = name, path, folder, environ
         self._keys: dict[str, Any] = {"name": name, "path": path}
@@ -135,13 +137,13 @@ class _Translation:
         if not self._document.has_only_notes():
             return None
         instances = read_instances(fields)
-        on_gpu = instances.device != "cpu"
         resources = {"device": instances.device} if instances.device != "auto" else {}
-        resources |= read_parameters(fields, on_gpu=on_gpu)
+        resources |= read_parameters(fields, on_gpu=instances.device != "cpu")
         if resources:
             self._keys["resources"] = resources
-        if options := self._options | read_optimization(fields, location.kind, on_gpu=on_gpu):
-            self._keys["backend_options"] = options
+        read_optimization(fields, location.kind)
+        if self._options:
+            self._keys["backend_options"] = self._options
         if instances.replicas > 1:
             self._keys["autoscaling"] = {"min_replicas": instances.replicas, "max_replicas": instances.replicas}
         self._warm_up(location, signature, batched=batched)

@@ -48,7 +48,7 @@ _PROMOTION: Final = BodyDecoder(Promotion)
 
 def routes(gateway: Gateway, tables: TrafficTables) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(gateway, tables)
+    endpoints = _TrafficEndpoints(gateway, tables)
     path = "/v2/models/{model}/traffic"
     return [
         Route("GET", path, endpoints.show),
@@ -58,7 +58,7 @@ def routes(gateway: Gateway, tables: TrafficTables) -> list[Route]:
     ]
 
 
-class _Endpoints:
+class _TrafficEndpoints:
     def __init__(self, gateway: Gateway, tables: TrafficTables) -> None:
         self._inference = gateway.inference
         self._bodies = gateway.bodies

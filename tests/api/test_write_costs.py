@@ -11,7 +11,7 @@ from api.protocol_service import TEXT
 from serve_app.api.gateway import Operation
 from serve_app.api.open_inference.codec import ModelCodec
 from serve_app.api.open_inference.generate import Generate, GenerateCodec
-from serve_app.api.open_inference.infer import Infer, InferRequest
+from serve_app.api.open_inference.infer import Infer, ParsedInferRequest
 from serve_app.api.parts import Parts
 from serve_app.api.predict import MediaRequest, Predict
 from serve_app.domain.pipeline import PIPELINE, Pipeline
@@ -22,11 +22,11 @@ BODY = b'{"inputs": [{"name": "x", "shape": [1, 1], "datatype": "BYTES", "data":
 CHAIN = TEXT._replace(task=PIPELINE, pipeline=Pipeline("chain", {}, {}, {}))
 
 
-def infer(more: bytes) -> InferRequest:
+def infer(more: bytes) -> ParsedInferRequest:
     """A V2 request that asks for texts."""
     codec = ModelCodec(TEXT)
     parsed = codec.parse(BODY % more, None)
-    return InferRequest(codec, parsed, codec.select(parsed))
+    return ParsedInferRequest(codec, parsed, codec.select(parsed))
 
 
 GENERATE = GenerateCodec(TEXT)

@@ -1,4 +1,4 @@
-"""Answers of CUDA and of TensorRT, on a real GPU."""
+"""Answers of CUDA, on a real GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import onnx_models
 import pytest
 
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.onnx.device import TENSORRT, preload_tensorrt
 from serve_app.errors import InferenceFailed
 
 pytestmark = [
@@ -68,16 +67,3 @@ def test_a_failing_batch_leaves_the_session_usable(make_model: MakeModel) -> Non
         backend.run({"x": np.zeros((1, 2), np.float64)})
 
     assert backend.run({"x": np.zeros((1, 2), np.float32)})["y"].tolist() == [[1, 1]]
-
-
-@pytest.mark.skipif(not preload_tensorrt(), reason="needs TensorRT")
-@pytest.mark.parametrize("fp16", [False, True])
-def test_tensorrt_gives_the_answers_of_the_cpu(make_model: MakeModel, tmp_path: Path, fp16: bool) -> None:
-    """And keeps its engine."""
-    path = make_model("fixed_batch")
-    backend = loaded(path, tensorrt=True, tensorrt_fp16=fp16, tensorrt_cache=tmp_path, max_rows=4)
-    values = np.ones((3, 8), np.float32)
-
-    assert backend.providers[0] == TENSORRT
-    np.testing.assert_allclose(backend.run({"x": values})["y"], on_cpu(path).run({"x": values})["y"], atol=0.01)
-    assert list(tmp_path.iterdir())

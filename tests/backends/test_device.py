@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 
 from serve_app.backends.device import Device, resolve_device
 from serve_app.backends.onnx.device import (
-    TENSORRT,
     device_of,
     divide_memory,
     lacks_device,
     providers_for,
-    tensorrt_profile,
-    tensorrt_provider,
 )
-from serve_app.payloads import ModelSignature, TensorSpec
 
 
 @pytest.mark.parametrize(
@@ -60,37 +56,6 @@ def test_products_can_be_kept_from_tf32() -> None:
     """At a cost: they are slower then."""
     (_, options), _ = providers_for("cuda", None, tf32=False)
     assert "0" == options["use_tf32"]
-
-
-def test_tensorrt_keeps_what_it_built_and_stays_within_the_limit() -> None:
-    """Its options come on top of those that every session has."""
-    name, options = tensorrt_provider(1 << 30, {"trt_fp16_enable": "1"})
-
-    assert name == TENSORRT
-    assert options == {
-        "device_id": "0",
-        "trt_engine_cache_enable": "1",
-        "trt_timing_cache_enable": "1",
-        "trt_fp16_enable": "1",
-        "trt_max_workspace_size": "1073741824",
-    }
-
-
-@pytest.mark.parametrize(
-    ("trailing", "max_rows", "expected"),
-    [
-        ((3, 8), 16, ["a:1x3x8,b:1x4", "a:16x3x8,b:16x4", "a:16x3x8,b:16x4"]),
-        ((3, -1), 16, []),
-        ((3, 8), None, []),
-    ],
-)
-def test_tensorrt_is_told_the_shapes_where_only_rows_vary(
-    trailing: tuple[int, ...], max_rows: int | None, expected: list[str]
-) -> None:
-    """Otherwise it learns them from the warm-up."""
-    signature = ModelSignature((TensorSpec("a", "FP32", (-1, *trailing)), TensorSpec("b", "FP32", (-1, 4))), ())
-
-    assert list(tensorrt_profile(signature, max_rows).values()) == expected
 
 
 @pytest.mark.parametrize(

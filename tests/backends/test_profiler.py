@@ -17,7 +17,7 @@ from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.backends.profiler import (
     MAX_RUNS,
     MIN_RUNS,
-    Progress,
+    ProfileProgress,
     Shape,
     resident_bytes,
     sweep,
@@ -112,7 +112,7 @@ def test_variants_are_measured_with_the_model() -> None:
 def test_progress_ends_where_it_said() -> None:
     """What is expected in all is what has been measured in the end."""
     backend = SimulatedBackend(lambda rows, bucket, now: rows / 64, FIRST)
-    steps: list[Progress] = []
+    steps: list[ProfileProgress] = []
 
     sweep(
         {"": backend},

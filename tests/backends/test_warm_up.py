@@ -16,7 +16,7 @@ from simulated_backend import SimulatedBackend
 from serve_app.backends.backend import SessionLost
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.backends.warm_up import (
-    Progress,
+    WarmUpProgress,
     shapes,
     spaced_buckets,
     spaced_rows,
@@ -89,7 +89,7 @@ def test_without_buckets_there_are_only_rows(buckets: tuple[int, ...]) -> None:
 def test_every_shape_is_measured_warm() -> None:
     """The cold run of a shape is not counted."""
     backend = SimulatedBackend(lambda rows, bucket, now: rows * bucket / 1000, FIRST, 100.0)
-    progress: list[Progress] = []
+    progress: list[WarmUpProgress] = []
 
     executions = warm_up(
         backend,
@@ -141,7 +141,7 @@ def test_what_does_not_fit_into_the_budget_is_skipped() -> None:
     """Shapes that are expected to take too long are not begun; smaller ones still are."""
     backend = SimulatedBackend(lambda rows, bucket, now: rows * 1.0, FIRST, 100.0)
     backend.device = "cuda"  # where no shape is left out for what it saves
-    progress: list[Progress] = []
+    progress: list[WarmUpProgress] = []
 
     executions = warm_up(
         backend,

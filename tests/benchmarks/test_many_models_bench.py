@@ -35,6 +35,6 @@ def test_the_report_compares_medians_with_one_member(tmp_path: Path) -> None:
     text = report(starts, 8.0, machine, "2026-01-31")
     assert "| first start | 50 | 9.0, 10.0, 9.5 | **9.5** | +4.0 (aim: below 10) |" in text
     assert "| later start | 50 | 4.5, 5.5, 5.0 | **5.0** | +0.5 (aim: below 10) |" in text
-    assert "| date | 2026-01-31 |" in text
+    assert "Measured 2026-01-31 on " in text
     draw(starts, tmp_path / "many_models.svg")
     assert (tmp_path / "many_models.svg").read_text(encoding="utf-8").startswith("<?xml")

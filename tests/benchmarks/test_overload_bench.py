@@ -70,5 +70,5 @@ def test_the_report_has_a_line_for_each_load(tmp_path: Path) -> None:
     draw(runs, tmp_path / "overload.svg")
 
     assert len(lines) == 4
-    assert lines[2] == "| tiny, 100 ms | 0.8 | 80.0/80.0/80.0; 0.12 of 1,000 |"
+    assert lines[2] == "| tiny, 100 ms | 0.8 | 80.0/80.0/80.0; 0.12x1,000 |"
     assert (tmp_path / "overload.svg").read_text().startswith("<?xml")

@@ -44,4 +44,4 @@ def test_the_report_has_a_line_per_way() -> None:
         [Measured("serve_app", "grpc", 2000.0, (1900.0, 2000.0, 2100.0), 30.0, 45.0)], machine, "2026-01-31", settings
     )
     assert "| grpc | serve_app | 2,000 | 1,900 to 2,100 | 30.0 / 45.0 |" in text
-    assert "| date | 2026-01-31 |" in text
+    assert "Measured 2026-01-31 on " in text

@@ -119,7 +119,7 @@ def test_a_report_keeps_the_figures_of_what_was_not_measured_again() -> None:
     before = json.loads(json.dumps({"onnx": figures("onnx", swaps, "Monday, abc")}))
     systems = before | {"triton": figures("triton", swaps, "Tuesday, def", "triton==1")}
     text = render(systems, {"python": "broken"}, {"onnx": "one", "triton": "another"}, 64, MACHINE, "Tuesday")
-    assert "| ONNX Runtime | 2 | 4 | **1, 0** | 30.0 / 39.8 | 15.0 / 19.9 | 2.00 | 0.38 / 0.50 |" in text
+    assert "| ONNX Runtime | 2 | 4 | **1, 0** | 30.0/39.8 | 15.0/19.9 | 2.00 | 0.38/0.50 |" in text
     assert "| 1024 to 1024 | 0.000 |" in text
     assert "- Triton: another (Tuesday, def)\n" in text
     assert "| a Python class | broken |" in text

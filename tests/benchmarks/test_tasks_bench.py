@@ -242,7 +242,7 @@ def test_the_report_says_what_was_measured(tmp_path: Path) -> None:
     text = render(report)
 
     assert "x 16 | 30.0 (1.50) | 20.0 (1.00) |" in text
-    assert "| digits, 5/s, 200 ms | 50.0 / 50.0 / 50.0 | 50.0 / 50.0 / 50.0 |" in text
+    assert "| digits, 5/s, 200 ms | 50.0/50.0/50.0 | 50.0/50.0/50.0 |" in text
     assert "| mixed: all at once, geometric mean |  | 4.0 (1.00) |" in text
     assert "LitServe is left out: it has ended:\n" in text
     draw(report, tmp_path / "one.svg")

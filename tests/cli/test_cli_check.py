@@ -125,10 +125,19 @@ def test_missing_models_are_faults_unless_told_otherwise(tmp_path: Path, monkeyp
     [
         ("backend: onx", "model 'digits': unknown backend 'onx'; did you mean onnx?"),
         (
-            "backend: onnx, backend_options: {tensorrrt: true}",
-            "model 'digits': backend_options.tensorrrt: unknown key; did you mean tensorrt?",
+            "backend: python, backend_options: {clas: Model}",
+            "model 'digits': backend_options.clas: unknown key; did you mean class?",
         ),
-        ("backend_options: {tensorrt: x}", "model 'digits': backend_options.tensorrt: must be"),
+        (
+            "backend: onnx, backend_options: {tensorrt: true}",
+            "model 'digits': backend_options.tensorrt: unknown key; onnx has none, and its execution providers are",
+        ),
+        (
+            "backend_options: {tensorrt: true}",
+            "model 'digits': backend_options.tensorrt: unknown key; onnx has none, and its execution providers are",
+        ),
+        ("backend_options: {outputs: x}", "model 'digits': backend_options.outputs: must be"),
+        ("backend_options: {input: {}}", "model 'digits': backend_options.input: unknown key; did you mean inputs?"),
     ],
 )
 def test_what_is_said_of_a_backend_is_checked_without_the_models(tmp_path: Path, keys: str, line: str) -> None:

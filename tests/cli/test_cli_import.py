@@ -68,6 +68,10 @@ def test_the_file_means_what_the_repository_means(tmp_path: Path) -> None:
         ),
         f"# {repository}/full/config.pbtxt:17:42: instance_group[0].gpus: Ray chooses the GPU of each replica",
         (
+            f"# {repository}/full/config.pbtxt:21:41: optimization.execution_accelerators.gpu_execution_accelerator[0]:"
+            " the backend onnx has no accelerator 'tensorrt' to choose"
+        ),
+        (
             f"# {repository}/nested/config.pbtxt:7:10: ensemble_scheduling.step[0].model_name: 'chain' is an ensemble"
             " or a pipeline, which no step can be: name its models: model 'nested' is not served"
         ),

@@ -15,13 +15,13 @@ from runtime_harness import batch_same_turn, tensor
 
 from serve_app.composition.compute import choose_rows
 from serve_app.composition.model import find_files, read_builds
-from serve_app.composition.replica import AsMember, Replica, make_replica
+from serve_app.composition.replica import AsMember, MadeReplica, make_replica
 from serve_app.config.args import parse_args
 from serve_app.payloads import Bundle, Execution, Success, WireEntry
 from serve_app.replica.process_memory import RunMemory
 from serve_app.replica.turn import Turn
 
-MakeReplica = Callable[..., Replica]
+MakeReplica = Callable[..., MadeReplica]
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeReplic
     monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))
     onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
     python_models.make(tmp_path / "p", "linear")
-    made: list[Replica] = []
+    made: list[MadeReplica] = []
 
-    def replica(*, pooled: bool = False, path: str = "m", keys: Any = None, **resources: Any) -> Replica:
+    def replica(*, pooled: bool = False, path: str = "m", keys: Any = None, **resources: Any) -> MadeReplica:
         (model,) = parse_args({"models": [{"name": "m", "path": path, "resources": resources, **(keys or {})}]}).models
         locations = find_files(model)
         member = AsMember(Turn(), {"": "digest"}) if pooled else None
@@ -44,7 +44,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeReplic
         each.worker.close()
 
 
-def answered(replica: Replica) -> list[float]:
+def answered(replica: MadeReplica) -> list[float]:
     """What requests that come at once get."""
 
     async def ask() -> list[Any]:

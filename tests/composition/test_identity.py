@@ -121,8 +121,7 @@ def test_identities_are_of_contents(tmp_path: Path) -> None:
     found.append(_identities(copy))
     shutil.copytree(copy / "1", copy / "2")
     found.append(_identities(copy))
-    options = {"tensorrt": True, "tensorrt_fp16": True}
-    found.append(_identities(copy, resources={"device": "cuda", "gpus": 1}, backend_options=options))
+    found.append(_identities(copy, resources={"device": "cuda", "gpus": 1}))
     joining: list[Any] = ["none", {"axis": 1}, {"tolerance": 0.5}, {"unverified": "allow"}]
     found += [_identities(copy, batching=batching) for batching in joining]
     onnx_models.make(copy.parent / "light" / "1" / "model.onnx", "bfloat16")

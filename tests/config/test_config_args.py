@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.backends.onnx.backend import OnnxSettings
-from serve_app.backends.onnx.kind import ONNX, OnnxOptions, onnx_settings
+from serve_app.backends.onnx.kind import ONNX, onnx_settings
 from serve_app.composition.access import tls_problems
 from serve_app.composition.backend import build_settings, read_options
 from serve_app.config.args import AppArgs, parse_args
@@ -336,7 +336,7 @@ def test_variants_share_the_gpu_memory() -> None:
     resources = {"device": "cuda", "gpus": 0.5, "gpu_memory": "2GiB", "threads": 3}
     args = parse_args(with_model(resources=resources, variants=[{"name": "int8", "path": "models/int8"}]))
     build = build_settings(args.models[0], Path("model.onnx"), gpu_available=True)
-    settings = onnx_settings(build, OnnxOptions())
+    settings = onnx_settings(build)
     assert settings == OnnxSettings(
         "digits",
         Path("model.onnx"),
@@ -346,40 +346,19 @@ def test_variants_share_the_gpu_memory() -> None:
         intra_op_threads=3,
         row_sizes=(1, 4, 16, 32),
         only_for_convolutions=True,
-        max_rows=32,
     )
 
 
-def test_what_a_gpu_is_asked_for_reaches_the_session() -> None:
-    """The folder of engines is found as models are."""
-    options = {"tensorrt": "auto", "tensorrt_fp16": True, "tensorrt_cache": "/engines"}
-    given = [model(resources=WITH_GPU, backend_options=options), model(name="b", resources=WITH_GPU)]
-    first, second = (
-        onnx_settings(build_settings(each, Path("model.onnx"), gpu_available=True), read_options(each, ONNX))
-        for each in parse_args({"models": given}).models
-    )
-
-    assert (first.tensorrt, first.tensorrt_fp16, first.tensorrt_cache) == ("auto", True, Path("/engines"))
-    assert (second.tensorrt, second.tensorrt_fp16, second.tensorrt_cache) == (False, False, None)
-
-
-@pytest.mark.parametrize(
-    ("resources", "options", "fault"),
-    [
-        ({}, {"tensorrt": "auto"}, "tensorrt: does nothing while resources.gpus is 0; set that, or leave it out"),
-        (WITH_GPU, {"tensorrt_fp16": True}, "tensorrt_fp16: does nothing without tensorrt: true or auto"),
-        (WITH_GPU, {"tensorrt_cache": "e"}, "tensorrt_cache: does nothing without tensorrt: true or auto"),
-        (WITH_GPU, {"tensort": True}, "tensort: unknown key; did you mean tensorrt?"),
-    ],
-)
-def test_what_a_backend_is_asked_for_must_make_sense(
-    resources: dict[str, Any], options: dict[str, Any], fault: str
-) -> None:
-    """Keys that would do nothing, contradict each other or are not there are faults."""
-    (config,) = parse_args(with_model(resources=resources, backend_options=options)).models
+def test_onnx_has_no_options() -> None:
+    """The message names the execution providers."""
+    (config,) = parse_args(with_model(resources=WITH_GPU, backend_options={"tensorrt": True})).models
     with pytest.raises(ConfigError) as caught:
         read_options(config, ONNX)
-    assert caught.value.problems == (f"model 'digits': backend_options.{fault}",)
+    (problem,) = caught.value.problems
+    assert problem == (
+        "model 'digits': backend_options.tensorrt: unknown key; onnx has none, and its execution providers are"
+        " CPUExecutionProvider and CUDAExecutionProvider: resources.device chooses one"
+    )
 
 
 def test_a_processor_has_the_options_of_its_task() -> None:

@@ -53,7 +53,6 @@ def statuses_of(findings: Findings) -> dict[str, dict[int, int]]:
 
 def render(run: Run, machine: Machine, date: str) -> str:
     """The report as Markdown."""
-    seen = sorted({status for counts in run.statuses.values() for status in counts})
     first, last = run.looks[0], run.looks[-1]
     good = (
         "Nothing went wrong: no 5xx, no hang, no crash, no traceback in the log, no file or address opened, and every\n"
@@ -68,21 +67,24 @@ def render(run: Run, machine: Machine, date: str) -> str:
         "",
         "\n".join(f"- {fault}" for fault in run.faults) or good,
         "",
-        f"Memory of its process, models included: {first.rss / _MIB:.0f} MiB before, {last.rss / _MIB:.0f} MiB after.",
-        f"Between the halves of the run, its first fifth left out, it grew by {run.growth.rss / _MIB:+.1f} MiB,",
-        f"{run.growth.descriptors:+d} file descriptors and {run.growth.threads:+d} threads; its log by",
-        f"{run.logged / 1024:.0f} KiB in all. From the end of that fifth to the last quarter memory changes by",
-        f"{run.plateau / _MIB:+.0f} MiB: every thread that decodes keeps what its largest payload so far took, and",
-        "meets it at another time.",
+        f"Memory of its process, models included: {first.rss / _MIB:.0f} MiB before, {last.rss / _MIB:.0f} MiB after,",
+        f"{run.plateau / _MIB:+.0f} MiB from the end of the first fifth to the last quarter: every thread that decodes",
+        "keeps what its largest payload so far took. Between the halves of the rest it grew by",
+        f"{run.growth.rss / _MIB:+.1f} MiB, {run.growth.descriptors:+d} descriptors, {run.growth.threads:+d} threads.",
         "",
         "![Memory of the server over the run](hostile.svg)",
         "",
         "Answers by kind of request; 0: the server closed the connection, as it does where a request's end is unknown.",
         "",
         table(
-            ("kind", *(str(status) for status in seen)),
-            [[kind, *(f"{counts.get(status, 0):,}" for status in seen)] for kind, counts in run.statuses.items()],
+            ("kind", "status: answers"),
+            [
+                [kind, "; ".join(f"{status}: {count:,}" for status, count in counts.items())]
+                for kind, counts in run.statuses.items()
+            ],
         ),
+        "",
+        "Give a router that faces the world memory for what its decoding threads keep.",
         "",
         measured_on(date, machine),
         "",

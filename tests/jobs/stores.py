@@ -12,13 +12,13 @@ from redis import Redis
 
 from serve_app.access.guard import wall_clock
 from serve_app.domain.settings import RedisSettings
-from serve_app.jobs.records import JOB, Bounds, Exchanged, Item, Job, NewItem, NewJob, Outcome
+from serve_app.jobs.records import JOB, Exchanged, Item, Job, JobBounds, NewItem, NewJob, Outcome
 from serve_app.jobs.redis import RedisStore
 from serve_app.jobs.sqlite.store import SqliteStore
-from serve_app.jobs.states import State
+from serve_app.jobs.states import JobState
 from serve_app.jobs.store import Store
 
-BOUNDS = Bounds(jobs=100, nbytes=2**40)
+BOUNDS = JobBounds(jobs=100, nbytes=2**40)
 LEASE_S = 10.0
 PLENTY = 2**30
 _numbers = itertools.count()
@@ -127,12 +127,12 @@ async def exchanged(
 
 def answered(item: str, body: bytes = b"yes") -> Outcome:
     """An item was answered."""
-    return Outcome(item, State.COMPLETED, 200, body, {"content-type": "text/plain"})
+    return Outcome(item, JobState.COMPLETED, 200, body, {"content-type": "text/plain"})
 
 
 def failed(item: str) -> Outcome:
     """An item cannot be answered."""
-    return Outcome(item, State.ERROR, 0, code="invalid_request", message="no")
+    return Outcome(item, JobState.ERROR, 0, code="invalid_request", message="no")
 
 
 async def all_items(store: Store, job: str, states: frozenset[str] = frozenset()) -> list[Item]:

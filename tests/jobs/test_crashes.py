@@ -7,7 +7,7 @@ from jobs.processes import started
 from jobs.stores import LEASE_S, MakeStore, all_items, answered, exchanged, opened
 
 from serve_app.jobs.records import JOB
-from serve_app.jobs.states import State
+from serve_app.jobs.states import JobState
 
 _LINES = (3, 29, 64, 101)
 """After so many acknowledgements a process is killed, in the middle of what it does then."""
@@ -45,7 +45,7 @@ async def test_what_was_acknowledged_outlives_processes(make_store: MakeStore, k
             after += len(leases)
         assert before + after == ITEMS * len(jobs)
         for job in await store.jobs("ann", JOB, "", 10_000):
-            assert (job.state, job.completed, job.total) == (State.COMPLETED, ITEMS, ITEMS)
+            assert (job.state, job.completed, job.total) == (JobState.COMPLETED, ITEMS, ITEMS)
             assert [item.body.decode() for item in await all_items(store, job.id)] == [
                 f"{job.id} {n}" for n in range(ITEMS)
             ]

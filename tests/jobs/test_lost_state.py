@@ -22,7 +22,7 @@ from jobs.stores import (
 from benchmarks.redis_server import RedisServer
 from serve_app.errors import StoreUnavailable
 from serve_app.jobs.records import JOB
-from serve_app.jobs.states import State
+from serve_app.jobs.states import JobState
 from serve_app.jobs.store import SessionOver
 
 
@@ -37,7 +37,7 @@ async def test_items_whose_outcomes_were_lost_are_run_again(kind_and_place: tupl
         outcomes = [answered(lease.item, b"first") for lease in leases[:2]]
         assert (await exchanged(store, session, outcomes, running=[runs])).discarded == 0
         put_back()
-        assert [item.state for item in await all_items(store, job.id)] == [*[State.PROCESSING] * 3, State.PENDING]
+        assert [item.state for item in await all_items(store, job.id)] == [*[JobState.PROCESSING] * 3, JobState.PENDING]
         again = (await exchanged(store, session, room=9, running=[runs])).leases
         assert sorted((lease.index, lease.losses) for lease in again) == [(0, 0), (1, 0), (3, 0)]
         done = await exchanged(store, session, [answered(lease.item) for lease in [*again, leases[2]]], running=[])

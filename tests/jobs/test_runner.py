@@ -24,14 +24,14 @@ from serve_app.errors import (
 )
 from serve_app.jobs.job_service import Jobs
 from serve_app.jobs.records import JOB, Exchanged, Job, Lease
-from serve_app.jobs.runner import Reply, Runner
+from serve_app.jobs.runner import ItemReply, JobRunner
 from serve_app.jobs.settings import JobSettings
 from serve_app.jobs.sqlite.store import SqliteStore
-from serve_app.jobs.states import State
+from serve_app.jobs.states import JobState
 from serve_app.jobs.store import Store
 
 SETTINGS = JobSettings(lease_s=1000.0, max_result=100)
-Answer = Callable[[Lease], Coroutine[Any, Any, Reply]]
+Answer = Callable[[Lease], Coroutine[Any, Any, ItemReply]]
 
 
 class Running:
@@ -42,7 +42,7 @@ class Running:
     ) -> None:
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self.store = store
-        self.runner = Runner(store, lambda: room, settings, now, self._on_ended)
+        self.runner = JobRunner(store, lambda: room, settings, now, self._on_ended)
 
     def _on_ended(self, jobs: tuple[str, ...]) -> None:
         for job in jobs:
@@ -81,15 +81,15 @@ async def running(
             await found.runner.close()
 
 
-async def _yes(lease: Lease) -> Reply:
-    return Reply(200, lease.request.body, {"content-type": "x/y"})
+async def _yes(lease: Lease) -> ItemReply:
+    return ItemReply(200, lease.request.body, {"content-type": "x/y"})
 
 
 async def test_every_item_is_answered(make_store: MakeStore) -> None:
     """With its own answer."""
     async with running(make_store, _yes) as jobs:
         job = await jobs.submit(20)
-        assert (await jobs.end_of(job)).state is State.COMPLETED
+        assert (await jobs.end_of(job)).state is JobState.COMPLETED
         assert [item.body[0] for item in await all_items(jobs.store, job.id)] == list(range(20))
         assert jobs.runner.counts.ended == {"COMPLETED": 20}
         assert not jobs.runner.in_flight
@@ -99,7 +99,7 @@ async def test_no_more_are_in_flight_than_there_is_room(make_store: MakeStore) -
     """However many wait."""
     now, most = 0, 0
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         nonlocal now, most
         now += 1
         most = max(most, now)
@@ -117,7 +117,7 @@ async def test_bytes_in_flight_are_bounded(make_store: MakeStore) -> None:
     now, most = 0, 0
     settings = replace(SETTINGS, max_bytes_in_flight=2000, max_result=2000)
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         nonlocal now, most
         now += lease.request.nbytes
         most = max(most, now)
@@ -139,7 +139,7 @@ async def test_a_model_that_is_down_leaves_room_for_others(make_store: MakeStore
     seen: set[str] = set()
     full = asyncio.Event()
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         if lease.request.model == "digits":
             return await _yes(lease)
         seen.add(lease.item)
@@ -161,7 +161,7 @@ async def test_a_model_that_is_down_leaves_room_for_others(make_store: MakeStore
 async def test_bytes_of_many_models_are_bounded_together(make_store: MakeStore) -> None:
     """None of them is answered: the first ones leave some for each that comes later, and all have less than twice."""
 
-    async def never(_: Lease) -> Reply:
+    async def never(_: Lease) -> ItemReply:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -210,7 +210,7 @@ async def test_what_is_refused_for_now_is_tried_again(make_store: MakeStore) -> 
     """A full queue and a model without a replica say nothing of an item."""
     refusals = [QueueFull("full", 0.001), ModelUnavailable("none", 0.001)]
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         if refusals:
             raise refusals.pop()
         return await _yes(lease)
@@ -224,7 +224,7 @@ async def test_a_model_that_is_away_for_a_while_fails_nothing(make_store: MakeSt
     """Its items wait in the store; those of a model that is served, for which something lacks, do not."""
     room, tries, tried = {"words": 4}, 0, asyncio.Event()
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         nonlocal tries
         tries += 1
         if tries == 1:  # it is unloaded while its items run
@@ -258,7 +258,7 @@ async def test_an_item_is_tried_until_its_deadline(make_store: MakeStore, late_s
     """A model that is to be asked again only later may be there before that: only time that has passed is over."""
     began, passed_s = wall_clock(), 0.0
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         nonlocal passed_s
         if not jobs.runner.counts.retried:
             passed_s = late_s
@@ -282,7 +282,7 @@ async def test_a_job_whose_items_are_given_up_ahead_of_its_deadline_ends_with_th
     An item that was late for another time, long before that, has failed and does not keep its place.
     """
 
-    async def give_up(_: Lease) -> Reply:
+    async def give_up(_: Lease) -> ItemReply:
         raise DeadlineExceeded("not even alone in time")
 
     async with running(make_store, give_up) as jobs:
@@ -295,14 +295,14 @@ async def test_a_job_whose_items_are_given_up_ahead_of_its_deadline_ends_with_th
         assert (ended.ended >= expires) == (code != "")
 
 
-@pytest.mark.parametrize(("after_s", "state"), [(1.0, State.COMPLETED), (100.0, State.ERROR)])
+@pytest.mark.parametrize(("after_s", "state"), [(1.0, JobState.COMPLETED), (100.0, JobState.ERROR)])
 async def test_a_model_that_only_the_request_names_is_waited_for_a_few_seconds(
-    make_store: MakeStore, after_s: float, state: State
+    make_store: MakeStore, after_s: float, state: JobState
 ) -> None:
     """It may be away for a while, or may never have been there: such items must not hold their places for long."""
     late_s = 0.0
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         nonlocal late_s
         if not late_s:
             late_s = after_s
@@ -317,7 +317,7 @@ async def test_an_item_whose_work_was_cancelled_is_run_again(make_store: MakeSto
     """Nobody gave the item up: something that it waited for was cancelled."""
     cancelled = False
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         nonlocal cancelled
         if not cancelled:
             cancelled = True
@@ -329,12 +329,14 @@ async def test_an_item_whose_work_was_cancelled_is_run_again(make_store: MakeSto
         assert jobs.runner.counts.retried == 1
 
 
-@pytest.mark.parametrize(("times", "state"), [(1, State.COMPLETED), (2, State.ERROR)])
-async def test_an_item_at_which_replicas_died_has_one_more_try(make_store: MakeStore, times: int, state: State) -> None:
+@pytest.mark.parametrize(("times", "state"), [(1, JobState.COMPLETED), (2, JobState.ERROR)])
+async def test_an_item_at_which_replicas_died_has_one_more_try(
+    make_store: MakeStore, times: int, state: JobState
+) -> None:
     """They may have died of something else; if it happens again, they did not."""
     left = times
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         nonlocal left
         if left:
             left -= 1
@@ -350,26 +352,26 @@ async def test_an_item_at_which_replicas_died_has_one_more_try(make_store: MakeS
 async def test_an_item_that_cannot_be_answered_fails_alone(make_store: MakeStore) -> None:
     """Its error is kept; a bug's message stays in the log, and an answer that is too large is refused."""
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         match lease.index:
             case 0:
                 raise InvalidRequest("it is wrong")
             case 1:
                 raise RuntimeError("secret")
             case 2:
-                return Reply(200, b"x" * 101, {})
+                return ItemReply(200, b"x" * 101, {})
             case _:
                 return await _yes(lease)
 
     async with running(make_store, answer) as jobs:
         job = await jobs.submit(4)
-        assert (await jobs.end_of(job)).state is State.ERROR
+        assert (await jobs.end_of(job)).state is JobState.ERROR
         items = await all_items(jobs.store, job.id)
         assert [(item.state, item.code) for item in items] == [
-            (State.ERROR, "invalid_request"),
-            (State.ERROR, "internal"),
-            (State.ERROR, "payload_too_large"),
-            (State.COMPLETED, ""),
+            (JobState.ERROR, "invalid_request"),
+            (JobState.ERROR, "internal"),
+            (JobState.ERROR, "payload_too_large"),
+            (JobState.COMPLETED, ""),
         ]
         assert [items[0].message, "secret" in items[1].message] == ["it is wrong", False]
 
@@ -378,7 +380,7 @@ async def test_work_for_a_cancelled_job_stops(make_store: MakeStore) -> None:
     """Also where another router cancelled it."""
     began, stopped = asyncio.Event(), asyncio.Event()
 
-    async def answer(_: Lease) -> Reply:
+    async def answer(_: Lease) -> ItemReply:
         began.set()
         try:
             await asyncio.Event().wait()
@@ -394,14 +396,14 @@ async def test_work_for_a_cancelled_job_stops(make_store: MakeStore) -> None:
         await stopped.wait()
         found = await jobs.store.job(job.id)
         assert found is not None
-        assert found.state is State.CANCELLED
+        assert found.state is JobState.CANCELLED
 
 
 async def test_a_runner_that_stops_leaves_its_items_to_others(make_store: MakeStore) -> None:
     """They wait again at once, not only when a lease is over."""
     began = asyncio.Event()
 
-    async def never(_: Lease) -> Reply:
+    async def never(_: Lease) -> ItemReply:
         began.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -417,7 +419,7 @@ async def test_a_runner_that_was_taken_for_dead_begins_anew(make_store: MakeStor
     """What it had is run again, and ends once."""
     began, go_on = asyncio.Event(), asyncio.Event()
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         began.set()
         await go_on.wait()
         return await _yes(lease)
@@ -437,7 +439,7 @@ async def test_an_item_whose_outcome_the_store_lost_is_run_again(kind_and_place:
     both, last = asyncio.Event(), asyncio.Event()
     first = asyncio.Event()
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         tries[lease.index] += 1
         if len(tries) == 2:
             both.set()
@@ -465,7 +467,7 @@ async def test_an_item_whose_lease_the_store_lost_is_not_run_twice_here(kind_and
     tries, room = 0, {"digits": 0}
     began, go_on = asyncio.Event(), asyncio.Event()
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         nonlocal tries
         tries += 1
         began.set()
@@ -514,7 +516,7 @@ async def test_an_item_that_ends_while_it_is_leased_again_is_not_run_twice_here(
     tries, room = 0, {"digits": 0}
     began = asyncio.Event()
 
-    async def answer(lease: Lease) -> Reply:
+    async def answer(lease: Lease) -> ItemReply:
         nonlocal tries
         tries += 1
         began.set()

@@ -32,11 +32,11 @@ from benchmarks.redis_server import RedisServer
 from serve_app.access.guard import wall_clock
 from serve_app.domain.settings import RedisSettings
 from serve_app.errors import Conflict, QueueFull, StoreUnavailable
-from serve_app.jobs.records import BATCH, JOB, Bounds, Exchanged, NewItem, Outcome, StoredFile
+from serve_app.jobs.records import BATCH, JOB, Exchanged, JobBounds, NewItem, Outcome, StoredFile
 from serve_app.jobs.redis import RedisStore
-from serve_app.jobs.sqlite.connection import Connection, transaction
+from serve_app.jobs.sqlite.connection import SqliteConnection, transaction
 from serve_app.jobs.sqlite.sessions import begin_session
-from serve_app.jobs.states import State
+from serve_app.jobs.states import JobState
 from serve_app.jobs.store import MOST_OVERDUE, SessionOver, Store
 
 
@@ -46,9 +46,15 @@ async def test_a_job_is_kept(make_store: MakeStore) -> None:
         job = await made(store, new_job(callback="https://a"), new_items(7))
     async with opened(make_store) as store:
         assert await store.job(job.id) == job
-        assert (job.state, job.total, job.completed, job.failed, job.callback) == (State.PENDING, 7, 0, 0, "https://a")
+        assert (job.state, job.total, job.completed, job.failed, job.callback) == (
+            JobState.PENDING,
+            7,
+            0,
+            0,
+            "https://a",
+        )
         assert [(item.index, item.state, item.custom_id) for item in await all_items(store, job.id)] == [
-            (n, State.PENDING, f"item {n}") for n in range(7)
+            (n, JobState.PENDING, f"item {n}") for n in range(7)
         ]
         assert await store.job("job_none") is None
 
@@ -72,7 +78,7 @@ async def test_an_item_runs_once(store: Store) -> None:
     )
     started = await store.job(job.id)
     assert started is not None
-    assert (started.state, started.started) == (State.PROCESSING, 1.0)
+    assert (started.state, started.started) == (JobState.PROCESSING, 1.0)
     done = await exchanged(store, one, [answered(lease.item), answered(first.leases[0].item, b"first")], now=2.0)
     assert done == Exchanged([], 0, frozenset(), ())
     again = await exchanged(store, one, [answered(lease.item, b"again")], now=2.0)
@@ -82,13 +88,13 @@ async def test_an_item_runs_once(store: Store) -> None:
     ended = await store.job(job.id)
     assert ended is not None
     assert (ended.state, ended.completed, ended.failed, ended.ended, ended.kept_until) == (
-        *(State.ERROR, 2, 1, 3.0, 103.0),
+        *(JobState.ERROR, 2, 1, 3.0, 103.0),
     )
     items = await all_items(store, job.id)
     assert [(item.state, item.body, item.code, item.ended) for item in items] == [
-        (State.COMPLETED, b"first", "", 2.0),
-        (State.COMPLETED, b"yes", "", 2.0),
-        (State.ERROR, b"", "invalid_request", 3.0),
+        (JobState.COMPLETED, b"first", "", 2.0),
+        (JobState.COMPLETED, b"yes", "", 2.0),
+        (JobState.ERROR, b"", "invalid_request", 3.0),
     ]
     assert items[0].headers == {"content-type": "text/plain"}
     assert [item.index for item in await all_items(store, job.id, frozenset({"ERROR"}))] == [2]
@@ -132,15 +138,15 @@ async def test_a_cancelled_job_ends_at_once(store: Store) -> None:
     cancelled = await store.cancel(job.id, 2.0)
     assert cancelled is not None
     assert (cancelled.state, cancelled.completed, cancelled.ended, cancelled.told) == (
-        *(State.CANCELLED, 1, 2.0, "pending"),
+        *(JobState.CANCELLED, 1, 2.0, "pending"),
     )
     assert await store.cancel(job.id, 3.0) == cancelled
     late = await exchanged(store, session, [answered(leases[1].item)], room=9)
     assert late == Exchanged([], 1, frozenset({job.id}), ())
     assert (await exchanged(store, session, room=9)).ended == frozenset()
     assert [item.state for item in await all_items(store, job.id)] == [
-        State.COMPLETED,
-        *[State.CANCELLED] * 3,
+        JobState.COMPLETED,
+        *[JobState.CANCELLED] * 3,
     ]
     assert await store.cancel("job_none", 1.0) is None
 
@@ -154,10 +160,10 @@ async def test_a_job_that_is_too_late_ends(store: Store) -> None:
     assert await store.sweep(51.0, 100) == 1
     ended = await store.job(job.id)
     assert ended is not None
-    assert (ended.state, ended.code, ended.ended) == (State.ERROR, "deadline_exceeded", 51.0)
+    assert (ended.state, ended.code, ended.ended) == (JobState.ERROR, "deadline_exceeded", 51.0)
     late = await store.exchange(session, [answered(lease.item)], {"digits": 9}, 0, PLENTY, 52.0, 100.0)
     assert (late.leases, late.discarded, late.ended) == ([], 1, frozenset({job.id}))
-    assert [item.state for item in await all_items(store, job.id)] == [State.ERROR] * 2
+    assert [item.state for item in await all_items(store, job.id)] == [JobState.ERROR] * 2
 
 
 async def test_nothing_more_is_run_of_a_job_that_is_too_late(store: Store) -> None:
@@ -173,14 +179,14 @@ async def test_nothing_more_is_run_of_a_job_that_is_too_late(store: Store) -> No
     ended = await store.job(job.id)
     assert ended is not None
     assert (ended.state, ended.code, ended.ended, ended.failed, ended.told) == (
-        *(State.ERROR, "deadline_exceeded", 50.0, 0, "pending"),
+        *(JobState.ERROR, "deadline_exceeded", 50.0, 0, "pending"),
     )
     assert (await store.census()).backlog == {}
 
 
 async def test_a_job_whose_last_items_fail_at_its_deadline_is_too_late(store: Store) -> None:
     """It does not depend on who sees it first. One that was answered is not, nor one that failed before."""
-    codes: list[tuple[State, str]] = []
+    codes: list[tuple[JobState, str]] = []
     session = await store.begin_session(0.0, LEASE_S)
     for now, last in ((50.0, failed), (49.9, failed), (50.1, answered)):
         job = await made(store, new_job(expires=50.0), new_items(2))
@@ -190,7 +196,7 @@ async def test_a_job_whose_last_items_fail_at_its_deadline_is_too_late(store: St
         ended = await store.job(job.id)
         assert ended is not None
         codes.append((ended.state, ended.code))
-    assert codes == [(State.ERROR, "deadline_exceeded"), (State.ERROR, ""), (State.COMPLETED, "")]
+    assert codes == [(JobState.ERROR, "deadline_exceeded"), (JobState.ERROR, ""), (JobState.COMPLETED, "")]
 
 
 async def test_many_jobs_that_are_too_late_end_in_steps(store: Store) -> None:
@@ -216,7 +222,7 @@ async def test_an_idempotency_key_makes_one_job(store: Store) -> None:
 async def test_a_store_that_is_full_knows_what_it_took(store: Store) -> None:
     """Who asks again for a job that was taken gets it, not an error."""
     job = await made(store, new_job(key="k", digest=b"1"), new_items(1))
-    full = Bounds(1, 1)
+    full = JobBounds(1, 1)
     assert await store.create(new_job(key="k", digest=b"1"), new_items(1), full) == (job, False)
     with pytest.raises(Conflict):
         await store.create(new_job(key="k", digest=b"2"), new_items(1), full)
@@ -226,19 +232,19 @@ async def test_bounds_refuse(store: Store) -> None:
     """An owner with too many jobs, and a store that is full, take no more."""
     job = await made(store, new_job(), new_items(1))
     with pytest.raises(QueueFull, match="max_jobs"):
-        await store.create(new_job(), new_items(1), Bounds(1, PLENTY))
-    assert (await store.create(new_job(owner="bob"), new_items(1), Bounds(1, PLENTY)))[1]
+        await store.create(new_job(), new_items(1), JobBounds(1, PLENTY))
+    assert (await store.create(new_job(owner="bob"), new_items(1), JobBounds(1, PLENTY)))[1]
     await store.cancel(job.id, 1.0)
-    assert (await store.create(new_job(), new_items(1), Bounds(1, PLENTY)))[1]
+    assert (await store.create(new_job(), new_items(1), JobBounds(1, PLENTY)))[1]
     with pytest.raises(QueueFull, match="full"):
-        await store.create(new_job(), new_items(1), Bounds(100, 1))
+        await store.create(new_job(), new_items(1), JobBounds(100, 1))
     with pytest.raises(QueueFull, match="full"):
-        await store.add_file(StoredFile("file-1", "ann", "a", "batch", 1, 0.0, 9.0), b"a", Bounds(100, 1))
+        await store.add_file(StoredFile("file-1", "ann", "a", "batch", 1, 0.0, 9.0), b"a", JobBounds(100, 1))
 
 
 async def test_what_does_not_fit_is_refused(store: Store) -> None:
     """A job with more bytes than are left, and one file too many."""
-    small = Bounds(100, (await store.census()).nbytes + 2_000_000, files=1)
+    small = JobBounds(100, (await store.census()).nbytes + 2_000_000, files=1)
     with pytest.raises(QueueFull, match="full"):
         await store.create(new_job(), new_items(3, nbytes=1_000_000), small)
     assert (await store.create(new_job(), new_items(1, nbytes=50_000), small))[1]
@@ -321,7 +327,7 @@ async def test_a_page_reads_no_more_answers_than_it_shows(tmp_path: Path) -> Non
             assert [item.index for item in await store.items(job.id, 9, 40, 350_000)] == [10, 11, 12]
             assert sent() - before < 5 * 100_000
             assert [len(item.body) for item in await store.items(job.id, 28, 3, 0)] == [100_000]
-            assert [item.state for item in await store.items(job.id, 29, 40, 0)] == [State.PROCESSING] * 10
+            assert [item.state for item in await store.items(job.id, 29, 40, 0)] == [JobState.PROCESSING] * 10
 
 
 async def test_items_that_run_are_shown_as_such(store: Store) -> None:
@@ -331,9 +337,9 @@ async def test_items_that_run_are_shown_as_such(store: Store) -> None:
     (first, second), (third, _) = [(await exchanged(store, each, room=2)).leases for each in (one, two)]
     processing = frozenset({"PROCESSING"})
     assert [item.index for item in await all_items(store, job.id, processing)] == [0, 1, 2, 3]
-    await exchanged(store, one, [Outcome(first.item, State.PENDING, 0), answered(second.item)])
-    await exchanged(store, two, [Outcome(third.item, State.PENDING, 0)])
-    states = [State.PENDING, State.COMPLETED, State.PENDING, State.PROCESSING, State.PENDING]
+    await exchanged(store, one, [Outcome(first.item, JobState.PENDING, 0), answered(second.item)])
+    await exchanged(store, two, [Outcome(third.item, JobState.PENDING, 0)])
+    states = [JobState.PENDING, JobState.COMPLETED, JobState.PENDING, JobState.PROCESSING, JobState.PENDING]
     assert [item.state for item in await all_items(store, job.id)] == states
     assert [item.index for item in await all_items(store, job.id, processing)] == [3]
     await store.cancel(job.id, 2.0)
@@ -438,7 +444,7 @@ async def test_a_transaction_that_cannot_be_rolled_back_is_the_last_of_its_conne
         database.set_authorizer(lambda _, what, *__: sqlite3.SQLITE_DENY if what == "ROLLBACK" else sqlite3.SQLITE_OK)
         raise sqlite3.OperationalError("disk I/O error")
 
-    connection = Connection(tmp_path / "jobs.sqlite", 1.0)
+    connection = SqliteConnection(tmp_path / "jobs.sqlite", 1.0)
     try:
         with pytest.raises(StoreUnavailable):
             await connection.call(transaction, broken)
@@ -469,7 +475,7 @@ async def test_items_are_given_back(store: Store) -> None:
     assert await store.has_waiting({"words", "digits"})
     leases = (await exchanged(store, one, room=4)).leases
     assert not await store.has_waiting({"words", "digits"})
-    back = [Outcome(lease.item, State.PENDING, 0) for lease in leases[1:3]]
+    back = [Outcome(lease.item, JobState.PENDING, 0) for lease in leases[1:3]]
     told = await exchanged(store, one, [answered(leases[0].item), *back])
     assert (told.discarded, told.leases) == (0, [])
     assert not await store.has_waiting({"words"})

@@ -47,7 +47,7 @@ from serve_app.errors import (
 from serve_app.payloads import Joinable, ModelSignature, Payload, Tensors, TensorSpec
 from serve_app.pipelines.inference import PipelineInference
 from serve_app.pipelines.policy import Course
-from serve_app.pipelines.run import Run
+from serve_app.pipelines.run import PipelineRun
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.trace import RequestTraces
@@ -623,7 +623,7 @@ def test_any_pipeline_gives_what_a_naive_evaluator_gives(pipeline: Pipeline, num
     async def run() -> Tensors:
         budget = course.budget({}, Priority.NORMAL)
         deadline, serial = monotonic() + 60.0, pipeline.is_serial()
-        return await Run(
+        return await PipelineRun(
             pipeline, service, inputs, RequestOptions(), deadline, budget, lambda *_: None, serial=serial
         ).answer()
 

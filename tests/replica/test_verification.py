@@ -19,7 +19,7 @@ from serve_app.payloads import Joinable, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext
-from serve_app.replica.staged import Job
+from serve_app.replica.staged import BackgroundWork
 from serve_app.replica.verification import Verification
 
 EXACT = Joinable("exact", "same bits", padding="exact")
@@ -37,7 +37,7 @@ class Checked:
     def __init__(
         self, backend: Any, share: float = 1.0, processor: Any = None, kept: VerdictStore | None = None
     ) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[BackgroundWork] = []
         self.places: list[tuple[int, int, str, str]] = []
         self.joining = Joining("m", {"": EXACT, "apart": Joinable("dependent", ""), "new": PROVEN})
         proofs = ProofContext("m", 8, records=kept, keys=dict.fromkeys(self.joining.verdicts, "key"))
@@ -45,7 +45,7 @@ class Checked:
         made = cast("Processor | None", processor)
         self.verification = Verification(proofs, backends, made, self.joining, share, self._later)
 
-    def _later(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
+    def _later(self, job: BackgroundWork, rows: int, bucket: int, variant: str, sender: str) -> None:
         self.jobs.append(job)
         self.places.append((rows, bucket, variant, sender))
 

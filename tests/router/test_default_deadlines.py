@@ -29,7 +29,7 @@ class Line:
         self.transport = Transport()
         self.dispatcher, metrics = make_dispatcher(self.transport, max_rows=1)
         if measured:
-            self.dispatcher.scheduler.seed(MODEL, [(1, 0, ALONE_S, "")])
+            self.dispatcher.learn(MODEL, [(1, 0, ALONE_S, "")])
         info = ModelInfo(MODEL, "1", ("1",), "tensors", ModelSignature((), ()), 1, 8, TIMEOUTS_S, ())
         caches = ResponseCache(CacheSettings(10), self.dispatcher, metrics) if cached else None
         kept = ModelCacheSettings(300.0, 10**6, {"": "a"})
@@ -117,7 +117,7 @@ async def test_a_model_that_is_slower_than_its_classes_is_told_once(caplog: pyte
     dispatcher, _ = make_dispatcher(Transport(), limits=limits)
     dispatcher.on_replicas(MODEL, ["a"])
     assert told(caplog) == []
-    dispatcher.scheduler.seed(MODEL, [(1, 0, ALONE_S, ""), (4, 0, 20.0, "")])
+    dispatcher.learn(MODEL, [(1, 0, ALONE_S, ""), (4, 0, 20.0, "")])
     for replicas in (["a"], ["a", "b"]):
         dispatcher.on_replicas(MODEL, replicas)
     assert told(caplog) == [
@@ -132,6 +132,6 @@ async def test_a_model_that_is_slower_than_its_classes_is_told_once(caplog: pyte
 async def test_a_model_that_is_quick_enough_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
     """However long a full batch takes."""
     dispatcher, _ = make_dispatcher(Transport(), limits=classes(timeout_s=5.0))
-    dispatcher.scheduler.seed(MODEL, [(1, 0, 4.9, ""), (4, 0, 20.0, "")])
+    dispatcher.learn(MODEL, [(1, 0, 4.9, ""), (4, 0, 20.0, "")])
     dispatcher.on_replicas(MODEL, ["a"])
     assert told(caplog) == []

@@ -232,6 +232,15 @@ def test_what_runs_in_time_puts_probes_off() -> None:
 # ------------------------------------------------------------------ batch keys
 
 
+def test_an_entry_that_does_not_ride_along_does_not_set_the_bucket() -> None:
+    """One that shares no batch is in the cost bucket of its own rows, whatever comes next."""
+    head, other = _alone(deadline=6.0), _alone(deadline=7.0)
+    other.bucket = 8
+
+    turn = make_gate(head, other, policy="eager", now=5.0).next(5.0)
+    assert (turn.entries, turn.bucket) == ([head], 0)
+
+
 def test_who_shares_no_batch_runs_alone() -> None:
     """At its turn; those behind it share one without it."""
     waiting = [_alone(deadline=float(n)) if n in {2, 3} else make_entry(deadline=float(n)) for n in range(1, 6)]

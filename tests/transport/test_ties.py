@@ -21,7 +21,7 @@ from serve_app.router.dispatcher import Dispatcher
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.transport.link_server import LinkServer
 from serve_app.transport.replica_link import ReplicaLink, connect
-from serve_app.transport.ties import PLACES, Ties, TieTable
+from serve_app.transport.ties import PLACES, SharedTies, TieTable
 
 pytestmark = pytest.mark.skipif(not LinkServer.supported(), reason="needs Linux's sockets and memory files")
 
@@ -41,7 +41,7 @@ _RUN_S = 0.5
 def test_a_place_is_taken_once() -> None:
     """And is free for another request when it was given back."""
     table = TieTable()
-    here, there = Ties(table.fd), Ties(table.fd)
+    here, there = SharedTies(table.fd), SharedTies(table.fd)
     place = table.place()
 
     assert place
@@ -74,7 +74,7 @@ def test_a_smaller_file_is_no_table() -> None:
     fd = os.memfd_create("small")
     try:
         with pytest.raises(ValueError, match="greater than file size"):
-            Ties(fd)
+            SharedTies(fd)
     finally:
         os.close(fd)
 
@@ -242,7 +242,7 @@ async def test_what_another_replica_has_taken_is_returned_at_the_next_batch(repl
     """Of a bundle the rest runs; of one with nothing left there is an answer without a run."""
     table = TieTable()
     places = [table.place() for _ in range(3)]
-    elsewhere = Ties(table.fd)
+    elsewhere = SharedTies(table.fd)
 
     def entry(value: float, place: int) -> WireEntry:
         return WireEntry(2, 60.0, 1, "", tensor(value), place=place)

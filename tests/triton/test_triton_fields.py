@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from serve_app.errors import ConfigError
-from serve_app.triton.fields import MODEL_CONFIG, Document, written
+from serve_app.triton.fields import MODEL_CONFIG, TritonDocument, written
 
 THEIRS = """
 import sys
@@ -66,7 +66,7 @@ metric_tags { key: "k" value: "v" }
 
 def test_every_field_has_a_place() -> None:
     """Lists in brackets, both kinds of brackets, texts in parts, separators, maps, comments and empty messages."""
-    document = Document("m/config.pbtxt", TEXT)
+    document = TritonDocument("m/config.pbtxt", TEXT)
     document.tell_rest()
     assert [
         remark.line().removesuffix(": has no counterpart, and counts for nothing") for remark in document.remarks
@@ -113,5 +113,5 @@ def test_every_field_has_a_place() -> None:
 def test_what_is_wrong_is_told_with_its_place(text: str, problems: list[str]) -> None:
     """One line, with file, line and column; unknown fields one line each, with what was probably meant."""
     with pytest.raises(ConfigError) as caught:
-        Document("f", text)
+        TritonDocument("f", text)
     assert list(caught.value.problems) == problems

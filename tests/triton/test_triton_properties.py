@@ -19,7 +19,7 @@ from triton_repositories import CHAIN_STEPS, CHAIN_TENSORS, SUM_DIFF, add_chain,
 from serve_app.api.open_inference.model_config_pb2 import DESCRIPTOR
 from serve_app.errors import ConfigError
 from serve_app.triton.ensembles import translate_ensemble
-from serve_app.triton.fields import MODEL_CONFIG, Document, written
+from serve_app.triton.fields import MODEL_CONFIG, TritonDocument, written
 from serve_app.triton.neighbours import Neighbours
 from serve_app.triton.translation import Translated, translate
 
@@ -197,7 +197,7 @@ SCHEDULING = frozenset({"ensemble_scheduling", "dynamic_batching"})
 def test_every_set_field_is_followed_or_told(folder: Path, message: Message, as_one_line: bool) -> None:
     """Of a model that is served: what is not in the list is in the notes, but for values that ask for nothing."""
     text = SUM_DIFF + text_format.MessageToString(message, as_one_line=as_one_line)
-    document = Document("config.pbtxt", text)
+    document = TritonDocument("config.pbtxt", text)
     found, stopped = outcome(document, folder)
     if found is None:
         assert stopped
@@ -218,7 +218,7 @@ def test_every_set_field_of_an_ensemble_is_followed_or_told(chain: Path, message
     further = text_format.MessageToString(step, as_one_line=True)
     steps = CHAIN_STEPS.replace('model_name: "score" model_version: -1', f'model_name: "score" {further}')
     text = CHAIN_TENSORS + steps + text_format.MessageToString(message)
-    document = Document("config.pbtxt", text)
+    document = TritonDocument("config.pbtxt", text)
     models = {name: {"name": name, "path": str(chain.parent / name)} for name in ("prepare", "score")}
     found = translate_ensemble(document, "chain", chain, Neighbours(models, ()))
     stopped = [remark for remark in document.remarks if remark.level != "note"]
@@ -228,7 +228,7 @@ def test_every_set_field_of_an_ensemble_is_followed_or_told(chain: Path, message
     check_all_is_told(document, text, FOLLOWED_OF_ENSEMBLES)
 
 
-def check_all_is_told(document: Document, text: str, followed: set[str]) -> None:
+def check_all_is_told(document: TritonDocument, text: str, followed: set[str]) -> None:
     """Compare what stands in a file with what was told of it."""
     told = tuple(remark.field for remark in document.remarks)
     read = message_factory.GetMessageClass(MODEL_CONFIG)()
@@ -243,7 +243,7 @@ def check_all_is_told(document: Document, text: str, followed: set[str]) -> None
 @given(message=messages(MODEL_CONFIG, frozenset({"ensemble_scheduling"})))
 def test_whatever_stands_in_a_file_is_served_or_refused_with_its_place(folder: Path, message: Message) -> None:
     """No other error, and never neither."""
-    document = Document("config.pbtxt", text_format.MessageToString(message))
+    document = TritonDocument("config.pbtxt", text_format.MessageToString(message))
     found, stopped = outcome(document, folder)
     assert (found is None) == bool(stopped)
     assert all(line.startswith(("config.pbtxt:", f"{folder}:", f"{folder}, version")) for line in stopped)
@@ -254,13 +254,13 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     """With the file's name in each line."""
     problems: tuple[str, ...] = ()
     try:
-        Document("config.pbtxt", text)
+        TritonDocument("config.pbtxt", text)
     except ConfigError as error:
         problems = error.problems
     assert all(problem.startswith("config.pbtxt:") for problem in problems)
 
 
-def outcome(document: Document, folder: Path) -> tuple[Translated | None, list[str]]:
+def outcome(document: TritonDocument, folder: Path) -> tuple[Translated | None, list[str]]:
     """The translation, or why there is none."""
     try:
         found = translate(document, "m", str(folder), folder, os.environ)

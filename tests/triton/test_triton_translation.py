@@ -96,17 +96,6 @@ def keys_of(model: RepositoryModel) -> dict[str, Any]:
             {"resources": {"gpu_memory": 1000000, "gpus": 1.0}},
         ),
         (
-            (
-                'optimization { execution_accelerators { gpu_execution_accelerator : [ { name: "tensorrt"'
-                ' parameters { key: "precision_mode" value: "FP16" }'
-                ' parameters { key: "trt_engine_cache_enable" value: "true" }'
-                ' parameters { key: "trt_engine_cache_path" value: "engines" } } ] } }'
-            ),
-            {
-                "backend_options": {"tensorrt": True, "tensorrt_fp16": True, "tensorrt_cache": "engines"},
-            },
-        ),
-        (
             "optimization { priority: PRIORITY_DEFAULT eager_batching: false graph { level: 0 } }",
             {},
         ),
@@ -226,20 +215,13 @@ def test_what_is_followed(tmp_path: Path, text: str, keys: dict[str, Any]) -> No
         ),
         (
             (
-                'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt"'
-                ' parameters { key: "precision_mode" value: "INT8" } } } }'
+                'optimization { execution_accelerators { gpu_execution_accelerator : [ { name: "tensorrt"'
+                ' parameters { key: "precision_mode" value: "FP16" } } ] } }'
             ),
             (
-                '11:86: optimization.execution_accelerators.gpu_execution_accelerator[0].parameters["precision_mode"]:'
-                " has no counterpart, and counts for nothing"
+                "11:71: optimization.execution_accelerators.gpu_execution_accelerator[0]:"
+                " the backend onnx has no accelerator 'tensorrt' to choose"
             ),
-        ),
-        (
-            (
-                "instance_group { kind: KIND_CPU } optimization { execution_accelerators {"
-                ' gpu_execution_accelerator { name: "tensorrt" } } }'
-            ),
-            ("11:75: optimization.execution_accelerators.gpu_execution_accelerator[0]: counts for nothing on the CPU"),
         ),
         (
             'parameters { key: "intra_op_thread_count" value { string_value: "0" } }',

@@ -39,7 +39,7 @@ class Versions:
         scheduler = Scheduler(scheduling, classes(), ProcessLimits(total_bytes=10**9))
         self.metrics = RouterMetrics(scheduler)
         dispatcher = Dispatcher(scheduler, awaiting(self.transport), self.metrics, 60.0)
-        self.models = Models(scheduler)
+        self.models = Models(dispatcher)
         self.inference = RouterInference(self.models, dispatcher, self.metrics)
         self.tables = self.models.versions = make_tables(
             VersionsContext(

@@ -144,7 +144,7 @@ def check_load_parameters(names: Iterable[str]) -> None:
 
 def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(gateway.inference, gateway.administration, gateway.bodies)
+    endpoints = _AdministrationEndpoints(gateway.inference, gateway.administration, gateway.bodies)
     found = [
         Route("GET", "/v2/logging", endpoints.logging),
         Route("POST", "/v2/logging", endpoints.update_logging, "administration"),
@@ -171,7 +171,7 @@ def routes(gateway: Gateway) -> list[Route]:
     return found + [Route("POST", f"/v2/{path}", endpoints.unsupported, described=False) for path in paths]
 
 
-class _Endpoints:
+class _AdministrationEndpoints:
     def __init__(self, inference: Inference, administration: Administration, bodies: BodyReader) -> None:
         self._inference = inference
         self._administration = administration

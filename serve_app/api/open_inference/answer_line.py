@@ -12,7 +12,7 @@ UNREAD_BYTES: Final = 8 * 2**20
 read from it either, for which answers count as well that may not be sent yet."""
 
 
-class Place:
+class AnswerPlace:
     """One request's place in an `AnswerLine`. Call `last` exactly once."""
 
     __slots__ = ("_line", "_waits", "ended", "message")
@@ -53,21 +53,21 @@ class AnswerLine:
         self.mostly_read.set()
         self._ready_read = asyncio.Event()  # the same of what may be read now
         self._ready_read.set()
-        self._in_order: deque[Place] = deque()
+        self._in_order: deque[AnswerPlace] = deque()
         self._open = 0  # places that have not ended
         self._closing = False
         self._unread = self._ready_bytes = 0
         # What is to be sent, with whom to tell, or whether it ends its request; ``None`` is the end.
         self._ready: asyncio.Queue[tuple[bytes, asyncio.Future[None] | None] | None] = asyncio.Queue()
 
-    def join(self) -> Place:
+    def join(self) -> AnswerPlace:
         """Add the next request's place."""
-        place = Place(self)
+        place = AnswerPlace(self)
         self._in_order.append(place)
         self._open += 1
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: AnswerPlace) -> None:
         """Stop others from waiting for this place."""
         self._in_order.remove(place)
         self._flush()
@@ -80,7 +80,7 @@ class AnswerLine:
         await sent
         await self._ready_read.wait()
 
-    def end(self, place: Place, *, in_order: bool) -> None:
+    def end(self, place: AnswerPlace, *, in_order: bool) -> None:
         """Send a place's last message in its turn."""
         self._count(place.message)
         if in_order:
@@ -113,7 +113,7 @@ class AnswerLine:
         while self._in_order and self._in_order[0].ended:
             self._finish(self._in_order.popleft())
 
-    def _finish(self, place: Place) -> None:
+    def _finish(self, place: AnswerPlace) -> None:
         message, place.message = place.message, b""  # its place has ended
         self._make_ready(message, None)
         self._open -= 1

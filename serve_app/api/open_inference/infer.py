@@ -33,7 +33,7 @@ def routes(_: Gateway) -> list[Route]:
     ]
 
 
-class InferRequest(Struct):
+class ParsedInferRequest(Struct):
     """A parsed V2 request.
 
     Attributes:
@@ -45,7 +45,7 @@ class InferRequest(Struct):
     selection: Selection = []
 
 
-class Infer(HttpOperation[InferRequest]):
+class Infer(HttpOperation[ParsedInferRequest]):
     """V2 infer requests over HTTP: JSON, with binary tensors after it, or one raw tensor."""
 
     names_class = True
@@ -64,36 +64,36 @@ class Infer(HttpOperation[InferRequest]):
         """Walks only the JSON."""
         return json_size(nbytes, call.headers.get(_HEADER_LENGTH))
 
-    def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> InferRequest:
+    def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> ParsedInferRequest:
         """Understand the JSON."""
         assert info is not None  # the path names it
         key = info.key or info.name
         codec = self._codecs.get(key)
         if codec is None or codec.info is not info:
             codec = self._codecs[key] = ModelCodec(info)
-        return InferRequest(codec, codec.parse(body, call.headers.get(_HEADER_LENGTH)))
+        return ParsedInferRequest(codec, codec.parse(body, call.headers.get(_HEADER_LENGTH)))
 
-    def hints(self, parsed: InferRequest) -> RequestParameters:
+    def hints(self, parsed: ParsedInferRequest) -> RequestParameters:
         """Its parameters."""
         return parsed.parsed.parameters
 
-    def decode_cost(self, info: ModelInfo, parsed: InferRequest, nbytes: int) -> int:  # noqa: ARG002
+    def decode_cost(self, info: ModelInfo, parsed: ParsedInferRequest, nbytes: int) -> int:  # noqa: ARG002
         """Walks only binary tensors whose values can be invalid."""
         return nbytes if parsed.codec.walks else parsed.parsed.offset
 
-    def decode(self, info: ModelInfo, parsed: InferRequest) -> Tensors:  # noqa: ARG002
+    def decode(self, info: ModelInfo, parsed: ParsedInferRequest) -> Tensors:  # noqa: ARG002
         """Decode the inputs, and choose the outputs."""
         tensors = parsed.codec.decode(parsed.parsed)
         parsed.selection = parsed.codec.select(parsed.parsed)
         return tensors
 
-    def write_cost(self, info: ModelInfo, parsed: InferRequest, answer: Answer) -> int:  # noqa: ARG002
+    def write_cost(self, info: ModelInfo, parsed: ParsedInferRequest, answer: Answer) -> int:  # noqa: ARG002
         """Classification is slower than converting numbers, which is slower than copying."""
         outputs = parsed.parsed.request.outputs
         counts = parsed.codec.classifications(outputs) if outputs else {}
         return encoding_bytes(parsed.selection, answer.value, counts)
 
-    def write(self, info: ModelInfo, parsed: InferRequest, answer: Answer) -> Reply:
+    def write(self, info: ModelInfo, parsed: ParsedInferRequest, answer: Answer) -> Reply:
         """Encode the outputs."""
         value, request = answer.value, parsed.parsed.request
         if request.outputs and (counts := parsed.codec.classifications(request.outputs)):

@@ -33,7 +33,7 @@ EXTENSIONS = (
 
 def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(gateway.inference, gateway.administration)
+    endpoints = _MetadataEndpoints(gateway.inference, gateway.administration)
     found = [
         Route("GET", "/v2", endpoints.server),
         Route("GET", "/v2/health/live", endpoints.live, "health"),
@@ -97,7 +97,7 @@ def _metadata_tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
     return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.public_shape)} for spec in specs]
 
 
-class _Endpoints:
+class _MetadataEndpoints:
     def __init__(self, inference: Inference, administration: Administration) -> None:
         self._inference = inference
         self._administration = administration

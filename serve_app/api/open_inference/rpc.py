@@ -18,7 +18,7 @@ from serve_app.api.gateway import Gateway, Operation
 from serve_app.api.grpc.call import GrpcCall, parse, shown
 from serve_app.api.open_inference import administration, rest
 from serve_app.api.open_inference import inference_pb2 as pb
-from serve_app.api.open_inference.answer_line import AnswerLine, Place
+from serve_app.api.open_inference.answer_line import AnswerLine, AnswerPlace
 from serve_app.api.open_inference.codec import Selection
 from serve_app.api.open_inference.infer import classified, encoding_bytes
 from serve_app.api.open_inference.message_parts import check_parts
@@ -262,7 +262,7 @@ class InferenceRpc:
             await asyncio.gather(*ending, return_exceptions=True)
             del reader, each, ending  # whose error's traceback has this frame
 
-    async def _answer_in_stream(self, call: GrpcCall, place: Place) -> None:
+    async def _answer_in_stream(self, call: GrpcCall, place: AnswerPlace) -> None:
         try:
             asked = await self._gateway.read(self._infer, call)
             if asked.info.streams:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal
 
 import onnxruntime
 
-from serve_app.payloads import ModelSignature
-
-TENSORRT = "TensorrtExecutionProvider"
-"""Name of TensorRT's execution provider."""
-
 _CPU = "CPUExecutionProvider"
 _CUDA = "CUDAExecutionProvider"
-_TENSORRT_LIBRARY = "libnvinfer.so.10"
-# Ray narrows CUDA_VISIBLE_DEVICES to what the replica was given, so its GPU is always the first one.
-_FIRST_GPU = {"device_id": "0"}
 
 
 def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None, *, tf32: bool = True) -> list[Any]:
@@ -35,7 +24,8 @@ def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None, 
     if device == "cpu":
         return [_CPU]
     options = {
-        **_FIRST_GPU,
+        # Ray narrows CUDA_VISIBLE_DEVICES to what the replica was given, so its GPU is always the first one.
+        "device_id": "0",
         # The default doubles every extension, which wastes the memory of the replicas that share the GPU.
         "arena_extend_strategy": "kSameAsRequested",
         # The default benchmarks every algorithm again for each new number of rows: a stall at each.
@@ -45,54 +35,6 @@ def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None, 
     if gpu_memory_bytes is not None:
         options["gpu_mem_limit"] = str(gpu_memory_bytes)
     return [(_CUDA, options), _CPU]
-
-
-def tensorrt_provider(gpu_memory_bytes: int | None, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """TensorRT's provider and options. CUDA's provider must follow it, for what TensorRT cannot run.
-
-    Args:
-        gpu_memory_bytes: Limit of its engines' workspace; ``None`` for TensorRT's default.
-        options: Further options, e.g. of `tensorrt_profile`.
-    """
-    # Building engines takes minutes: they are kept, and so is what was learnt about the GPU's kernels.
-    chosen = {**_FIRST_GPU, "trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1", **options}
-    if gpu_memory_bytes is not None:
-        chosen["trt_max_workspace_size"] = str(gpu_memory_bytes)
-    return TENSORRT, chosen
-
-
-def tensorrt_profile(signature: ModelSignature, max_rows: int | None) -> dict[str, str]:
-    """The shapes for TensorRT's engine: 1 to ``max_rows`` rows, optimized for the most.
-
-    Empty if other axes vary too or the most rows are unknown: the engine is then built for the shapes that arrive, and
-    rebuilt when they exceed it. The warm-up runs the smallest and the largest first.
-    """
-    if max_rows is None or any(-1 in spec.shape[1:] for spec in signature.inputs):
-        return {}
-
-    def shapes(rows: int) -> str:
-        return ",".join(f"{spec.name}:{'x'.join(map(str, (rows, *spec.shape[1:])))}" for spec in signature.inputs)
-
-    return {
-        "trt_profile_min_shapes": shapes(1),
-        "trt_profile_opt_shapes": shapes(max_rows),
-        "trt_profile_max_shapes": shapes(max_rows),
-    }
-
-
-@cache
-def preload_tensorrt() -> bool:
-    """Load TensorRT's libraries, once per process; returns whether they exist.
-
-    ONNX Runtime lists its provider if the wheel was built with it, and fails without the libraries.
-    """
-    with suppress(ImportError):
-        importlib.import_module("tensorrt")  # NVIDIA's wheel keeps them off the path and loads them itself
-    try:
-        ctypes.CDLL(_TENSORRT_LIBRARY)
-    except OSError:
-        return False
-    return True
 
 
 @cache

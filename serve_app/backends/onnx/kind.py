@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from rowproof.onnx_graph.proof import prove_rows
 from rowproof.onnx_graph.skeleton import read_skeleton
@@ -21,44 +20,27 @@ from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.settings import OnnxSettings
 from serve_app.backends.onnx.signature import declared_by, open_to_inspect
 from serve_app.backends.warm_up import spaced_rows
-from serve_app.config.files import home
-from serve_app.config.problems import Location, validation_error
+from serve_app.config.problems import validation_error
 from serve_app.payloads import ModelSignature, TensorSpec
+
+_NO_OPTIONS: Final = (
+    "unknown key; onnx has none, and its execution providers are CPUExecutionProvider and CUDAExecutionProvider:"
+    " resources.device chooses one"
+)
 
 
 class OnnxOptions(BackendOptions):
-    """How ONNX Runtime runs a model."""
+    """No options: `resources` says all that ONNX Runtime needs."""
 
-    tensorrt: Literal["auto"] | bool = False
-    """Run with TensorRT on a GPU: `true` insists on it, `auto` takes it where its libraries are installed.
-
-    It builds an engine at the first start, which can take minutes, and keeps it in `tensorrt_cache`.
-    """
-
-    tensorrt_fp16: bool = False
-    """Let TensorRT compute in FP16: faster, and less exact."""
-
-    tensorrt_cache: str | None = Field(default=None, min_length=1)
-    """Folder for TensorRT's engines, relative to `SERVE_APP_HOME`; by default `tensorrt` beside the model's file."""
-
-    @model_validator(mode="after")
-    def _check(self) -> OnnxOptions:
-        keys = () if self.tensorrt else ("tensorrt_fp16", "tensorrt_cache")
-        faults: list[tuple[Location, str]] = [
-            ((key,), "does nothing without tensorrt: true or auto") for key in keys if getattr(self, key)
-        ]
-        if faults:
-            raise validation_error(faults)
-        return self
-
-    def faults(self, gpus: float) -> dict[str, str]:
-        """TensorRT needs a GPU."""
-        if self.tensorrt and gpus == 0:
-            return {"tensorrt": "does nothing while resources.gpus is 0; set that, or leave it out"}
-        return {}
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, given: Any) -> Any:
+        if given and isinstance(given, Mapping):
+            raise validation_error([((str(key),), _NO_OPTIONS) for key in given])
+        return given
 
 
-def onnx_settings(build: BuildSettings, options: OnnxOptions) -> OnnxSettings:
+def onnx_settings(build: BuildSettings) -> OnnxSettings:
     """Derive the settings of one backend."""
     sizes = build.row_sizes
     if sizes == "auto":
@@ -72,18 +54,14 @@ def onnx_settings(build: BuildSettings, options: OnnxOptions) -> OnnxSettings:
         row_sizes=() if sizes == "any" else sizes,
         only_for_convolutions=build.row_sizes == "auto",
         intra_op_threads=build.threads,
-        max_rows=build.max_rows,
-        tensorrt=options.tensorrt,
-        tensorrt_fp16=options.tensorrt_fp16,
-        tensorrt_cache=None if options.tensorrt_cache is None else home(os.environ) / options.tensorrt_cache,
         layout=build.layout,
         among_others=build.among_others,
         tf32=build.tf32,
     )
 
 
-def _create(build: BuildSettings, options: OnnxOptions) -> Backend:
-    return OnnxBackend(onnx_settings(build, options))
+def _create(build: BuildSettings, _: OnnxOptions) -> Backend:
+    return OnnxBackend(onnx_settings(build))
 
 
 def _inspect(model_file: Path, model: str, _: OnnxOptions) -> ModelFile:

@@ -11,21 +11,17 @@ import onnxruntime
 from serve_app.backends.device import resolve_device
 from serve_app.backends.layout import ServedSignature
 from serve_app.backends.onnx.device import (
-    TENSORRT,
     device_of,
     divide_memory,
     has_cuda_convolutions,
     lacks_device,
     preload_cuda,
-    preload_tensorrt,
     providers_for,
-    tensorrt_profile,
-    tensorrt_provider,
 )
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.settings import OnnxSettings
 from serve_app.backends.onnx.shared_arena import share_arena
-from serve_app.backends.onnx.signature import inspect_model, open_session, signature_of
+from serve_app.backends.onnx.signature import open_session, signature_of
 from serve_app.errors import ConfigError
 
 _ERROR = 3  # ONNX Runtime's log severity
@@ -57,21 +53,17 @@ class _Maker:
     def __init__(self, settings: OnnxSettings) -> None:
         self._settings = settings
         self._notes: list[str] = []
-        self._tensorrt: dict[str, str] | None = None
 
     def make(self) -> Sessions:
         settings = self._settings
         wanted = resolve_device(settings.device, settings.gpu_available, settings.model)
         if wanted == "cuda":
             preload_cuda()
-            self._tensorrt = self._tensorrt_options()
         session = self._open(wanted, settings.gpu_memory_bytes)
         providers = tuple(session.get_providers())
         device = device_of(providers)
         if device != wanted:
             self._lacks_cuda()
-        elif self._tensorrt is not None and TENSORRT not in providers:
-            self._lacks_tensorrt()
         loaded = signature_of(session, model=settings.model, layout=settings.layout)
         sizes = self._sizes(session, loaded)
         if len(sizes) > 1:
@@ -90,38 +82,6 @@ class _Maker:
         if settings.device == "cuda":
             raise ConfigError((fault,))
         self._notes.append(f"{fault}; it runs on the CPU")
-
-    def _lacks_tensorrt(self) -> None:
-        settings = self._settings
-        fault = (
-            f"model {settings.model!r}: ONNX Runtime could not use TensorRT"
-            " (is the wheel `tensorrt` of the CUDA version that ONNX Runtime was built for installed?)"
-        )
-        if settings.tensorrt is True:
-            raise ConfigError((fault,))
-        self._notes.append(f"{fault}; it runs with CUDA")
-
-    def _tensorrt_options(self) -> dict[str, str] | None:
-        """Options of TensorRT's provider; ``None``: not used."""
-        settings = self._settings
-        if settings.tensorrt is False:
-            return None
-        if not preload_tensorrt():
-            self._lacks_tensorrt()
-            return None
-        cache = settings.tensorrt_cache or settings.model_file.parent / "tensorrt"
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            problem = f"model {settings.model!r}: cannot keep TensorRT engines in {cache}: {error.strerror}"
-            raise ConfigError((problem,)) from error
-        facts = inspect_model(settings.model_file, model=settings.model, layout=settings.layout)
-        max_rows = settings.max_rows if facts.fixed_rows is None and settings.layout.rows else None
-        return tensorrt_profile(facts.signature, max_rows) | {
-            "trt_engine_cache_path": str(cache),
-            "trt_timing_cache_path": str(cache),
-            "trt_fp16_enable": str(int(settings.tensorrt_fp16)),
-        }
 
     def _sizes(self, session: Any, loaded: ServedSignature) -> tuple[int, ...]:
         """Numbers of rows that batches are filled up to, ascending; empty if the session takes any."""
@@ -155,8 +115,6 @@ class _Maker:
         """Make a session on this device, or on the CPU if CUDA has no device."""
         settings = self._settings
         providers = providers_for(wanted, gpu_memory_bytes, tf32=settings.tf32)
-        if wanted == "cuda" and self._tensorrt is not None:
-            providers = [tensorrt_provider(gpu_memory_bytes, self._tensorrt), *providers]
         try:
             return open_session(
                 settings.model_file,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from serve_app.backends.device import Device
 from serve_app.backends.layout import ROWS_FIRST, Layout
@@ -27,10 +26,6 @@ class OnnxSettings:
             change. A divided limit might be too low for batches that fitted before.
         intra_op_threads: Threads of one run, the calling one included; they share one operator at a time. At least 1:
             ONNX Runtime's default would be every core of the host, in every replica.
-        max_rows: Most rows of a batch, if known.
-        tensorrt: ``True`` requires TensorRT for the GPU, ``auto`` uses it if its libraries exist.
-        tensorrt_fp16: Whether TensorRT computes in FP16.
-        tensorrt_cache: Folder of TensorRT's engines; default ``tensorrt`` beside the model's file.
         among_others: Whether many models share the process, of which one runs at a time.
         tf32: Whether a GPU may round inputs of FP32 products to TF32's 10 bits.
         disabled_optimizers: ONNX Runtime's optimizers to disable.
@@ -44,10 +39,6 @@ class OnnxSettings:
     row_sizes: tuple[int, ...] = ()
     only_for_convolutions: bool = False
     intra_op_threads: int = 1
-    max_rows: int | None = None
-    tensorrt: bool | Literal["auto"] = False
-    tensorrt_fp16: bool = False
-    tensorrt_cache: Path | None = None
     layout: Layout = ROWS_FIRST
     among_others: bool = False
     tf32: bool = True

@@ -93,7 +93,7 @@ def read_declaration(
     Raises:
         ConfigError: One line for each fault, with its place in the file.
     """
-    reader = _Reader(model_file, model)
+    reader = _DeclarationReader(model_file, model)
     declared = reader.read(class_name, processes=processes)
     if reader.problems:
         raise ConfigError(tuple(reader.problems))
@@ -103,7 +103,7 @@ def read_declaration(
 
 def files_beside(model_file: Path) -> tuple[str, ...]:
     """Files that a model's file may need: modules beside it, and files that its classes name."""
-    reader = _Reader(model_file, model_file.name)
+    reader = _DeclarationReader(model_file, model_file.name)
     named = [name for each in reader.classes() for name in reader.files(each)]
     if reader.problems:
         raise ConfigError(tuple(reader.problems))
@@ -111,7 +111,7 @@ def files_beside(model_file: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in (*modules, *named) if name != model_file.name))
 
 
-class _Reader:
+class _DeclarationReader:
     """Reads one file and collects its faults."""
 
     def __init__(self, model_file: Path, model: str) -> None:

@@ -34,7 +34,7 @@ from serve_app.jobs.api.items import ItemRoutes
 from serve_app.jobs.api.routes import aside, idempotency_key, json_of, number, off, page
 from serve_app.jobs.job_service import Jobs
 from serve_app.jobs.records import BATCH, Item, Job, NewItem, StoredFile
-from serve_app.jobs.states import ENDED, State
+from serve_app.jobs.states import ENDED, JobState
 
 _PATIENCE_S: Final = 60.0
 _WINDOW_S: Final = 24 * 3600.0
@@ -47,18 +47,18 @@ _MOST_FILES: Final = 10_000
 _EXPIRES: Final = ("expires_after[anchor]", "expires_after[seconds]")
 _LEAST_KEPT_S, _MOST_KEPT_S = 3_600, 2_592_000
 _JSON: Final[Mapping[str, str]] = {"content-type": "application/json"}
-_DONE: Final = frozenset({State.COMPLETED.value})
-_NOT_DONE: Final = frozenset({State.ERROR.value, State.CANCELLED.value})
-_STATUS: Final[Mapping[State, str]] = {
-    State.PENDING: "validating",
-    State.PROCESSING: "in_progress",
-    State.COMPLETED: "completed",
-    State.ERROR: "completed",  # with requests that failed; one that is too late is `expired`
-    State.CANCELLED: "cancelled",
+_DONE: Final = frozenset({JobState.COMPLETED.value})
+_NOT_DONE: Final = frozenset({JobState.ERROR.value, JobState.CANCELLED.value})
+_STATUS: Final[Mapping[JobState, str]] = {
+    JobState.PENDING: "validating",
+    JobState.PROCESSING: "in_progress",
+    JobState.COMPLETED: "completed",
+    JobState.ERROR: "completed",  # with requests that failed; one that is too late is `expired`
+    JobState.CANCELLED: "cancelled",
 }
 
 
-class _Line(msgspec.Struct):
+class _BatchLine(msgspec.Struct):
     custom_id: str
     url: str
     body: msgspec.Raw
@@ -74,13 +74,13 @@ class _BatchRequest(msgspec.Struct):
 
 _TEXT: Final = re.compile(rb"\S[^\r\n]*")
 """A line that is not empty, from its first character."""
-_LINE: Final = BodyDecoder(_Line)
+_LINE: Final = BodyDecoder(_BatchLine)
 _REQUEST: Final = BodyDecoder(_BatchRequest)
 
 
 def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route]:
     """The routes; without jobs they answer with the setting to change."""
-    of = _Endpoints(gateway, jobs, items) if jobs is not None else None
+    of = _BatchEndpoints(gateway, jobs, items) if jobs is not None else None
 
     def route(method: str, path: str, name: str) -> Route:
         handler: Handler = off if of is None else getattr(of, name)
@@ -99,7 +99,7 @@ def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route
     ]
 
 
-class _Endpoints:
+class _BatchEndpoints:
     def __init__(self, gateway: Gateway, jobs: Jobs, items: ItemRoutes) -> None:
         self._gateway = gateway
         self._jobs = jobs
@@ -363,7 +363,7 @@ def _line(job: Job, item: Item) -> dict[str, Any]:
         "error": None,
     }
     request_id = f"{job.id}-{item.index}"
-    if item.state is State.COMPLETED:
+    if item.state is JobState.COMPLETED:
         line["response"] = {"status_code": item.status, "request_id": request_id, **_answer(item)}
     elif item.code:
         error = error_from_code(item.code, item.message)
@@ -373,6 +373,6 @@ def _line(job: Job, item: Item) -> dict[str, Any]:
             "body": orjson.Fragment(render_error(error).body),
         }
     elif item.state in ENDED:
-        how = "cancelled" if item.state is State.CANCELLED else "expired"
+        how = "cancelled" if item.state is JobState.CANCELLED else "expired"
         line["error"] = {"code": f"batch_{how}", "message": f"the batch was {how} before this request was run"}
     return line

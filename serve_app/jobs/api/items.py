@@ -14,7 +14,7 @@ from serve_app.domain.options import CLIENT, KEPT_HEADERS, LISTENER, MAX_TIMEOUT
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 from serve_app.http.body import BodyReader
 from serve_app.jobs.records import Lease
-from serve_app.jobs.runner import Reply
+from serve_app.jobs.runner import ItemReply
 
 LISTENER_NAME: Final = b"jobs"
 """What the log calls where the requests of items come from."""
@@ -80,7 +80,7 @@ class ItemRoutes:
             f"url: {url[:128]!r} runs no model; expected the path of a request, such as /v2/models/NAME/infer"
         )
 
-    async def run(self, lease: Lease) -> Reply:
+    async def run(self, lease: Lease) -> ItemReply:
         """Answer an item's request, as `serve_app.jobs.runner.Run` requires."""
         operation, params = self._operation(lease.request.url)
         left_s = min(MAX_TIMEOUT_S, lease.expires - self._now())
@@ -98,7 +98,9 @@ class ItemRoutes:
             self._gateway.refused(error, call.asked_model, headers)
             raise
         told = [reply.content_type, *answer_headers(answer), *reply.headers]
-        return Reply(200, reply.body, {name.decode(): value.decode() for name, value in told if name not in _NOT_KEPT})
+        return ItemReply(
+            200, reply.body, {name.decode(): value.decode() for name, value in told if name not in _NOT_KEPT}
+        )
 
 
 class _StoredCall(HttpCall):

@@ -28,7 +28,7 @@ from serve_app.jobs.api.items import ItemRoutes
 from serve_app.jobs.job_service import Jobs
 from serve_app.jobs.records import JOB, Item
 from serve_app.jobs.shown import shown
-from serve_app.jobs.states import ENDED, State
+from serve_app.jobs.states import ENDED, JobState
 
 ERRORS_BELOW: Final = "/v1/jobs"
 """Here errors have the usual shape, in the middle of OpenAI's paths."""
@@ -47,7 +47,7 @@ _OFF: Final = "this server keeps no jobs: set router.jobs in its configuration"
 
 def routes(gateway: Gateway, jobs: Jobs | None, items: ItemRoutes) -> list[Route]:
     """The routes; without jobs they answer with the setting to change."""
-    of = _Endpoints(gateway, jobs, items) if jobs is not None else None
+    of = _JobEndpoints(gateway, jobs, items) if jobs is not None else None
 
     def handler(name: str) -> Handler:
         return off if of is None else getattr(of, name)
@@ -76,7 +76,7 @@ async def off(_: Request) -> Response:
     raise Unsupported(_OFF)
 
 
-class _Endpoints:
+class _JobEndpoints:
     def __init__(self, gateway: Gateway, jobs: Jobs, items: ItemRoutes) -> None:
         self._gateway = gateway
         self._jobs = jobs
@@ -127,8 +127,8 @@ class _Endpoints:
         limit = number(request, "limit", 100, 1, _MOST_PAGE)
         after = number(request, "after", -1, -1, 2**31)
         states = frozenset(filter(None, request.query_params.get("state", "").upper().split(",")))
-        if unknown := sorted(states - set(State)):
-            raise InvalidRequest(f"state: {unknown[0][:32]!r} is none; expected {', '.join(State)}")
+        if unknown := sorted(states - set(JobState)):
+            raise InvalidRequest(f"state: {unknown[0][:32]!r} is none; expected {', '.join(JobState)}")
         job = await self._jobs.find(request.path_params["job"], self._gateway.caller, JOB)
         items = await self._jobs.items(job, after, limit, states)
         return json_response(
@@ -148,7 +148,7 @@ class _Endpoints:
         if not items or items[0].index != index:
             raise JobNotFound(f"job {job.id} has no item {given[:16]!r}; it has {job.total}, from 0")
         item = items[0]
-        if item.state is State.COMPLETED:
+        if item.state is JobState.COMPLETED:
             return Response(item.body, item.status, dict(item.headers))
         if item.state not in ENDED:
             raise Conflict("this item has not ended; ask again later, or wait for the job with ?wait=SECONDS")
@@ -207,7 +207,7 @@ def json_of(item: Item) -> Any:
 
 def _result(item: Item) -> dict[str, Any]:
     shown_item: dict[str, Any] = {"index": item.index, "custom_id": item.custom_id, "state": item.state}
-    if item.state is State.COMPLETED:
+    if item.state is JobState.COMPLETED:
         shown_item |= {"status": item.status, "headers": item.headers}
         if (body := json_of(item)) is not None:
             shown_item["body"] = body
@@ -221,6 +221,6 @@ def _result(item: Item) -> dict[str, Any]:
 
 def _error(item: Item) -> ServeAppError:
     if not item.code:
-        how = "cancelled" if item.state is State.CANCELLED else "ended by its deadline"
+        how = "cancelled" if item.state is JobState.CANCELLED else "ended by its deadline"
         return Conflict(f"the job was {how} before this item was run")
     return error_from_code(item.code, item.message)

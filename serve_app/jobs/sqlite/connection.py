@@ -17,7 +17,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Connection:
+class SqliteConnection:
     """A connection with its thread. Made anew if the file has been replaced.
 
     Args:

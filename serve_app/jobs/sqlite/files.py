@@ -5,14 +5,14 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from serve_app.jobs.records import Bounds, StoredFile
+from serve_app.jobs.records import JobBounds, StoredFile
 from serve_app.jobs.sqlite.rows import only, used_bytes
 from serve_app.jobs.store import check_room, too_many_files
 
 _FILE: Final = "id, owner, name, purpose, nbytes, created, expires"
 
 
-def add_file(database: sqlite3.Connection, file: StoredFile, content: bytes, bounds: Bounds) -> None:
+def add_file(database: sqlite3.Connection, file: StoredFile, content: bytes, bounds: JobBounds) -> None:
     """Implement `Store.add_file`."""
     check_room(used_bytes(database), len(content), bounds)
     if only(database.execute("SELECT count(*) FROM files WHERE owner = ?", (file.owner,)).fetchone()) >= bounds.files:

@@ -7,10 +7,10 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
-from serve_app.jobs.records import Bounds, Callback, Item, Job, NewItem, NewJob
+from serve_app.jobs.records import Callback, Item, Job, JobBounds, NewItem, NewJob
 from serve_app.jobs.sqlite.rows import dumped, insert, loaded, only, used_bytes
 from serve_app.jobs.sqlite.schema import NUMBER, STATES
-from serve_app.jobs.states import ENDED, JobEvent, State, job_after, unended
+from serve_app.jobs.states import ENDED, JobEvent, JobState, job_after, unended
 from serve_app.jobs.store import check_room, other_request, too_many_jobs
 
 _JOB: Final = (
@@ -19,7 +19,9 @@ _JOB: Final = (
 )
 
 
-def create_job(database: sqlite3.Connection, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
+def create_job(
+    database: sqlite3.Connection, job: NewJob, items: Sequence[NewItem], bounds: JobBounds
+) -> tuple[Job, bool]:
     """Implement `Store.create`."""
     if job.idempotency_key:
         found = database.execute(
@@ -38,7 +40,7 @@ def create_job(database: sqlite3.Connection, job: NewJob, items: Sequence[NewIte
         "INSERT INTO jobs (id, kind, owner, state, created, expires, keep_s, total, headers, meta, idempotency_key,"
         " digest, callback) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            *(job.id, job.kind, job.owner, NUMBER[State.PENDING], job.created, job.expires, job.keep_s, len(items)),
+            *(job.id, job.kind, job.owner, NUMBER[JobState.PENDING], job.created, job.expires, job.keep_s, len(items)),
             *(json.dumps(dict(job.headers)), job.meta, job.idempotency_key, job.digest, job.callback),
         ),
     ).lastrowid

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from serve_app.jobs.states import State
+from serve_app.jobs.states import JobState
 
 VERSION: Final = 1
 """Of the tables; kept in the file."""
 
-STATES: Final = (State.PENDING, State.PROCESSING, State.COMPLETED, State.ERROR, State.CANCELLED)
+STATES: Final = (JobState.PENDING, JobState.PROCESSING, JobState.COMPLETED, JobState.ERROR, JobState.CANCELLED)
 """States by the number that stands for them in the tables."""
 NUMBER: Final = {state: number for number, state in enumerate(STATES)}
 

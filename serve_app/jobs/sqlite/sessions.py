@@ -12,7 +12,7 @@ from serve_app.jobs.records import Exchanged, Lease, NewItem, Outcome
 from serve_app.jobs.sqlite.job_statements import end_job, end_overdue
 from serve_app.jobs.sqlite.rows import dumped, insert, loaded, only
 from serve_app.jobs.sqlite.schema import NUMBER, STATES
-from serve_app.jobs.states import JobEvent, State, job_after
+from serve_app.jobs.states import JobEvent, JobState, job_after
 from serve_app.jobs.store import MOST_OVERDUE, SessionOver
 
 _THESE: Final = "items.id IN (SELECT value FROM json_each(?))"
@@ -94,9 +94,9 @@ def _finish(
         if int(outcome.item) in held:
             rows.setdefault(int(outcome.item), outcome)
     counted = len(rows)
-    if given_back := [item for item, outcome in rows.items() if outcome.state is State.PENDING]:
+    if given_back := [item for item, outcome in rows.items() if outcome.state is JobState.PENDING]:
         _wait_again(database, _THESE, json.dumps(given_back), 0)
-        rows = {item: outcome for item, outcome in rows.items() if outcome.state is not State.PENDING}
+        rows = {item: outcome for item, outcome in rows.items() if outcome.state is not JobState.PENDING}
     if not rows:
         return counted, []
     insert(
@@ -110,8 +110,8 @@ def _finish(
     )
     progress: dict[int, list[int]] = {}
     for item, outcome in rows.items():
-        progress.setdefault(held[item], [0, 0])[outcome.state is State.ERROR] += 1
-    for state in (State.COMPLETED, State.ERROR):
+        progress.setdefault(held[item], [0, 0])[outcome.state is JobState.ERROR] += 1
+    for state in (JobState.COMPLETED, JobState.ERROR):
         those = json.dumps([item for item, outcome in rows.items() if outcome.state is state])
         if those != "[]":
             database.execute(
@@ -202,7 +202,7 @@ def _lease_items(
         (len(leases), now, seq, model),
     )
     database.execute("DELETE FROM backlogs WHERE job = ? AND model = ? AND pending <= 0", (seq, model))
-    if STATES[state] is State.PENDING:
+    if STATES[state] is JobState.PENDING:
         started = job_after(STATES[state], JobEvent.STARTED)
         database.execute("UPDATE jobs SET state = ?, started = ? WHERE seq = ?", (NUMBER[started], now, seq))
     return leases

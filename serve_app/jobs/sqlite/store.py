@@ -13,8 +13,19 @@ from pathlib import Path
 from time import monotonic
 from typing import Concatenate, ParamSpec, TypeVar
 
-from serve_app.jobs.records import Bounds, Callback, Census, Exchanged, Item, Job, NewItem, NewJob, Outcome, StoredFile
-from serve_app.jobs.sqlite.connection import Connection, transaction
+from serve_app.jobs.records import (
+    Callback,
+    Census,
+    Exchanged,
+    Item,
+    Job,
+    JobBounds,
+    NewItem,
+    NewJob,
+    Outcome,
+    StoredFile,
+)
+from serve_app.jobs.sqlite.connection import SqliteConnection, transaction
 from serve_app.jobs.sqlite.files import add_file, delete_file, find_content, find_file, list_files
 from serve_app.jobs.sqlite.job_statements import (
     cancel_job,
@@ -47,12 +58,15 @@ class SqliteStore:
         self._path = path
         self._wait_s = wait_s
         self._exchanges = 0
-        self._writer: Connection | None = None
-        self._reader: Connection | None = None
+        self._writer: SqliteConnection | None = None
+        self._reader: SqliteConnection | None = None
 
     async def open(self) -> None:
         """Implement `Store.open`."""
-        self._writer, self._reader = Connection(self._path, self._wait_s), Connection(self._path, self._wait_s)
+        self._writer, self._reader = (
+            SqliteConnection(self._path, self._wait_s),
+            SqliteConnection(self._path, self._wait_s),
+        )
         for connection in (self._writer, self._reader):
             await connection.call(used_bytes)
 
@@ -76,7 +90,7 @@ class SqliteStore:
 
     # ----------------------------------------------------------------- jobs
 
-    async def create(self, job: NewJob, items: Sequence[NewItem], bounds: Bounds) -> tuple[Job, bool]:
+    async def create(self, job: NewJob, items: Sequence[NewItem], bounds: JobBounds) -> tuple[Job, bool]:
         """Implement `Store.create`."""
         return await self._write(create_job, job, items, bounds)
 
@@ -152,7 +166,7 @@ class SqliteStore:
 
     # ---------------------------------------------------------------- files
 
-    async def add_file(self, file: StoredFile, content: bytes, bounds: Bounds) -> None:
+    async def add_file(self, file: StoredFile, content: bytes, bounds: JobBounds) -> None:
         """Implement `Store.add_file`."""
         await self._write(add_file, file, content, bounds)
 

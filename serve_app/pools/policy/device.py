@@ -230,21 +230,6 @@ class PoolDevice(ComposingDevice):
             if self.waiting.get(model) == at:
                 self.active[model] = None
 
-    def rest(self) -> None:
-        """A decision ends: members with nothing to do are not active, and who only waits for a load is put aside."""
-        for model in list(self.active):
-            self._wanted.pop(model, None)
-            if model.slots.replicas or not model.queue.total.rows:
-                self.waiting.pop(model, None)
-                continue
-            del self.active[model]
-            at = model.wake_at
-            if self.waiting.get(model) != at:
-                self.waiting[model] = at
-                heappush(self._due, (at, model.settings.name, model))
-        for model in [model for model in self.active if not model.queue and model.wake_at == inf]:
-            del self.active[model]
-
     def ready_s(self, model: ModelState, now: float) -> float:
         """How long until a member is loaded somewhere, seconds: 0.0 where it is resident."""
         return self.residency.ready_s(model.settings.name, now)
@@ -287,13 +272,28 @@ class PoolDevice(ComposingDevice):
     # ------------------------------------------------------------- decisions
 
     def orders(self, now: float, given_up: list[Entry]) -> list[Order]:
-        """What hosts are to load and to unload now.
+        """What hosts are to load and to unload now, in this order; what no load can serve in time is given up."""
+        self._rest()
+        orders = self._orders(now, given_up)
+        self._rest()
+        return orders
 
-        Args:
-            now: Seconds.
-            given_up: Receives the entries that no load can serve in time. The caller ends them.
-        """
-        self.rest()
+    def _rest(self) -> None:
+        """Members with nothing to do are not active any more, and who only waits for a load is put aside."""
+        for model in list(self.active):
+            self._wanted.pop(model, None)
+            if model.slots.replicas or not model.queue.total.rows:
+                self.waiting.pop(model, None)
+                continue
+            del self.active[model]
+            at = model.wake_at
+            if self.waiting.get(model) != at:
+                self.waiting[model] = at
+                heappush(self._due, (at, model.settings.name, model))
+        for model in [model for model in self.active if not model.queue and model.wake_at == inf]:
+            del self.active[model]
+
+    def _orders(self, now: float, given_up: list[Entry]) -> list[Order]:
         orders, self._pending = self._pending, []
         self.load_at = inf
         self._draining.clear()

@@ -144,15 +144,15 @@ class RunSearch:
                             continue
                         last = True
                         break
-                    if longer:
-                        bucket = entry.bucket
-                        enough = latency.enough(bucket, most)
-                        limit = latency.rows_within(capped, bucket, enough)
                 elif joined > limit:
                     break
                 if end - start == places:
                     last = True
                     break
+                if entry.bucket > bucket:
+                    bucket = entry.bucket
+                    enough = latency.enough(bucket, most)
+                    limit = latency.rows_within(capped, bucket, enough)
                 rows, end = joined, end + 1
             seconds = latency.predict(rows, bucket)
             rate = (

@@ -70,6 +70,7 @@ class Agenda:
             if self.due.get(device) == at:
                 del self.due[device]
                 taken[device] = None
+                device.wake(now)
         return taken
 
     def next_at(self) -> float:

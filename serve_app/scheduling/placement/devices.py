@@ -122,11 +122,11 @@ class Device:
         return 0.0
 
     def ready_s(self, model: ModelState, now: float) -> float:  # noqa: ARG002 - of devices that start models
-        """How long until a model can run at all, if nothing is ahead of it, seconds."""
+        """How long until a model without replicas can run at all, if nothing is ahead of it, seconds."""
         return 0.0
 
     def refusal(self, model: ModelState, now: float) -> Rejection | None:  # noqa: ARG002 - of devices that start models
-        """Why nothing is to wait for a model now."""
+        """Why nothing is to wait for a model without replicas now."""
         return None
 
     def can_start(self, model: ModelState) -> bool:  # noqa: ARG002 - of devices that start models
@@ -145,7 +145,7 @@ class Device:
     # ------------------------------------------------------------- decisions
 
     def wake(self, now: float) -> None:
-        """A decision begins: make those models active to which something happens by itself now."""
+        """The time that it has named has come: make those models active to which something happens by itself now."""
 
     def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:
         """Take the next bundle from a queue, for a replica with room; ``None`` when nothing goes now.
@@ -159,11 +159,11 @@ class Device:
         raise NotImplementedError
 
     def orders(self, now: float, given_up: list[Entry]) -> Sequence[Any]:  # noqa: ARG002 - of devices with orders
-        """What is to be done there beside running bundles, at the end of a decision; arguments as of `next_bundle`."""
-        return ()
+        """A decision ends: what is to be done there beside running bundles; arguments as of `next_bundle`.
 
-    def rest(self) -> None:
-        """A decision ends: models with nothing to do are not active any more."""
+        It is asked of devices with a name. Models with nothing to do need not be active any more.
+        """
+        return ()
 
 
 class DedicatedDevice(Device):

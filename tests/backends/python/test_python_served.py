@@ -17,7 +17,7 @@ from serve_process import ROOT
 
 from serve_app.composition.identity import identities
 from serve_app.composition.model import find_files, read_builds
-from serve_app.composition.replica import Replica, make_replica
+from serve_app.composition.replica import MadeReplica, make_replica
 from serve_app.config.args import parse_args
 from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
@@ -121,7 +121,7 @@ def noting(folder: Path, notes: Path, options: Mapping[str, Any], dies: str = "F
     return parse_args({"models": [model]}).models[0]
 
 
-def made(model: ModelConfig) -> Replica:
+def made(model: ModelConfig) -> MadeReplica:
     """Its replica."""
     return make_replica(model, read_builds(model, find_files(model)), batch_same_turn)
 
