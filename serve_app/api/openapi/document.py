@@ -51,14 +51,17 @@ def describe(
     """Make the OpenAPI 3.1 document.
 
     Args:
-        served: Every route. Those unknown to ``openapi.yaml`` are omitted.
+        served: Every route. Those unknown to ``openapi.yaml``, whose order the document has, are omitted.
         is_open: Whether a policy needs no API key; ``None``: none does.
     """
     document = {**template()}
     paths: dict[str, Any] = {}
-    for route in served:
-        if (operation := document["paths"].get(route.path, {}).get(route.method.lower())) is not None:
-            described = paths.setdefault(route.path, {})[route.method.lower()] = _for_models(operation, models)
+    routes = {(route.path, route.method.lower()): route for route in served}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if (route := routes.get((path, method))) is None:
+                continue
+            described = paths.setdefault(path, {})[method] = _for_models(operation, models)
             if is_open is not None and not is_open(route.policy):
                 described["security"] = [{name: []} for name in document["components"]["securitySchemes"]]
                 described["responses"] = described["responses"] | _refused(route)
