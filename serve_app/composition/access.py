@@ -60,7 +60,6 @@ def tls_problems(router: RouterConfig, environ: Mapping[str, str] | None = None)
 
     Args:
         router: Names them.
-        environ: Environment variables; by default those of this process.
     """
     if router.tls is None:
         return ()

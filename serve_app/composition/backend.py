@@ -24,7 +24,6 @@ def make_backend(model: ModelConfig, location: ModelLocation, build: Description
     """Make what runs one build of a model, its own or a variant; `Backend.load` is the caller's.
 
     Args:
-        model: The model.
         location: The build's files, one of `find_files`.
         build: What they say, one of `read_builds`.
         gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
@@ -50,8 +49,6 @@ def load_builds(
     """Load every build of a model.
 
     Args:
-        model: The model.
-        locations: Its files, by variant.
         builds: By variant, what they say.
         backends: Receives the backends; those that are there are closed. What failed to load is there, too.
         tell: Is told what an operator should know.
@@ -75,7 +72,6 @@ def build_settings(
     """How one build of a model is run: its own or a variant, which share the GPU memory.
 
     Args:
-        model: The model.
         model_file: The build's file.
         gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
         layout: Where its rows are, from `read_builds`.

@@ -42,8 +42,6 @@ def choose_compute(
     """Decide what a replica computes with, and measure what that needs to be known.
 
     Args:
-        model: The model.
-        locations: Its files, by variant.
         backend: Its exact model, loaded with the threads that are configured, or one.
         inputs: To measure with; ``None``: it runs none that is known.
         make: Makes the exact model's backend of another configuration.

@@ -60,8 +60,6 @@ def identities(
     the same agree; so do its settings but for `WITHOUT_EFFECT`, and the version of this package.
 
     Args:
-        model: The model.
-        locations: Its files, from `find_files`.
         digests: Of files; by default those that this process's cache folder keeps.
 
     Raises:

@@ -28,8 +28,6 @@ class Keeper:
     """Keeps one router to what is agreed on. To be used in the router's event loop.
 
     Args:
-        config: The configuration.
-        router: The router.
         register: Where it is written down.
         deployed: By model, what it was deployed with, which counts while nothing is written down.
     """

@@ -159,7 +159,6 @@ def resolve_model(
         path: Relative to ``SERVE_APP_HOME``, absolute, or an fsspec URI such as ``s3://bucket/models/digits``: a folder
             of versions, a flat folder, or a file.
         version: The version to use; ``None`` for the highest there is.
-        environ: Environment variables; by default those of this process.
         beside: Files that belong to the model besides those that processors look for.
         backend: What runs it; ``None``: whatever runs files of such a name.
         file: Name of its file in the folder, or in each version; ``None``: as its backend calls it.
@@ -235,7 +234,6 @@ def missing_models(models: Sequence[ModelConfig], environ: Mapping[str, str] | N
 
     Args:
         models: The models of a configuration.
-        environ: Environment variables; by default those of this process.
     """
     return tuple(
         f"args.models[{number}].{problem}"

@@ -20,10 +20,6 @@ from serve_app.errors import ConfigError
 def look_at(model: ModelConfig, environ: Mapping[str, str] | None = None) -> Hashable | None:
     """Names, sizes and times of a model's files, here or behind an fsspec URI.
 
-    Args:
-        model: The model.
-        environ: Environment variables; by default those of this process.
-
     Returns:
         Another value if a file has changed, as far as its filesystem knows; ``None`` if something is missing, or is
         being written by a process of this machine.

@@ -32,10 +32,6 @@ _COPIES = 2
 def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> dict[str, Description]:
     """Read the files of the model and of its variants, and decide by what they say whether requests may share runs.
 
-    Args:
-        model: The model.
-        locations: The model's files, from `find_files`.
-
     Raises:
         ConfigError: One cannot be served, a variant takes or gives other tensors than the model itself, or the
             configuration says of their backend what it does not know.
@@ -75,10 +71,6 @@ def _describe(
 def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> dict[str, ModelLocation]:
     """Find the files of the model and of its variants, copying remote ones here.
 
-    Args:
-        model: The model.
-        environ: Environment variables; by default those of this process.
-
     Returns:
         By variant; the model itself is ``""``.
 
@@ -99,11 +91,7 @@ def file_bytes(locations: Mapping[str, ModelLocation]) -> int:
 
 
 def memory_of(locations: Mapping[str, ModelLocation]) -> int:
-    """Bytes of memory that a model may take: sessions hold a second copy of weights, laid out for their kernels.
-
-    Args:
-        locations: The model's files, from `find_files`.
-    """
+    """Bytes of memory that a model may take: sessions hold a second copy of weights, laid out for their kernels."""
     return _COPIES * file_bytes(locations)
 
 
@@ -132,7 +120,6 @@ def processes_itself(model: ModelConfig, location: ModelLocation) -> bool:
     """Whether a model makes tensors of what clients send, and answers of tensors, by itself.
 
     Args:
-        model: The model.
         location: Its files, one of `find_files`. Nothing of them is run.
 
     Raises:
@@ -155,9 +142,6 @@ def make_processor(
     """Make the model's processor, or ``None`` for a model that takes tensors only.
 
     Args:
-        model: The model.
-        signature: The model's tensors.
-        location: The model's files, one of `find_files`.
         backend: What runs them, loaded; ``None`` where requests are only priced.
 
     Raises:
@@ -197,10 +181,7 @@ def make_samples(
     """Inputs to run the model with, where it has no processor.
 
     Args:
-        model: The model.
-        signature: The model's tensors.
         decode: Decodes samples that are V2 infer requests.
-        environ: Environment variables; by default those of this process.
         rows: Whether the tensors have rows.
 
     Raises:

@@ -18,9 +18,7 @@ def check_profile(profile: Profile, model: str, locations: Mapping[str, ModelLoc
     """Say what makes this the profile of another model, one line per fault. Reads the model's files.
 
     Args:
-        profile: The profile.
         model: Name of the model that is to be served.
-        locations: Its files and those of its variants, by variant.
     """
     problems = []
     if profile.model != model:
@@ -46,11 +44,6 @@ def read_model_profile(
     model: ModelConfig, locations: Mapping[str, ModelLocation], environ: Mapping[str, str] | None = None
 ) -> Profile | None:
     """Read the model's profile, or ``None`` where none is configured.
-
-    Args:
-        model: The model.
-        locations: The model's files, from `find_files`.
-        environ: Environment variables; by default those of this process.
 
     Raises:
         ConfigError: It is missing, not a profile, or that of another model.

@@ -37,7 +37,6 @@ class Revision:
 
     Attributes:
         model: The model, with the version that this is of where there are several.
-        locations: Its files, by variant.
         identities: What tells each build from any other that would answer differently, by variant.
         name: A digest over these.
         states: What tells each file from what it was before, as its filesystem knows it.
@@ -86,8 +85,6 @@ def find_revision(
     """The state of a model's files as it is now.
 
     Args:
-        model: The model.
-        environ: Environment variables; by default those of this process.
         digests: Of its files; by default those that the cache folder keeps.
 
     Raises:
@@ -121,10 +118,7 @@ def open_revision(
     """A state of a model's files that was found before: where it was kept on this machine, or where it still lies.
 
     Args:
-        model: The model.
-        name: Of the revision.
         version: Which version of the model it is.
-        environ: Environment variables; by default those of this process.
 
     Raises:
         ConfigError: The files are others now, and none were kept here.
@@ -179,9 +173,7 @@ def forget_revisions(model: ModelConfig, agreed: str, environ: Mapping[str, str]
     """Keep no longer what was kept of a model's revisions, but of those that a process of this machine has loaded.
 
     Args:
-        model: The model.
         agreed: The revision that is agreed on, which stays; empty: the model is unloaded.
-        environ: Environment variables; by default those of this process.
     """
     folder = _kept(model, environ)
     try:

@@ -61,7 +61,6 @@ def router_settings(
     files as its ports may need. A model whose files cannot be read is told by `ModelInfo.fault`.
 
     Args:
-        config: The configuration.
         infos: Every model's description, by the model's name.
         priors: What batches of some models cost according to their profiles, by name.
         identities: By model and variant, of the models whose answers are kept.
@@ -206,7 +205,6 @@ def route_revision(model: ModelConfig, agreed: Agreed) -> RoutedModel:
     """A model as a router serves it from a state of its files.
 
     Args:
-        model: The model.
         agreed: That state. Where what is beside its files, by which requests are priced, cannot be read,
             `ModelInfo.fault` of the model says why.
     """

@@ -13,7 +13,6 @@ def stream_problems(model: ModelConfig, builds: Mapping[str, Description]) -> tu
     """Why a model cannot answer in parts as it is configured, one line each; none where it does not.
 
     Args:
-        model: The model.
         builds: By variant, what its files say.
     """
     streaming = [variant for variant, build in builds.items() if build.streams]

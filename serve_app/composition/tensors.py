@@ -43,8 +43,6 @@ def output_labels(
 
     Args:
         given: The configuration's ``labels``: for the one output that they fit, or by output.
-        signature: The model's tensors.
-        folder: The model's files.
 
     Raises:
         ConfigError: A file is not there, an output is unknown, or labels and values of a row differ in number. One
@@ -77,7 +75,6 @@ def input_formats(given: Format | FormatByInput | None, signature: ModelSignatur
 
     Args:
         given: The configuration's ``format``: of the one input that can be a picture, or by input.
-        signature: The model's tensors.
 
     Raises:
         ConfigError: An input is unknown or has not four axes. One line per fault.

@@ -75,7 +75,6 @@ def request_options(
     """Combine what the body and the headers ask for.
 
     Args:
-        info: The model.
         headers: By lower-case name.
         nbytes: Bytes of the body in memory.
         priority: ``parameters.priority`` of the body: a number as `PriorityLevels` knows them; 0 for the default.
@@ -172,7 +171,6 @@ def remaining(options: RequestOptions, elapsed_s: float, nbytes: int | None = No
     Where they name none, only the service knows it: it has to know what the request costs.
 
     Args:
-        options: What the request asks for.
         elapsed_s: Seconds since it arrived.
         nbytes: Bytes that it holds now; ``None``: as before.
 

@@ -56,7 +56,6 @@ class PipelineInput(NamedTuple):
     """What a client sends under one name.
 
     Attributes:
-        name: Its name.
         kind: What it is.
         many: Whether it is a list of such.
         datatype: Of a tensor.
@@ -75,8 +74,6 @@ class ModelStep:
     """A model runs.
 
     Attributes:
-        name: Of the step.
-        model: Of the model.
         version: A number or an alias; ``None``: whichever answers requests that name none.
         input: What it gets; of a model of tensors, the one that it takes.
         inputs: By tensor, what it gets; in place of ``input``.
@@ -118,7 +115,6 @@ class SwitchStep:
     """One of several values, chosen by another. What only the others need does not run.
 
     Attributes:
-        name: Of the step.
         on: What it is chosen by.
         cases: By that value's `case_text`.
         default: For all other values.

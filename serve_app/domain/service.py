@@ -239,7 +239,6 @@ class Loaded(Struct, frozen=True):
     """What a load or an unload came to.
 
     Attributes:
-        model: Its name.
         state: ``READY`` or ``UNAVAILABLE``, as the repository index says it.
         version: The version that is served; empty where none is. Of several versions those of all, the newest last,
             with commas between them; so are ``before`` and ``after``.

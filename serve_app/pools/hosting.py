@@ -73,13 +73,7 @@ class MemberLoader:
 
 
 def member_problems(model: ModelConfig, pool: PoolConfig, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:
-    """Why a model cannot be a member of its pool, one line each.
-
-    Args:
-        model: The model.
-        pool: Its pool.
-        locations: Its files, from `find_files`.
-    """
+    """Why a model cannot be a member of its pool, one line each."""
     if locations[""].kind.runs_code:
         return (f"model {model.name!r}: is code, which a pool does not run; give it replicas of its own",)
     nbytes = file_bytes(locations)

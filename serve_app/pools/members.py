@@ -30,7 +30,6 @@ def expand_pools(config: AppArgs, environ: Mapping[str, str] | None = None) -> A
 
     Args:
         config: As it was read.
-        environ: Environment variables; by default those of this process.
 
     Raises:
         ConfigError: With one line per fault: a pattern finds nothing, or what it finds is no model, is called as

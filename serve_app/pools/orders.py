@@ -99,7 +99,6 @@ class Pools:
     """The hosts of all pools, as one router has them. To be used in its event loop.
 
     Args:
-        pools: The pools.
         change: The way to hosts.
         events: Is told what became of orders.
     """

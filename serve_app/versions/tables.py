@@ -46,12 +46,10 @@ class Versions:
     """The versions of one model.
 
     Args:
-        name: Of the model.
         configured: Counts until it is changed.
         shadows: Runs copies of requests; ``None``: nothing does.
 
     Attributes:
-        name: Of the model.
         keys: What each is called here, by version, the newest last.
         table: What counts now.
         shares: Which versions answer who names none.

@@ -45,7 +45,6 @@ class ComposingDevice(Device):
     """Models whose bundles are composed in the router. Where they run is for a subclass to say.
 
     Args:
-        pool: Its settings.
         classes: Limits of every class: their ``min_share`` is guaranteed over all members.
 
     Attributes:

@@ -50,7 +50,6 @@ class _Want(NamedTuple):
     """A member that is to be loaded.
 
     Attributes:
-        model: The member.
         priority: The most urgent class that waits for it.
         latest: When the load must begin for its most urgent entry, seconds.
         worth: Rows that wait, and that are expected to come, per second of loading.

@@ -14,8 +14,6 @@ class Load(NamedTuple):
     A host ends every load by exactly one of `MemberLoaded` and `LoadFailed`, unless it is not listed any more.
 
     Attributes:
-        model: The member.
-        host: Where.
         nbytes: What is reserved, bytes.
         expected_s: How long it usually takes, seconds.
         urgent: Whether requests of class `high` wait for it, so that it need not leave the processor to what runs.
@@ -51,8 +49,6 @@ class MemberLoaded(NamedTuple):
     """A host has loaded a member: from now on it may run there. A load that is not known any more is undone.
 
     Attributes:
-        model: The member.
-        host: Where.
         seconds: How long it took.
         nbytes: What it holds there, bytes; 0: not measured.
     """
@@ -67,8 +63,6 @@ class LoadFailed(NamedTuple):
     """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s.
 
     Attributes:
-        model: The member.
-        host: Where.
         refusal: Why it cannot be loaded anywhere: clients whose requests wait for it, or come until it is tried again,
             get it. ``None``: it may be the host; what waits for it goes on waiting.
     """

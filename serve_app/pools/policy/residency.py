@@ -57,7 +57,6 @@ class Member:
     """What is known of one model of a pool.
 
     Attributes:
-        name: The model.
         nbytes: What it holds: as declared, then as measured, bytes.
         load_s: What its loads take on average, seconds; ``None`` before the first.
         hosts: Where it is resident, by name, and since when.
@@ -107,7 +106,6 @@ class Host:
     """A process of a pool.
 
     Attributes:
-        name: Its name.
         used_bytes: What is resident and what is being loaded.
         loading: Members that it loads, by name.
         in_use: Bundles in flight by member.
@@ -178,9 +176,6 @@ class Room(NamedTuple):
 
 class Residency:
     """Where the members of one pool are.
-
-    Args:
-        pool: Its settings.
 
     Attributes:
         hosts: By name.
@@ -273,12 +268,9 @@ class Residency:
         """A load has ended. One that is not known any more is ignored.
 
         Args:
-            name: The member.
-            host: Where.
             seconds: What it took.
             nbytes: What it holds, bytes; 0: not measured. More than the memory of a host counts as all of it: another
                 load must not wait for room that there will never be.
-            now: Seconds.
 
         Returns:
             What is to be unloaded again, since the member is no more.
@@ -307,9 +299,6 @@ class Residency:
         """A load has failed: the member is left alone for a while.
 
         Args:
-            name: The member.
-            host: Where.
-            now: Seconds.
             refusal: Why no other host, and no other try, would do better; ``None``: one may.
         """
         at = self.hosts.get(host)
@@ -413,7 +402,6 @@ class Residency:
         Args:
             member: Who is to be loaded.
             host: Where; it has neither loaded it, nor loads it.
-            now: Seconds.
             keeps: Whether a resident, by name, is to stay in any case.
             urgent: Whether it cannot wait for those that were loaded only just now to be of use.
             when_idle: Look for room that there will be when what is in use there is not any more.

@@ -10,7 +10,6 @@ class Pool:
     """Models that share few processes, its hosts, which have memory for some of them at a time.
 
     Attributes:
-        name: Its name.
         models: Names of the members. A model is a member of one pool at most.
         concurrency: Bundles at a host at once over all members: one runs, and the others wait behind it. Those of a
             less urgent class do not count against a more urgent one.

@@ -87,7 +87,6 @@ class ArrivalPattern:
         after the other never come in some of them.
 
         Args:
-            now: Seconds.
             saves_s: What a request that comes saves, seconds.
         """
         last = self.last
@@ -115,7 +114,6 @@ class ArrivalPattern:
         Until enough were seen, the recent ones count as Poisson.
 
         Args:
-            now: Seconds.
             horizon_s: Seconds.
         """
         if self.last is None or not self._rates:

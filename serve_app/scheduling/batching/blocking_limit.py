@@ -74,8 +74,6 @@ class BlockingLimit:
             entry: Its budget, less the execution together with what waits of its class, is its slack.
             rows: That waits of its class, with its own.
             latency: Predicts that execution.
-            settings: Of its model.
-            now: Seconds.
             part: Which part of the batch that runs is left to be waited for, 0 to 1; 0 when nothing runs.
         """
         budget_s, most = entry.deadline - now, settings.max_rows
@@ -102,7 +100,6 @@ class BlockingLimit:
 
         Args:
             settings: Of their model.
-            now: Seconds.
 
         Returns:
             That; ``inf``: any time, since an entry of class `high` is unlikely to come during one of the longest, or

@@ -25,7 +25,6 @@ class Composition(NamedTuple):
 
     Attributes:
         entries: For one bundle; empty when none of those looked at could be in time.
-        rows: Their rows.
         bucket: Their largest cost bucket.
         variant: What they run on.
         given_up: Entries that cannot be in time any more, or not without costing more than they are worth.
@@ -66,8 +65,6 @@ def compose(
     Args:
         queue: Must hold a fresh entry of that class.
         priority: The class that heads the bundle.
-        settings: Of the model.
-        latencies: Of the model.
         room: What bounds the bundle.
     """
     of_class = queue.fresh[priority - 1]

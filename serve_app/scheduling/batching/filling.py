@@ -30,16 +30,13 @@ class Filling:
 
     Args:
         entries: Those in it; it must have some.
-        rows: Their rows.
         bucket: Their largest cost bucket.
         given_up: Entries given up for it.
         latency: Of what it runs on.
-        settings: Of the model.
         room: What bounds it.
 
     Attributes:
         entries: Those in it; grows.
-        rows: Their rows.
         given_up: Entries given up for it; grows.
         room: What bounds it.
     """
@@ -69,7 +66,6 @@ class Filling:
         """Fill it up.
 
         Args:
-            queue: Of the model.
             chosen: The class that heads it.
             rest: That class's tenants over their part.
             target: How long it may take for its head, seconds.

@@ -21,7 +21,6 @@ class PendingBatch(NamedTuple):
     """What waits for a session.
 
     Attributes:
-        now: Seconds.
         rows: Rows that wait, of all classes.
         limit: Rows that can execute before the head's deadline, within the model's limits.
         head_rows: Rows of the head.
@@ -98,8 +97,6 @@ def target_s(latency: LatencyModel, settings: ModelScheduling, rows: int, bucket
     target before the deadline: a head that is late anyway does not make the batch behind it small.
 
     Args:
-        latency: Of the model.
-        settings: Of the model.
         rows: Rows of the head.
         bucket: Cost bucket of the head.
         slack_s: Time that the head has left for execution, seconds.

@@ -95,7 +95,6 @@ class CircuitBreaker:
 
     Args:
         settings: When it opens and closes.
-        now: Seconds.
 
     Attributes:
         state: Where it is.

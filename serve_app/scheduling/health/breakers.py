@@ -80,7 +80,6 @@ class Breakers:
 
         Args:
             entry: Not queued. Its variant and batch key change where a fallback takes it.
-            now: Seconds.
         """
         if not self.tripped:
             return None

@@ -153,7 +153,6 @@ class Device:
         Expired entries must have been taken out before. The caller counts the bundle in.
 
         Args:
-            now: Seconds.
             given_up: Receives the entries that are not worth executing any more. The caller ends them.
         """
         raise NotImplementedError
@@ -171,9 +170,6 @@ class DedicatedDevice(Device):
 
     Entries go to a replica at once while there is room (`Slots`), so that its gate has them when the session is free.
     What comes within a part of an execution travels together, unless it is more urgent than all that is there.
-
-    Args:
-        model: The model.
     """
 
     __slots__ = ("_model",)

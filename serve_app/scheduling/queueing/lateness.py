@@ -13,7 +13,6 @@ def too_short(entry: Entry, solo_s: float, has_s: float) -> str:
     """Say that a deadline is too short whatever else the server has to do.
 
     Args:
-        entry: Its request.
         solo_s: How long the request takes if nothing else does, seconds.
         has_s: How long it may take, seconds.
     """

@@ -62,12 +62,8 @@ class TenantQueue:
 
     Args:
         counts: Of its class, which it keeps.
-        tenant: Its name.
-        weight: Its weight.
 
     Attributes:
-        tenant: Its name.
-        weight: Its weight.
         nbytes: Bytes queued.
         known_head: The head, where it is known: most questions for it come while it stays the same.
     """

@@ -46,7 +46,6 @@ class TenantUsage:
         """The counter of a tenant that waits, weighted server seconds.
 
         Args:
-            tenant: Its name.
             most_weight: The largest weight of all that wait.
         """
         return max(self._had_s.get(tenant, -inf), self.level_s - CREDIT_BATCHES * self.batch_s / most_weight)
