@@ -45,9 +45,7 @@ _LOW = Priority.LOW
 
 
 def urgent_until(priority: Priority, now: float) -> float:
-    """Latest deadline of a class's entries that cannot wait; ``inf``: none can. The others gain nothing from long
-    batches.
-    """
+    """Latest deadline of a class's entries that cannot wait, seconds; ``inf``: none can."""
     return now + _PATIENT_S if priority is _LOW else inf
 
 
