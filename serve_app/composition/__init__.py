@@ -1,4 +1,8 @@
-"""What a configuration makes of the parts: models found, read, described and loaded, and the settings of a router."""
+"""Builds the parts from a configuration: finds, reads, describes and loads models, and makes a router's settings.
+
+In this package ``environ`` defaults to this process's environment variables, and ``locations`` are a model's files by
+variant, from `find_files`.
+"""
 
 from __future__ import annotations
 

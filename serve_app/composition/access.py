@@ -1,4 +1,4 @@
-"""Who is let in: the files of API keys and certificates that a configuration names."""
+"""Files of API keys and certificates that a configuration names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from serve_app.http.tls import make_context
 
 
 def watched_keys(router: RouterConfig, levels: PriorityLevels = DEFAULT_LEVELS) -> KeyFileWatcher | None:
-    """Read the file of API keys; ``None`` where there is none.
+    """Read the file of API keys; ``None`` if there is none.
 
     Args:
         router: Names it.
-        levels: What the numbers of priorities mean.
+        levels: Meaning of priority numbers.
 
     Raises:
         ConfigError: It cannot be read or understood.
@@ -42,7 +42,7 @@ def key_problems(router: RouterConfig, *, must_be_here: bool) -> tuple[str, ...]
 
     Args:
         router: Names it.
-        must_be_here: Whether a file that is not here is one; it may be on the routers' nodes only.
+        must_be_here: Whether a missing file is one; it may be on the routers' nodes only.
     """
     if router.access.keys_file is None:
         return ()
@@ -56,12 +56,7 @@ def key_problems(router: RouterConfig, *, must_be_here: bool) -> tuple[str, ...]
 
 
 def tls_problems(router: RouterConfig, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Say what is wrong with the certificates of this machine, one line each.
-
-    Args:
-        router: Names them.
-        environ: Environment variables; by default those of this process.
-    """
+    """Faults of this machine's certificates, one line each."""
     if router.tls is None:
         return ()
     try:

@@ -1,4 +1,4 @@
-"""What stands under ``args:``, with the models of a repository that it names."""
+"""Reads the section ``args:``, with the models of a repository that it names."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 def read_args(data: Any, prefix: str = "args") -> AppArgs:
-    """Check what stands under ``args:``, and find the models of its repository. What differs there is told in the log.
+    """Check the section ``args:``, and find the models of its repository. Differences there are logged.
 
     Args:
-        data: Plain data, as YAML gives it.
+        data: Plain data, as from YAML.
         prefix: Written before every place in a message.
 
     Raises:
@@ -34,7 +34,7 @@ def read_args(data: Any, prefix: str = "args") -> AppArgs:
     try:
         config = RepositoryConfig.model_validate(data["repository"])
     except ValidationError:
-        return parse_args(data, prefix)  # which tells it with all other faults
+        return parse_args(data, prefix)  # reports it with all other faults
     if config.path is None:
         return parse_args(data, prefix)
     try:
@@ -64,7 +64,7 @@ def _listed(entries: Any) -> list[Any]:
 def _expanded(
     data: Mapping[str, Any], found: Mapping[str, list[dict[str, Any]]], of_repository: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments with the repository's models and pipelines in place of its path."""
+    """Replace the repository's path by its models and pipelines."""
     classes = data.get("classes")
     merged: Any = classes
     if classes is None or isinstance(classes, Mapping):
@@ -87,7 +87,7 @@ def _placed(problem: str, prefix: str) -> str:
 
 
 def _named(problem: str, names: Mapping[tuple[str, int], str]) -> str:
-    """A problem of a model of the repository, by its name instead of a number that stands in no file."""
+    """Name a repository's model in a problem, instead of its number, which is in no file."""
     found = _ENTRY.search(problem)
     name = names.get((found[1], int(found[2]))) if found else None
     if found is None or name is None:

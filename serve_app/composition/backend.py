@@ -1,4 +1,4 @@
-"""What runs the models of a configuration: kinds of backends, their options, and backends of builds."""
+"""Backends of a configuration: their kinds, options, and one instance per build."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from serve_app.errors import ConfigError
 
 
 def make_backend(model: ModelConfig, location: ModelLocation, build: Description, *, gpu_available: bool) -> Backend:
-    """Make what runs one build of a model, its own or a variant; `Backend.load` is the caller's.
+    """Make the backend of one build of a model. The caller calls `Backend.load`.
 
     Args:
-        model: The model.
         location: The build's files, one of `find_files`.
-        build: What they say, one of `read_builds`.
+        build: Their contents, one of `read_builds`.
         gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
 
     Raises:
@@ -50,11 +49,9 @@ def load_builds(
     """Load every build of a model.
 
     Args:
-        model: The model.
-        locations: Its files, by variant.
-        builds: By variant, what they say.
-        backends: Receives the backends; those that are there are closed. What failed to load is there, too.
-        tell: Is told what an operator should know.
+        builds: Contents of the files, by variant.
+        backends: Receives the backends, also one that failed to load; existing ones are closed.
+        tell: Called with notes for operators.
         gpu_available: As of `make_backend`.
 
     Raises:
@@ -72,13 +69,12 @@ def load_builds(
 def build_settings(
     model: ModelConfig, model_file: Path, *, gpu_available: bool, layout: Layout = ROWS_FIRST
 ) -> BuildSettings:
-    """How one build of a model is run: its own or a variant, which share the GPU memory.
+    """Settings of one build of a model, its own or a variant, which share the GPU memory.
 
     Args:
-        model: The model.
         model_file: The build's file.
-        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
-        layout: Where its rows are, from `read_builds`.
+        gpu_available: As of `make_backend`.
+        layout: Position of its rows, from `read_builds`.
     """
     memory = model.resources.gpu_memory
     return BuildSettings(
@@ -97,7 +93,7 @@ def build_settings(
 
 
 def read_options(model: ModelConfig, kind: BackendKind[OptionsT]) -> OptionsT:
-    """What the configuration says of a model's backend.
+    """The configured options of a model's backend.
 
     Raises:
         ConfigError: With one line per fault.
@@ -111,10 +107,10 @@ def read_options(model: ModelConfig, kind: BackendKind[OptionsT]) -> OptionsT:
 
 
 def backend_problems(models: Iterable[ModelConfig]) -> tuple[str, ...]:
-    """Faults in what models say of their backends, one line each, as far as no file of a model is needed to find them.
+    """Faults in models' backend options, one line each, as far as they show without the models' files.
 
     Args:
-        models: The options of one that names no backend are checked unless several that it could mean have all of them.
+        models: The options of one that names no backend are checked unless several possible ones have all of them.
     """
     problems: list[str] = []
     for model in models:
@@ -145,11 +141,11 @@ def _keys(kind: AnyKind) -> set[str]:
 
 
 def with_backends(definitions: Mapping[str, Any], ref_template: str) -> dict[str, Any]:
-    """Definitions of the JSON Schema of a configuration, with the backends that there are and the options of each.
+    """Add the installed backends and their options to the JSON Schema of a configuration.
 
     Args:
         definitions: Those of `serve_app.config.args.AppArgs`, by name.
-        ref_template: How they refer to each other.
+        ref_template: Format of their references.
     """
     found = dict(definitions)
     options = {}

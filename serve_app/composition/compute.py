@@ -1,4 +1,4 @@
-"""What a replica is to compute with, found on its loaded model; see `serve_app.replica.compute`."""
+"""Chooses a replica's threads and instances, by measuring its loaded model (`serve_app.replica.compute`)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from serve_app.replica.process_memory import RunMemory, own_memory
 from serve_app.scheduling.batching.latency import LatencyModel
 
 _PART = 0.03
-"""Each of three measurements may take this part of the time for the warm-up, or two runs."""
+"""Largest fraction of the warm-up's time for each of three measurements, or two runs."""
 
 
 def of_one(model: ModelConfig, why: str) -> Compute:
-    """What a model computes with that runs one batch at a time."""
+    """The compute settings of a model that runs one batch at a time."""
     return Compute(model.resources.session_threads, 1, f"one batch at a time: {why}")
 
 
@@ -39,18 +39,13 @@ def choose_compute(
     make: Callable[[ModelConfig], Backend],
     loaded_s: float,
 ) -> Compute:
-    """Decide what a replica computes with, and measure what that needs to be known.
+    """Decide a replica's threads and instances, and measure what that requires.
 
     Args:
-        model: The model.
-        locations: Its files, by variant.
-        backend: Its exact model, loaded with the threads that are configured, or one.
-        inputs: To measure with; ``None``: it runs none that is known.
+        backend: Its exact model, loaded with the configured threads, or one.
+        inputs: To measure with; ``None``: there are none that run.
         make: Makes the exact model's backend of another configuration.
-        loaded_s: How long it took to load all builds.
-
-    Returns:
-        That.
+        loaded_s: Time to load all builds.
 
     Raises:
         SessionLost: The session has ended.
@@ -87,12 +82,12 @@ def choose_compute(
 
 
 def choose_rows(model: ModelConfig, executions: Sequence[Execution], memory: RunMemory) -> int:
-    """Most rows of a batch: 32, or more where the warm-up shows that twice as many pay, as far as they fit into memory.
+    """Most rows of a batch: 32, or more if the warm-up shows that twice as many pay and they fit into memory.
 
     Args:
-        model: Of rows that are to be chosen.
-        executions: What the warm-up has measured.
-        memory: What its runs took.
+        model: Its rows are to be chosen.
+        executions: Measured by the warm-up.
+        memory: Of its runs.
     """
     latency, rows = LatencyModel(), model.batching.configured_rows
     latency.seed([(each.rows, each.bucket, each.seconds) for each in executions if not each.variant])

@@ -1,4 +1,4 @@
-"""Copies of remote models in the cache: one is there whole, as its filesystem had it at one moment, or not at all."""
+"""Copies of remote models in the cache: each is complete, as of one moment, or absent."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from serve_app.errors import ConfigError
 
 _MARKS: Final = ("size", "ETag", "etag", "mtime", "LastModified", "Last-Modified", "updated", "created")
 _ENCODED: Final = ("contentEncoding", "ContentEncoding")
-"""Facts by which a size is not that of the file which is read."""
+"""Facts by which a size is not that of the read file."""
 
 _log = logging.getLogger(__name__)
 
 Listing = Mapping[str, Mapping[str, Any]]
-"""By the path of a file, what its filesystem tells of it."""
+"""Facts of the filesystem, by the path of a file."""
 
 
 def listing(filesystem: Any, root: str) -> Listing:
-    """The files at and below a path, and what their filesystem tells of each. Raises what that raises."""
+    """The files at and below a path, with their facts. Raises what the filesystem raises."""
     if PurePosixPath(root).suffix and filesystem.isfile(root):  # whose whole content HTTP would search for links
         return {root: filesystem.info(root)}
     found: dict[str, Any] = filesystem.find(root, detail=True)
@@ -38,22 +38,22 @@ def listing(filesystem: Any, root: str) -> Listing:
 
 
 def marks(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """What tells a remote file from what it was before, as far as its filesystem knows."""
+    """Facts that change with a remote file's contents, as far as its filesystem has any."""
     return tuple(str(facts.get(mark, "")) for mark in _MARKS)
 
 
 def seen(listed: Listing) -> tuple[Hashable, ...]:
-    """Names and marks of all files: another value if one has changed."""
+    """A fingerprint of names and marks of all files."""
     return tuple((name, *marks(facts)) for name, facts in listed.items())
 
 
 class Copying:
-    """One copy while it is made, by `copying`.
+    """One copy in progress, from `copying`.
 
     Args:
-        filesystem: Where the files are.
-        folder: Where they are put.
-        label: What is copied, for messages.
+        filesystem: The source.
+        folder: The destination.
+        label: For messages.
     """
 
     def __init__(self, filesystem: Any, folder: Path, label: str) -> None:
@@ -63,10 +63,10 @@ class Copying:
         self.folder = folder
 
     def get(self, item: str, name: str) -> None:
-        """Copy a remote file or folder, to be called so.
+        """Copy a remote file or folder under this name.
 
         Raises:
-            ConfigError: It does not arrive whole, or would be called otherwise.
+            ConfigError: It does not arrive whole, or would have another name.
         """
         item = item.rstrip("/")
         target = self.folder / name
@@ -90,10 +90,10 @@ class Copying:
         self._got[item] = listed
 
     def publish(self, target: Path) -> None:
-        """Have the copy appear as this folder, unless somebody else's is there.
+        """Move the copy to this folder, unless another process's copy is there.
 
         Raises:
-            ConfigError: What was copied has changed meanwhile.
+            ConfigError: The source has changed meanwhile.
         """
         self._filesystem.invalidate_cache()
         for item, listed in self._got.items():
@@ -106,13 +106,13 @@ class Copying:
         try:
             self.folder.rename(target)
         except OSError:
-            if not target.is_dir():  # nobody else was faster: it is a fault of its own
+            if not target.is_dir():  # no other process was faster: it is a real fault
                 raise
         _log.info("Copied %s to %s", self._label, target)
 
     def _check_size(self, name: str, facts: Mapping[str, Any], copy: Path) -> None:
         size = facts.get("size")
-        if not size or any(facts.get(key) for key in _ENCODED):  # it does not tell
+        if not size or any(facts.get(key) for key in _ENCODED):  # the size is unknown or of other contents
             return
         found = copy.stat().st_size if copy.is_file() else 0
         if found != size:
@@ -124,12 +124,12 @@ class Copying:
 
 @contextmanager
 def copying(filesystem: Any, cache: Path, label: str) -> Iterator[Copying]:
-    """Make a copy in this folder, of which nothing remains unless it is published.
+    """Make a copy in this folder, which is removed unless it is published.
 
     Args:
-        filesystem: Where the files are.
-        cache: Where copies are kept.
-        label: What is copied, for messages.
+        filesystem: The source.
+        cache: Folder of copies.
+        label: For messages.
     """
     with staging(cache, ".copying-") as folder:
         (folder / "copy").mkdir()
@@ -137,15 +137,15 @@ def copying(filesystem: Any, cache: Path, label: str) -> Iterator[Copying]:
 
 
 def forget(copy: Path) -> None:
-    """Remove a copy, which is at no moment there in part."""
+    """Remove a copy, without ever leaving a part of it visible."""
     with staging(copy.parent, ".copying-") as folder, suppress(OSError):  # somebody else was faster
         copy.rename(folder / "copy")
 
 
 def use_folder(folder: Path, until: ExitStack) -> bool:
-    """Have `forget_unused` leave a folder alone, in whatever process of this machine. Returns whether it is there.
+    """Protect a folder from `forget_unused` of all processes of this machine. Returns whether it is there.
 
-    Where a filesystem has no locks, nothing is left alone.
+    Without locks in the filesystem, nothing is protected.
     """
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -176,9 +176,9 @@ def forget_unused(folder: Path) -> None:
 
 @contextmanager
 def staging(folder: Path, prefix: str) -> Iterator[Path]:
-    """A folder inside this one to make something in; what is left in it is removed.
+    """A temporary folder inside this one, removed at the end.
 
-    So is what processes have left that were killed: each holds a lock on its own.
+    So are folders of killed processes: each process holds a lock on its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -199,7 +199,7 @@ def _remove_left(folders: Iterable[Path]) -> None:
 
 
 def _lock(folder: Path, until: ExitStack, *, wait: bool = False) -> bool:
-    """Lock a folder against other processes. Returns whether it is, which some filesystems cannot."""
+    """Lock a folder against other processes. Returns whether it is locked; some filesystems cannot."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         until.callback(os.close, opened)
@@ -210,7 +210,7 @@ def _lock(folder: Path, until: ExitStack, *, wait: bool = False) -> bool:
 
 
 def is_being_written(file: Path) -> bool:
-    """Whether a process of this machine has a file open for writing, where the system can tell (`fcntl(2)`, leases)."""
+    """Whether a process of this machine has a file open for writing, if the system can tell (`fcntl(2)`, leases)."""
     with file.open("rb") as opened:
         try:
             # A writer that comes at this very moment waits; what tells of it is by default ignored, as SIGIO is not.

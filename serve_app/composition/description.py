@@ -1,4 +1,4 @@
-"""Every model of a configuration, read and described as clients will see it before any replica runs."""
+"""Reads every model of a configuration, and describes it for clients before any replica runs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from serve_app.processors.of_model import ModelProcessor
 _log = logging.getLogger(__name__)
 
 _ROWS_OF_A_VALUE: Final = 64
-"""So many times as many rows may be in a request where each is one value."""
+"""Factor of the largest request if each row is one value."""
 
 
 def describe_models(config: AppArgs, *, tell: bool = True) -> dict[str, ModelInfo]:
     """Read every model's files and describe it, as clients will see it before any replica runs.
 
     Args:
-        config: As `with_versions` makes it.
-        tell: Whether the log says what else there is to know of them.
+        config: From `with_versions`.
+        tell: Whether further notes are logged.
 
     Raises:
         ConfigError: One line per model that cannot be used.
@@ -45,7 +45,7 @@ def describe_models(config: AppArgs, *, tell: bool = True) -> dict[str, ModelInf
 
 
 def read_models(config: AppArgs, *, tell: bool = True) -> dict[str, dict[str, Description]]:
-    """Read the files of every model and check all that they have to fit.
+    """Read the files of every model and check that they fit the configuration.
 
     Returns:
         By model and variant.
@@ -125,17 +125,17 @@ def model_info(
 
 
 def _are_values(signature: ModelSignature) -> bool:
-    """Whether a row is a single value in all that a model takes and gives: rows are then what others call a vector."""
+    """Whether a row is a single value in all inputs and outputs, so that rows form a vector."""
     return all(spec.ranked and len(spec.shape) == 1 for spec in (*signature.inputs, *signature.outputs))
 
 
 def _said_of_tensors(
     model: ModelConfig, build: Description, location: ModelLocation, *, tell: bool = True
 ) -> dict[str, Any]:
-    """What the configuration, or a file beside the model, says of the tensors of a model without a processor.
+    """Settings of a model's tensors without a processor, from the configuration or a file beside the model.
 
     Raises:
-        ConfigError: It does not fit the tensors.
+        ConfigError: They do not fit the tensors.
     """
     if model.processor is not None:
         return {}

@@ -1,8 +1,8 @@
-"""Digests of files' contents, kept: a file that has not changed since it was read need not be read again.
+"""A cache of file digests: a file that has not changed since it was read need not be read again.
 
-A digest is kept with what the filesystem knows of the file. That tells a changed file but for one case: a file that is
-changed twice within one tick of the filesystem's clock may look the same after both. So a digest is kept only of a file
-that had been left alone for a while when it was read, as in git's index ("racy git").
+A digest is stored with the file's metadata, which show a change with one exception: a file changed twice within one
+tick of the filesystem's clock may look the same after both. So a digest is stored only if the file had not changed for
+a while when it was read, as in git's index ("racy git").
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from serve_app.composition.copies import is_being_written
 from serve_app.config.files import cache_folder
 
 LEFT_ALONE_S: Final = 2.0
-"""How long a file must not have changed before it is read, for its digest to be kept. Filesystems tell changes that are
-2 s apart (FAT), most of them those that are 10 ms apart."""
+"""Least age of a file's last change for its digest to be stored, seconds. Filesystems distinguish changes that are 2 s
+apart (FAT), most of them those that are 10 ms apart.
+"""
 
 WORTH_BYTES: Final = 256 * 1024
-"""A smaller file is read as quickly as what was kept of it."""
+"""A smaller file is read as quickly as its stored digest."""
 
 _THREADS: Final = 8
 _log = logging.getLogger(__name__)
 
 
 class _State(NamedTuple):
-    """What a filesystem knows of a file. Its content cannot change without one of these, but for the case above."""
+    """Metadata of a file. With the exception above, its content cannot change without one of these."""
 
     device: int
     inode: int
@@ -54,13 +55,13 @@ class _DigestRecord(NamedTuple):
 
 
 class Digests:
-    """The SHA-256 of files, from the cache folder where they have not changed. To be used in any thread.
+    """SHA-256 of files, from the cache folder if they have not changed. Thread-safe.
 
-    What cannot be read or written there is no fault.
+    Faults of that folder are ignored.
 
     Args:
-        environ: Environment variables, which say where the cache folder is; by default those of this process.
-        now_ns: The clock that filesystems take times from, nanoseconds since 1970.
+        environ: Names the cache folder.
+        now_ns: The clock of filesystems, nanoseconds since 1970.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -91,16 +92,13 @@ class Digests:
         return digest
 
     def read_ahead(self, files: Iterable[Path]) -> None:
-        """Have the digests of these files kept, several at a time, before they are asked for one by one.
-
-        What cannot be read is left for who asks for it.
-        """
+        """Store the digests of these files, several at a time. Unreadable ones are ignored."""
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
             for _ in threads.map(self.read, files):
                 pass
 
     def read(self, file: Path) -> None:
-        """Have the digest of a file kept before it is asked for, if it can be read."""
+        """Store the digest of a file, if it can be read."""
         try:
             self.of(file)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What tells one state of a model from another: a digest over all that its answers depend on."""
+"""The identity of a model's state: a digest over everything that its answers depend on."""
 
 from __future__ import annotations
 
@@ -48,21 +48,19 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "resources.memory_limit": "watches replicas",
     "resources.preprocess_threads": "each picture, sound or text is converted by one thread",
 }
-"""Settings of a model that cannot change its answers, and why. All others count, those to come as well."""
+"""Settings of a model that cannot change its answers, and why. All others count, future ones included."""
 
 
 def identities(
     model: ModelConfig, locations: Mapping[str, ModelLocation], digests: Digests | None = None
 ) -> dict[str, str]:
-    """What tells this state of a model from any other that would answer differently, by variant.
+    """Identities of a model's builds, by variant: states that answer alike have the same.
 
-    The contents of its files count, wherever and whenever they were copied, so that all routers and every redeploy of
-    the same agree; so do its settings but for `WITHOUT_EFFECT`, and the version of this package.
+    The contents of its files count, wherever and whenever they were copied, so that all routers and redeploys agree. So
+    do its settings but for `WITHOUT_EFFECT`, and the version of this package.
 
     Args:
-        model: The model.
-        locations: Its files, from `find_files`.
-        digests: Of files; by default those that this process's cache folder keeps.
+        digests: By default those of this process's cache folder.
 
     Raises:
         ConfigError: A file cannot be read.
@@ -90,7 +88,7 @@ def identities(
 
 
 def _nested(places: Mapping[str, str]) -> dict[str, Any]:
-    """The same places the way pydantic takes them."""
+    """The same places as pydantic's nested dictionaries."""
     found: dict[str, Any] = {}
     for place in places:
         *sections, key = place.split(".")

@@ -1,4 +1,4 @@
-"""Has a router serve of each model what is agreed on."""
+"""Has a router serve the agreed state of each model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from serve_app.router.settings import RoutedModel
 _log = logging.getLogger(__name__)
 
 _TURN_S: Final = 30.0
-"""How long the answers to what was sent before are waited for, seconds."""
+"""Longest wait for answers to earlier bundles, seconds."""
 
 
 class Keeper:
-    """Keeps one router to what is agreed on. To be used in the router's event loop.
+    """Keeps one router at the agreed states. To be used in the router's event loop.
 
     Args:
-        config: The configuration.
-        router: The router.
-        register: Where it is written down.
-        deployed: By model, what it was deployed with, which counts while nothing is written down.
+        register: Holds the agreed states.
+        deployed: By model, the state that it was deployed with, used while the register has none.
     """
 
     def __init__(self, config: AppArgs, router: Router, register: Register, deployed: Mapping[str, Agreed]) -> None:
@@ -46,7 +44,7 @@ class Keeper:
         self._retrying: asyncio.Task[None] | None = None
 
     async def find(self, model: str) -> Agreed:
-        """The state of a model's files as it is now, which could be agreed on. Raises ConfigError."""
+        """The present state of a model's files. Raises ConfigError."""
         return await asyncio.to_thread(self._find, model)
 
     def _find(self, model: str) -> Agreed:
@@ -58,10 +56,10 @@ class Keeper:
         return found
 
     async def prepare(self, model: str, agreed: Agreed) -> None:
-        """Make of a revision what this router serves, to serve it as soon as it is agreed on.
+        """Prepare a revision, to serve it as soon as it is agreed on.
 
         Raises:
-            InvalidRequest: What is beside its files cannot be read.
+            InvalidRequest: A file beside the model cannot be read.
         """
         if (prepared := self._prepared.get(model)) is not None and prepared.info.revision == agreed.revision:
             return
@@ -71,9 +69,9 @@ class Keeper:
         self._prepared[model] = routed
 
     async def settle(self, model: str) -> None:
-        """Serve what is agreed on of a model from now on, and wait for what was sent before. Raises as `prepare`."""
+        """Serve the agreed state of a model, and wait for earlier bundles. Raises as `prepare`."""
         await self._settle(model)
-        with contextlib.suppress(TimeoutError):  # a replica hangs, of which others have the care
+        with contextlib.suppress(TimeoutError):  # a replica hangs, which is handled elsewhere
             async with asyncio.timeout(_TURN_S):
                 await self._router.turned(model)
 
@@ -88,29 +86,29 @@ class Keeper:
             self._turn_to(model, agreed)
 
     def begin(self, model: str, agreed: Agreed) -> None:
-        """Serve this of a model from the beginning, which is before anything is asked; or tell why it cannot be."""
+        """Serve this state from the start, before any request; or record why it cannot be served."""
         if agreed.revision:
             self._prepared[model] = self._route(model, agreed)
         self._turn_to(model, agreed)
 
     def retry(self) -> Awaitable[object]:
-        """Try again to serve what could not be read, in the background: its files may have been away for a while.
+        """Retry unreadable states, in the background: their files may have been away for a while.
 
         Returns:
-            Ends when that is done.
+            Ends with that.
         """
         if self._retrying is None or self._retrying.done():
             self._retrying = asyncio.ensure_future(self._retry())
         return self._retrying
 
     async def _retry(self) -> None:
-        """One model after the other: there may be many, and others are served meanwhile."""
+        """Retry one model after the other: there may be many, and others are served meanwhile."""
         for model in tuple(self._router.models.faults):
             self.catch_up(model)
             await asyncio.wait([self._tasks[model]])
 
     def catch_up(self, model: str) -> None:
-        """A replica does not have what this router takes for agreed on: settle, in the background."""
+        """Settle in the background, since a replica does not have this router's state."""
         if model not in self._tasks:
             task = asyncio.ensure_future(self._caught_up(model))
             self._tasks[model] = task
@@ -120,7 +118,7 @@ class Keeper:
         try:
             await self._settle(model)
         except Exception as error:  # it is tried again: with the next bundle that comes back, or `retry`
-            if str(error) != self._router.models.faults.get(model):  # which is told already
+            if str(error) != self._router.models.faults.get(model):  # reported already
                 _log.warning("Model %s: this router could not settle: %s", model, error)
 
     def _turn_to(self, model: str, agreed: Agreed) -> None:

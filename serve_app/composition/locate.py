@@ -64,10 +64,10 @@ _looked: ContextVar[dict[Hashable, Any] | None] = ContextVar("looked", default=N
 
 @contextmanager
 def looking_once() -> Iterator[None]:
-    """Within it, the same files are looked for once: whoever asks again gets what was found then.
+    """Cache file look-ups within the context: the same look-up returns the first result.
 
-    All that a configuration is made into is then of the same files, and a thousand models are looked for a thousand
-    times, not six thousand.
+    So a configuration is built from one state of the files, and a thousand models cause a thousand look-ups, not six
+    thousand.
     """
     known = _looked.get()
     token = _looked.set({} if known is None else known)
@@ -78,7 +78,7 @@ def looking_once() -> Iterator[None]:
 
 
 def _once(what: Hashable, look: Callable[[], _Found]) -> _Found:
-    """What was found; errors are looked for again."""
+    """The cached result of a look-up; errors are not cached."""
     known = _looked.get()
     if known is None:
         return look()
@@ -93,13 +93,13 @@ class ModelLocation:
     """A model's files on this machine.
 
     Attributes:
-        folder: The folder that holds the model's file and what lies beside it; of the version in use, if it has any.
+        folder: Holds the model's file and the files beside it; of the version in use, if it has any.
         version: The version in use, a decimal string.
-        versions: Every version there is, ascending.
+        versions: All versions, ascending.
         file: The model's file, relative to the folder.
-        kind: What runs it.
+        kind: Its backend.
         numbered: Whether the model is a folder of versions, whose files above the versions belong to all.
-        beside: Further files that belong to a model without versions, where they are there, relative to the folder.
+        beside: Further files that belong to a model without versions, if they exist, relative to the folder.
         copied: Whether it is a copy of a remote folder of versions.
     """
 
@@ -119,15 +119,15 @@ class ModelLocation:
 
     @property
     def root(self) -> Path:
-        """What the names of `files` are relative to."""
+        """The base of the names of `files`."""
         return self.folder.parent if self.numbered else self.folder
 
     def sidecars(self) -> ModelFolder:
-        """What processors read beside the model."""
+        """Files that processors read beside the model."""
         return ModelFolder(self.folder, versioned=self.numbered)
 
     def files(self) -> Iterator[Path]:
-        """Everything that belongs to the model.
+        """All files of the model.
 
         Raises:
             ConfigError: The file is none that its backend runs.
@@ -153,20 +153,19 @@ def resolve_model(
     backend: str | None = None,
     file: str | None = None,
 ) -> ModelLocation:
-    """Find a model's files, copying them here first where they are remote.
+    """Find a model's files, copying remote ones here first.
 
     Args:
         path: Relative to ``SERVE_APP_HOME``, absolute, or an fsspec URI such as ``s3://bucket/models/digits``: a folder
             of versions, a flat folder, or a file.
-        version: The version to use; ``None`` for the highest there is.
-        environ: Environment variables; by default those of this process.
+        version: ``None`` for the highest.
         beside: Files that belong to the model besides those that processors look for.
-        backend: What runs it; ``None``: whatever runs files of such a name.
-        file: Name of its file in the folder, or in each version; ``None``: as its backend calls it.
+        backend: ``None``: any that runs files of such a name.
+        file: Name of its file in the folder, or in each version; ``None``: the backend's default.
 
     Raises:
-        ConfigError: There is no such backend, or what the path names, or the version in it, is not there or cannot be
-            read; names the path.
+        ConfigError: There is no such backend, or the path, or the version in it, is missing or unreadable; names the
+            path.
     """
     beside = tuple(dict.fromkeys((*SIDECARS, *beside)))
     if environ is not None:
@@ -190,7 +189,7 @@ def _resolve(
     except ConfigError as error:
         raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from None
     if file is not None:
-        named = file  # known to be a text in what follows
+        named = file  # known to be a text from here on
         fitting = [kind for kind in kinds if kind.recognises(PurePosixPath(named).name)]
         kinds = tuple(replace(kind, file=named) for kind in fitting or kinds)
     if is_pinned(path):
@@ -231,12 +230,7 @@ def _resolve_here(
 
 
 def missing_models(models: Sequence[ModelConfig], environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Say which models of this machine cannot be found, one line each. Remote ones are not looked for.
-
-    Args:
-        models: The models of a configuration.
-        environ: Environment variables; by default those of this process.
-    """
+    """Models of this machine that cannot be found, one line each. Remote ones are not looked for."""
     return tuple(
         f"args.models[{number}].{problem}"
         for number, model in enumerate(models)
@@ -276,7 +270,7 @@ def _flat(folder: Path, file: str, kind: AnyKind, beside: tuple[str, ...]) -> Mo
 def _resolve_pinned(
     path: str, version: int | None, environ: Mapping[str, str], beside: tuple[str, ...], kinds: _Kinds
 ) -> ModelLocation:
-    """Use the copy of what never changes, where there is one, without asking where it came from."""
+    """Use the copy of a path that never changes, if there is one, without asking its source."""
     by_name = {kind.name: kind for kind in kinds}
     asked = (part for kind in kinds for part in (kind.name, kind.file))
     record = _cache(environ) / f"{_digest(path, str(version), *beside, *asked)}.json"
@@ -339,7 +333,7 @@ def _resolve_remote(
 
 
 def _code_in(filesystem: Any, names: Mapping[str, str]) -> _Kinds:
-    """What would run the code that is in a remote folder or its versions, if it were named."""
+    """Backends that would run code in a remote folder or its versions, if they were named."""
     inside = [item for name, item in names.items() if _is_version(name)]
     return [
         kind
@@ -357,7 +351,7 @@ def _copy_flat(
     beside: tuple[str, ...],
     environ: Mapping[str, str],
 ) -> ModelLocation:
-    """Copy a model's file and what belongs to it, unless that was done since they last changed."""
+    """Copy a model's file and the files that belong to it, unless a copy of their present state exists."""
 
     def at(name: str) -> str:
         return f"{folder}/{name}" if folder else name
@@ -392,7 +386,7 @@ def _copy_flat(
 
 
 def _states(filesystem: Any, items: Mapping[str, str]) -> Iterator[str]:
-    """What tells remote files from what they were before, as far as their filesystem knows."""
+    """Marks of remote files that change with their contents, as far as their filesystem has any."""
     for name, item in items.items():
         yield from (name, str(filesystem.ukey(item)), *marks(filesystem.info(item)))
 
@@ -406,7 +400,7 @@ def _further(folder: Path, file: str, kind: AnyKind, label: str) -> Sequence[str
 
 
 def _require_further(folder: Path, kind: AnyKind, label: str) -> None:
-    """Raise ConfigError if something is missing that a model's file names. One that cannot be read names nothing."""
+    """Raise ConfigError if a file named by a model's file is missing. An unreadable model's file names nothing."""
     names: Sequence[str] = ()
     with suppress(ConfigError):
         names = kind.further_files(folder / kind.file)
@@ -430,7 +424,7 @@ def _write(record: Path, told: Any) -> None:
 
 
 def _neighbour(file: str, name: str) -> str:
-    """What has this name relative to a file's folder."""
+    """The path of a name relative to a file's folder."""
     return str(PurePosixPath(file).parent / name)
 
 
@@ -452,7 +446,7 @@ def _what(path: str, kinds: _Kinds) -> str:
 
 
 def _only(place: str, kinds: _Kinds) -> AnyKind:
-    """The one kind that runs what is there."""
+    """The one kind that runs these files."""
     kinds = _installed(kinds)
     if len(kinds) > 1:
         names = " and ".join(kind.name for kind in kinds)
@@ -461,7 +455,7 @@ def _only(place: str, kinds: _Kinds) -> AnyKind:
 
 
 def _installed(kinds: _Kinds) -> _Kinds:
-    """Those that can run something here; all of them where none can, so that one of them says what it lacks."""
+    """Kinds that can run here; all of them if none can, so that one of them says what it lacks."""
     return [kind for kind in kinds if not kind.lacks()] or kinds
 
 
@@ -474,7 +468,7 @@ def _suffixes(kinds: _Kinds) -> str:
 
 
 def _hint(kinds: _Kinds) -> str:
-    """What to write where only kinds that must be named run what is there."""
+    """Advice if only kinds that must be named run these files."""
     return "".join(f"; {kind.file} runs with backend: {kind.name}" for kind in kinds if kind.runs_code)
 
 
@@ -503,15 +497,14 @@ def _choose(path: str, version: int | None, versions: tuple[str, ...]) -> str:
 def _choose_file(
     path: str, version: int | None, files: list[str], kinds: _Kinds, nested: _Kinds, others: _Kinds = ()
 ) -> tuple[str, AnyKind]:
-    """The one model of a folder without versions, and what runs it.
+    """The one model of a folder without versions, and its backend.
 
     Args:
-        path: As configured.
-        version: As configured.
+        path: As configured, like ``version``.
         files: The models among the folder's files.
-        kinds: What may run it.
-        nested: Those of them whose model lies in a folder called as they are.
-        others: What would run what is there, but for that.
+        kinds: Candidates.
+        nested: Those of them whose model lies in a folder of their name.
+        others: Kinds that would run these files, but must be named.
     """
     usual = _listed(kinds, lambda kind: (kind.file,))
     if not files and nested:

@@ -1,4 +1,4 @@
-"""What a model's files look like from outside: whether they may have changed is seen without reading them."""
+"""Fingerprints a model's files from outside, without reading them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ from serve_app.errors import ConfigError
 
 def look_at(model: ModelConfig, environ: Mapping[str, str] | None = None) -> Hashable | None:
     """Names, sizes and times of a model's files, here or behind an fsspec URI.
-
-    Args:
-        model: The model.
-        environ: Environment variables; by default those of this process.
 
     Returns:
         Another value if a file has changed, as far as its filesystem knows; ``None`` if something is missing, or is
@@ -45,7 +41,7 @@ def look_at(model: ModelConfig, environ: Mapping[str, str] | None = None) -> Has
 
 
 def _files(location: ModelLocation) -> Sequence[Path]:
-    """Those that belong to a build. Which ones a model's file names, it is asked once."""
+    """Files of a build. Its model file is read once for the names of others."""
     if location.numbered:
         return sorted(location.files())
     return [location.model_file, *_beside(location, _marked(location.model_file))]

@@ -1,4 +1,4 @@
-"""The parts of one model, made from its configuration: files, what they say, processor and samples."""
+"""Makes the parts of one model from its configuration: files, their contents, processor and samples."""
 
 from __future__ import annotations
 
@@ -26,19 +26,15 @@ from serve_app.processors.of_model import ModelProcessor
 from serve_app.processors.processor import Processor
 
 _COPIES = 2
-"""Copies of its weights that a loaded model holds at most."""
+"""Most copies of its weights in a loaded model."""
 
 
 def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> dict[str, Description]:
-    """Read the files of the model and of its variants, and decide by what they say whether requests may share runs.
-
-    Args:
-        model: The model.
-        locations: The model's files, from `find_files`.
+    """Read the files of the model and of its variants, and decide whether requests may share runs.
 
     Raises:
         ConfigError: One cannot be served, a variant takes or gives other tensors than the model itself, or the
-            configuration says of their backend what it does not know.
+            configuration has options that their backend does not know.
     """
     settings, kind = model.batching.joining(), locations[""].kind
     options = read_options(model, kind)
@@ -75,15 +71,11 @@ def _describe(
 def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> dict[str, ModelLocation]:
     """Find the files of the model and of its variants, copying remote ones here.
 
-    Args:
-        model: The model.
-        environ: Environment variables; by default those of this process.
-
     Returns:
         By variant; the model itself is ``""``.
 
     Raises:
-        ConfigError: Something is not there; names the path.
+        ConfigError: Something is missing; names the path.
     """
     exact = resolve_model(model.path, model.version, environ, _files_beside(model), model.backend, model.file)
     # One backend runs all builds, so that the model's options are those of each.
@@ -94,16 +86,12 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
 
 
 def file_bytes(locations: Mapping[str, ModelLocation]) -> int:
-    """Bytes of a model's files, over all its builds; ``locations`` are from `find_files`."""
+    """Bytes of a model's files, over all its builds."""
     return sum(file.stat().st_size for location in locations.values() for file in location.files())
 
 
 def memory_of(locations: Mapping[str, ModelLocation]) -> int:
-    """Bytes of memory that a model may take: sessions hold a second copy of weights, laid out for their kernels.
-
-    Args:
-        locations: The model's files, from `find_files`.
-    """
+    """Largest memory of a model, bytes: sessions hold a second copy of weights, laid out for their kernels."""
     return _COPIES * file_bytes(locations)
 
 
@@ -111,7 +99,7 @@ def named_files(model: ModelConfig) -> tuple[str, ...]:
     """Files that this configuration names, relative to the model's folder; they may lie elsewhere.
 
     Raises:
-        ConfigError: It says of the backend what that does not know.
+        ConfigError: The configuration has options that the backend does not know.
     """
     kind = BACKENDS.get(model.backend or "")
     of_backend = () if kind is None else read_options(model, kind).files()
@@ -129,14 +117,13 @@ def _files_beside(model: ModelConfig) -> tuple[str, ...]:
 
 
 def processes_itself(model: ModelConfig, location: ModelLocation) -> bool:
-    """Whether a model makes tensors of what clients send, and answers of tensors, by itself.
+    """Whether a model converts requests to tensors, and tensors to answers, by itself.
 
     Args:
-        model: The model.
-        location: Its files, one of `find_files`. Nothing of them is run.
+        location: Its files, one of `find_files`. None of them is run.
 
     Raises:
-        ConfigError: Its file declares that wrongly, or the configuration says how somebody else is to do it.
+        ConfigError: Its file declares that wrongly, or the configuration also names another processor.
     """
     if model.processor is None or (isinstance(model.processor, CustomOptions) and model.processor.class_ is not None):
         return False
@@ -155,10 +142,7 @@ def make_processor(
     """Make the model's processor, or ``None`` for a model that takes tensors only.
 
     Args:
-        model: The model.
-        signature: The model's tensors.
-        location: The model's files, one of `find_files`.
-        backend: What runs them, loaded; ``None`` where requests are only priced.
+        backend: Loaded; ``None`` if requests are only priced.
 
     Raises:
         ConfigError: The options, the files beside the model and its tensors do not fit together.
@@ -182,7 +166,7 @@ def make_processor(
 
 
 def makes_examples(processor: Processor | None) -> Processor | None:
-    """The processor, where a model is warmed up and tried with its examples; ``None``: with `make_samples`."""
+    """The processor, if its examples are used to warm up and try the model; ``None``: `make_samples` are used."""
     return None if isinstance(processor, ModelProcessor) else processor
 
 
@@ -194,13 +178,10 @@ def make_samples(
     *,
     rows: bool = True,
 ) -> Samples:
-    """Inputs to run the model with, where it has no processor.
+    """Sample inputs for a model without a processor.
 
     Args:
-        model: The model.
-        signature: The model's tensors.
         decode: Decodes samples that are V2 infer requests.
-        environ: Environment variables; by default those of this process.
         rows: Whether the tensors have rows.
 
     Raises:

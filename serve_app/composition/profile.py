@@ -1,4 +1,4 @@
-"""The profile of a configured model: whether it is that model's, and what of it differs from how replicas run."""
+"""Checks the profile of a configured model: whether it is that model's, and how replicas differ from it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from serve_app.payloads import Execution
 
 
 def check_profile(profile: Profile, model: str, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:
-    """Say what makes this the profile of another model, one line per fault. Reads the model's files.
+    """Faults that show that this is the profile of another model, one line each. Reads the model's files.
 
     Args:
-        profile: The profile.
-        model: Name of the model that is to be served.
-        locations: Its files and those of its variants, by variant.
+        model: Name of the model to serve.
     """
     problems = []
     if profile.model != model:
@@ -45,12 +43,7 @@ def sha256(path: Path) -> str:
 def read_model_profile(
     model: ModelConfig, locations: Mapping[str, ModelLocation], environ: Mapping[str, str] | None = None
 ) -> Profile | None:
-    """Read the model's profile, or ``None`` where none is configured.
-
-    Args:
-        model: The model.
-        locations: The model's files, from `find_files`.
-        environ: Environment variables; by default those of this process.
+    """Read the model's profile, or ``None`` if none is configured.
 
     Raises:
         ConfigError: It is missing, not a profile, or that of another model.
@@ -68,7 +61,7 @@ def read_model_profile(
 
 
 def profile_notes(model: ModelConfig, profile: Profile) -> tuple[str, ...]:
-    """Say where replicas of this configuration differ from what was measured, one line per difference."""
+    """Differences between replicas of this configuration and the measured ones, one line each."""
     notes = []
     resources = model.resources
     if resources.device == "cuda" or resources.gpus == 0:  # otherwise the cluster decides
@@ -89,7 +82,7 @@ def profile_notes(model: ModelConfig, profile: Profile) -> tuple[str, ...]:
 
 
 def read_priors(models: Sequence[ModelConfig]) -> Mapping[str, list[Execution]]:
-    """What the profiles say of the models that have one. They were checked when the models were described."""
+    """Batch costs from the models' profiles, which were checked when the models were described."""
     priors: dict[str, list[Execution]] = {}
     for model in models:
         if model.profile is not None:

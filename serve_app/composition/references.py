@@ -1,9 +1,9 @@
-"""References to models in registries, which name other files later: resolved once, to what they name now.
+"""References to models in registries, whose targets change: resolved once, to their present targets.
 
 A branch of a Hugging Face repository and an alias of an MLflow model move. `pin_models` replaces them by a commit and
 by a version's artifacts before anything is read, so that all replicas run the same files, however late they start.
 
-The libraries that ask registries are extras, and slow to import: functions import them.
+The client libraries of registries are extras, and slow to import: functions import them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from serve_app.errors import ConfigError
 _HUGGING_FACE = "hf://"
 _MLFLOW = "models:/"
 _ARTIFACTS = "mlflow-artifacts"
-"""Scheme of artifacts that are read through MLflow's own server."""
+"""Scheme of artifacts read through MLflow's own server."""
 
 _COMMIT = re.compile(r"hf://[^@]+@[0-9a-f]{40}(/.*)?")
 
@@ -33,15 +33,15 @@ _log = logging.getLogger(__name__)
 
 
 def is_pinned(path: str) -> bool:
-    """Whether a path names files that never change, so that a copy of them need not be looked for again."""
+    """Whether a path names files that never change, so that a copy of them stays valid."""
     return _COMMIT.fullmatch(path) is not None
 
 
 def pin_models(config: AppArgs) -> AppArgs:
-    """The configuration with every model and variant at a path that names the same files later.
+    """Replace the path of every model and variant by one whose files never change.
 
     Raises:
-        ConfigError: One line for each reference that names nothing, or whose registry cannot be asked.
+        ConfigError: One line for each reference without a target, or whose registry cannot be asked.
     """
     problems: list[str] = []
 
@@ -66,14 +66,14 @@ def pin_models(config: AppArgs) -> AppArgs:
 
 
 def pin_path(path: str) -> str:
-    """What a reference names now; any other path as it is.
+    """The present target of a reference; any other path is unchanged.
 
     Args:
         path: ``hf://owner/repository[@revision][/path]``: becomes the same at a commit. ``models:/name/version`` or
             ``models:/name@alias``: becomes the URI of that version's artifacts.
 
     Raises:
-        ConfigError: It names nothing, the registry cannot be asked, or the library that asks it is not installed.
+        ConfigError: It has no target, the registry cannot be asked, or its client library is not installed.
     """
     if is_pinned(path):
         return path
@@ -122,7 +122,7 @@ def _artifacts_of(path: str) -> str:
     if alias:
         version = client.get_model_version_by_alias(name, alias).version
     uri = client.get_model_version_download_uri(name, version)
-    # What a run or a training script has logged is registered under a URI of MLflow's own.
+    # Models logged by a run or a training script are registered under a URI of MLflow's own.
     if ModelsArtifactRepository.is_models_uri(uri):
         uri = ModelsArtifactRepository.get_underlying_uri(uri)
     if RunsArtifactRepository.is_runs_uri(uri):
@@ -140,7 +140,7 @@ def _parts(path: str) -> tuple[str, str, str]:
 
 
 def _as_uri(source: str) -> str:
-    """The URI of artifacts as fsspec reads it. Raises `ConfigError` for one that leads back to the registry."""
+    """The URI of artifacts for fsspec. Raises `ConfigError` for one that leads back to the registry."""
     parts = urlsplit(source)
     if parts.scheme in {"", "file"}:
         return parts.path
@@ -150,7 +150,7 @@ def _as_uri(source: str) -> str:
 
 
 class MlflowArtifacts(AbstractFileSystem):  # type: ignore[misc]
-    """What MLflow's server keeps of a model, read through that server: `MLFLOW_TRACKING_URI` says where it is."""
+    """Artifacts of a model, read through MLflow's server at `MLFLOW_TRACKING_URI`."""
 
     protocol = _ARTIFACTS
     cachable = False

@@ -1,4 +1,4 @@
-"""A replica of a model, put together: its builds loaded and warmed up, what may share runs proven, and the worker."""
+"""Builds a replica of a model: loads and warms up its builds, proves what may share runs, and makes the worker."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ and largest batches are measured in it, and what lies between is interpolated.""
 
 @dataclass(frozen=True, slots=True)
 class MadeReplica:
-    """What a replica consists of.
+    """The parts of a replica.
 
     Attributes:
         worker: Runs bundles.
-        warm_up: What was measured before the first one.
+        warm_up: Measurements before the first one.
         joining: Which requests may share runs.
-        compute: What it computes with.
+        compute: Its threads and instances.
     """
 
     worker: Worker
@@ -63,12 +63,12 @@ class MadeReplica:
 
 @dataclass(frozen=True, slots=True)
 class AsMember:
-    """How a model is loaded at a host of a pool.
+    """Context of a model at a host of a pool.
 
     Attributes:
         turn: Shared with the host's other members.
-        identities: By variant, what tells the build from any other that would answer differently.
-        executions: What its batches cost as an earlier load has measured it, so that it need not be measured again.
+        identities: By variant, the identity of the build.
+        executions: Batch costs of an earlier load, which need not be measured again.
     """
 
     turn: Turn
@@ -91,15 +91,15 @@ def make_replica(
     """Load every build of a model and warm it up, in this process.
 
     Args:
-        model: The model; validated.
-        builds: By variant, what its file says of it.
+        model: Validated.
+        builds: Contents of its files, by variant.
         batch: Joins several bundles of one batch.
         gpu_available: Whether this process has a GPU, whole or in part.
-        records: Where verdicts are kept from one start to the next; ``None``: nowhere.
+        records: Keeps verdicts between starts; ``None``: they are not kept.
         min_share: Guaranteed share of the replica's time per class, 0 to 1.
-        on_lost: Is called when a session has ended, before anything that it was to answer is.
-        locations: Its files, by variant; by default those that are found now.
-        member: How it is loaded at a host of a pool; ``None``: it has this process alone.
+        on_lost: Called when a session has ended, before its requests are answered.
+        locations: By default its present files.
+        member: Context at a host of a pool; ``None``: it has this process alone.
 
     Raises:
         ConfigError: A build cannot be loaded, or its session has ended before its first request.
@@ -193,9 +193,8 @@ def host_revision(revision: Revision, builds: Mapping[str, Description], make: C
     """Load a revision of a model, in this process, and keep its files until it is closed.
 
     Args:
-        revision: Which.
-        builds: By variant, what its files say.
-        make: As `make_replica`, with all that is the same for every revision.
+        builds: Contents of its files, by variant.
+        make: `make_replica`, with the arguments common to all revisions.
 
     Raises:
         ConfigError: A build cannot be loaded, or its files have changed meanwhile.
@@ -214,7 +213,7 @@ def host_revision(revision: Revision, builds: Mapping[str, Description], make: C
 
 
 def expected_memory(revision: Revision) -> int:
-    """Bytes of memory that a revision may take; see `memory_of`."""
+    """Largest memory of a revision, bytes, as of `memory_of`."""
     return memory_of(revision.locations)
 
 
@@ -226,7 +225,7 @@ def _loaded(
     *,
     gpu_available: bool,
 ) -> Iterator[dict[str, Backend]]:
-    """Every build of a model, loaded, by variant. Where what is done with them fails, they are closed.
+    """All builds of a model, loaded, by variant. They are closed if an exception follows.
 
     Raises:
         ConfigError: One cannot be loaded, or its session has ended.
@@ -252,13 +251,13 @@ def _close(backends: Mapping[str, Backend]) -> None:
 
 
 def _padding(processor: Processor | None) -> Any:
-    """Sizes that inputs are padded to, and a digest of one that is: padding tokens come from files beside the model."""
+    """Sizes that inputs are padded to, and a digest of a padded one: padding tokens come from files beside it."""
     if processor is None or pads_to_buckets(processor):
         return None
     buckets = processor.buckets
     try:
         padded = processor.pad(processor.example(1, buckets[0]), buckets[1])
-    except Exception:  # the seam to foreign code: what it cannot pad is not padded
+    except Exception:  # foreign code: inputs that it cannot pad are not padded
         return buckets
     return buckets, {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in padded.items()}
 
@@ -266,7 +265,7 @@ def _padding(processor: Processor | None) -> Any:
 def _key(
     model: ModelConfig, location: ModelLocation, build: Description, backend: Backend, max_rows: int, padding: Any
 ) -> str:
-    """What the verdict on a build depends on: its file, and what its numbers depend on besides."""
+    """The key of a build's verdict: its file, and further influences on its numbers."""
     warm_up = model.warm_up
     facts: list[Any] = [
         backend.device,
@@ -277,7 +276,7 @@ def _key(
         _code(location),
     ]
     if model.processor is not None:
-        facts.append(model.processor.model_dump(mode="json"))  # what it makes and pads is what was tried
+        facts.append(model.processor.model_dump(mode="json"))  # its tensors and padding were tried
     facts.append(padding)
     batching = model.batching
     return record_key(
@@ -291,7 +290,7 @@ def _key(
 
 
 def _code(location: ModelLocation) -> list[tuple[str, int, int]]:
-    """Of a model that is a program, names, sizes and times of its files: any of them may decide what it answers."""
+    """Names, sizes and times of a program's files, any of which may affect its answers."""
     if not location.kind.runs_code:
         return []
     states = [(str(file.relative_to(location.root)), file.stat()) for file in location.files()]

@@ -1,8 +1,8 @@
-"""A state of a model's files, by which all routers and replicas mean the same: found, kept, and opened again.
+"""A revision: a state of a model's files, the same for all routers and replicas. Found, kept, and opened again.
 
-What is loaded must be what was agreed on, however late a replica starts. So a revision is named by a digest of all that
-its answers depend on, and whoever opens one compares. Replicas keep the files of what they load by hard links, which
-cost no room: a file that was replaced (by `rename`, as it should be) is still there under the link.
+Only the agreed revision may be loaded, however late a replica starts. So a revision is named by a digest of everything
+that its answers depend on, and is compared when opened. Replicas keep the files that they load by hard links, which
+cost no room: a replaced file (by `rename`, as it should be) is still there under the link.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serve_app.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 _EXACT = "exact"
-"""Folder of the exact model's files, where a variant's has the variant's number."""
+"""Folder of the exact model's files; a variant's is the variant's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,10 @@ class Revision:
     """A state of a model's files.
 
     Attributes:
-        model: The model, with the version that this is of where there are several.
-        locations: Its files, by variant.
-        identities: What tells each build from any other that would answer differently, by variant.
+        model: The model, with the version of these files if there are several.
+        identities: Of the builds, by variant.
         name: A digest over these.
-        states: What tells each file from what it was before, as its filesystem knows it.
+        states: Marks of the files in their filesystem, which change with the contents.
     """
 
     model: ModelConfig
@@ -66,12 +65,12 @@ class Revision:
 
     @property
     def version(self) -> int | None:
-        """Which version of the model it is; ``None`` where it has none."""
+        """The version of the model; ``None`` if it has none."""
         return self.model.version
 
     @property
     def builds(self) -> dict[str, Description]:
-        """What the files say, by variant. Raises ConfigError where they cannot be served."""
+        """Contents of the files, by variant. Raises ConfigError if they cannot be served."""
         return read_builds(self.model, self.locations)
 
     @property
@@ -83,15 +82,13 @@ class Revision:
 def find_revision(
     model: ModelConfig, environ: Mapping[str, str] | None = None, digests: Digests | None = None
 ) -> Revision:
-    """The state of a model's files as it is now.
+    """Find the present state of a model's files.
 
     Args:
-        model: The model.
-        environ: Environment variables; by default those of this process.
-        digests: Of its files; by default those that the cache folder keeps.
+        digests: Of its files; by default those of the cache folder.
 
     Raises:
-        ConfigError: Something is not there, or cannot be read.
+        ConfigError: Something is missing, or cannot be read.
     """
     locations = find_files(model, environ)
     exact = locations[""]
@@ -101,14 +98,14 @@ def find_revision(
 
 
 def find_revisions(models: Sequence[ModelConfig], environ: Mapping[str, str] | None = None) -> dict[str, Revision]:
-    """As `find_revision` for each of several models, by name. Their files are read several at a time."""
+    """Find the present states of several models, by name. Their files are read several at a time."""
     digests = Digests(environ)
     digests.read_ahead(model_files(models, environ))
     return {model.name: find_revision(model, environ, digests) for model in models}
 
 
 def model_files(models: Iterable[ModelConfig], environ: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """The files of models, as far as they are there; what is wrong is told where a model is read by itself."""
+    """Existing files of models; faults are reported when a model is read by itself."""
     for model in models:
         with suppress(OSError, ConfigError):
             for location in find_files(model, environ).values():
@@ -118,13 +115,11 @@ def model_files(models: Iterable[ModelConfig], environ: Mapping[str, str] | None
 def open_revision(
     model: ModelConfig, name: str, version: int | None = None, environ: Mapping[str, str] | None = None
 ) -> Revision:
-    """A state of a model's files that was found before: where it was kept on this machine, or where it still lies.
+    """Open a known state of a model's files, from the kept files on this machine or their original place.
 
     Args:
-        model: The model.
         name: Of the revision.
-        version: Which version of the model it is.
-        environ: Environment variables; by default those of this process.
+        version: Of the model.
 
     Raises:
         ConfigError: The files are others now, and none were kept here.
@@ -151,7 +146,7 @@ def open_revision(
 
 
 def keep_revision(revision: Revision, environ: Mapping[str, str] | None = None) -> ExitStack:
-    """Keep the files of a revision by hard links. Where a filesystem cannot link, nothing is kept.
+    """Keep the files of a revision by hard links. Without hard links in the filesystem, nothing is kept.
 
     Returns:
         Until this is closed, `forget_revisions` leaves them alone.
@@ -168,7 +163,7 @@ def keep_revision(revision: Revision, environ: Mapping[str, str] | None = None) 
                 try:
                     copy.rename(target)
                 except OSError:
-                    if not target.is_dir():  # nobody else was faster: it is a fault of its own
+                    if not target.is_dir():  # no other process was faster: it is a real fault
                         raise
     except (OSError, ConfigError) as error:
         _log.info("model %r: the files of revision %s are not kept: %s", revision.model.name, revision.name, error)
@@ -176,12 +171,10 @@ def keep_revision(revision: Revision, environ: Mapping[str, str] | None = None) 
 
 
 def forget_revisions(model: ModelConfig, agreed: str, environ: Mapping[str, str] | None = None) -> None:
-    """Keep no longer what was kept of a model's revisions, but of those that a process of this machine has loaded.
+    """Remove the kept files of a model's revisions, except those that a process of this machine has loaded.
 
     Args:
-        model: The model.
-        agreed: The revision that is agreed on, which stays; empty: the model is unloaded.
-        environ: Environment variables; by default those of this process.
+        agreed: The agreed revision, which stays; empty: the model is unloaded.
     """
     folder = _kept(model, environ)
     try:
@@ -208,7 +201,7 @@ def _states(locations: Mapping[str, ModelLocation]) -> Sequence[tuple[int, int, 
 
 
 def _open_kept(model: ModelConfig, folder: Path, environ: Mapping[str, str] | None) -> Revision | None:
-    """A revision whose files were linked into this folder. Which files those are is read anew."""
+    """A revision whose files were linked into this folder. They are listed anew."""
     try:
         moved = model.model_copy(
             update={
@@ -227,7 +220,7 @@ def _open_kept(model: ModelConfig, folder: Path, environ: Mapping[str, str] | No
 
 
 def _places(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> list[tuple[str, ModelLocation]]:
-    """Where each build is kept."""
+    """The folder of each build's kept files."""
     names = [(_EXACT, ""), *((str(at), variant.name) for at, variant in enumerate(model.variants))]
     return [(place, locations[variant]) for place, variant in names]
 

@@ -1,4 +1,4 @@
-"""What a configuration makes of the parts: its models as they are read and described, and the settings of a router."""
+"""Makes the settings of a router from a configuration and its described models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from serve_app.router.settings import (
 _log = logging.getLogger(__name__)
 
 _GRPC_AGE_S = 60.0
-"""Where there may be several routers: another connection may reach another one."""
+"""Lifetime of connections with several routers, seconds: another connection may reach another one."""
 
 
 def router_settings(
@@ -55,23 +55,21 @@ def router_settings(
     deployed: Mapping[str, Agreed] = MappingProxyType({}),
     changed: Collection[str] = (),
 ) -> RouterSettings:
-    """What a router process needs to know.
+    """Make the settings of a router process.
 
-    To be called in that process, once for a router: it reads keys and certificates, and lets the process open as many
-    files as its ports may need. A model whose files cannot be read is told by `ModelInfo.fault`.
+    Called in that process, once for a router: it reads keys and certificates, and raises the limit of open files to its
+    ports' needs. `ModelInfo.fault` reports a model whose files cannot be read.
 
     Args:
-        config: The configuration.
         infos: Every model's description, by the model's name.
-        priors: What batches of some models cost according to their profiles, by name.
-        identities: By model and variant, of the models whose answers are kept.
-        log_file: Where the log of requests goes; ``None``: there is none.
-        deployed: By model, the revision that it was deployed with; none where nobody has told.
-        changed: Models of which something else is agreed on than that. Their files are left to `Keeper.begin`.
+        priors: Batch costs of some models according to their profiles, by name.
+        identities: By model and variant, of the models with cached answers.
+        log_file: Of the log of requests; ``None``: there is none.
+        deployed: By model, the revision that it was deployed with, if known.
+        changed: Models with another agreed revision. Their files are left to `Keeper.begin`.
 
     Raises:
-        ConfigError: API keys, certificates or the password of Redis are not where they should be, or a pipeline does
-            not fit its models.
+        ConfigError: API keys, certificates or the password of Redis are missing, or a pipeline does not fit its models.
     """
     router = config.router
     return RouterSettings(
@@ -101,7 +99,7 @@ def router_settings(
             max_held_bytes=max(router.limits.max_body, router.limits.max_bytes // 2),
             offload_above=router.transport.offload_above,
             decode_threads=router.transport.decode_threads,
-            in_place_bytes=router.transport.shared_memory // 2,  # the other half is for what has arrived
+            in_place_bytes=router.transport.shared_memory // 2,  # the other half is for bodies that have arrived
             open_administration=router.access.open_administration,
         ),
         grpc=GrpcSettings(
@@ -168,7 +166,7 @@ def _routed(
     identities: Mapping[str, Mapping[str, str]],
     changed: Collection[str],
 ) -> list[RoutedModel]:
-    """Every model as a router serves it from what it was deployed with."""
+    """Every model as a router serves it, from the state that it was deployed with."""
     return [
         _routed_model(
             model,
@@ -182,7 +180,7 @@ def _routed(
 
 
 def describe_revision(config: AppArgs, revision: Revision) -> bytes:
-    """What all routers need to know of a state of a model's files, for `route_revision`.
+    """Describe a state of a model's files for all routers, for `route_revision`.
 
     Raises:
         ConfigError: The configuration does not fit it.
@@ -193,10 +191,10 @@ def describe_revision(config: AppArgs, revision: Revision) -> bytes:
 
 
 def encode_description(info: ModelInfo, identities: Mapping[str, str]) -> bytes:
-    """What all routers need to know of a state of a model's files; see `Agreed.described`.
+    """Encode the description of a state, for `Agreed.described`.
 
     Args:
-        info: What clients are told of it.
+        info: For clients.
         identities: Of its builds, by variant.
     """
     return pickle.dumps((info, dict(identities)))
@@ -206,9 +204,8 @@ def route_revision(model: ModelConfig, agreed: Agreed) -> RoutedModel:
     """A model as a router serves it from a state of its files.
 
     Args:
-        model: The model.
-        agreed: That state. Where what is beside its files, by which requests are priced, cannot be read,
-            `ModelInfo.fault` of the model says why.
+        agreed: That state. If files beside it, by which requests are priced, cannot be read, `ModelInfo.fault` says
+            why.
     """
     info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
     return _routed_model(model, info, agreed.executions, identities)
@@ -246,7 +243,7 @@ def _routed_model(
 
 
 def _processor(model: ModelConfig, info: ModelInfo) -> Processor | None:
-    """What prices a model's requests: what is on the disk if its labels are those served, or what was kept of these.
+    """The processor that prices a model's requests: from the disk if the labels are those served, or from kept files.
 
     Raises:
         ConfigError: They are not there any more.
@@ -256,7 +253,7 @@ def _processor(model: ModelConfig, info: ModelInfo) -> Processor | None:
     version = int(info.version) if info.numbered else None
     located = model if version is None else model.model_copy(update={"version": version})
     try:
-        # What is beside the weights is enough, and far quicker to read than all files are to compare.
+        # The files beside the weights are enough, and much faster to read than all files.
         present = make_processor(located, info.signature, find_files(located)[""])
         if present is None or present.labels == info.labels:
             return present
@@ -267,7 +264,7 @@ def _processor(model: ModelConfig, info: ModelInfo) -> Processor | None:
 
 
 def _resident_bytes(model: ModelConfig) -> int:
-    """What a member is taken to hold until a host has measured it; that also says what is wrong with its files."""
+    """Assumed memory of a member until a host has measured it; also finds faults of its files."""
     try:
         return max(1, file_bytes(find_files(model)))
     except (ConfigError, OSError):

@@ -1,4 +1,4 @@
-"""What a model that answers in parts cannot have."""
+"""Checks the settings of a model that answers in parts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from serve_app.payloads import TENSORS
 
 
 def stream_problems(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[str, ...]:
-    """Why a model cannot answer in parts as it is configured, one line each; none where it does not.
+    """Why a model cannot answer in parts as configured, one line each; none if it does not.
 
     Args:
-        model: The model.
-        builds: By variant, what its files say.
+        builds: Contents of its files, by variant.
     """
     streaming = [variant for variant, build in builds.items() if build.streams]
     if not streaming:

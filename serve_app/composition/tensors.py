@@ -1,4 +1,4 @@
-"""What is configured of a model's plain tensors, set against its signature: names for outputs, the axes of inputs."""
+"""Checks configured names of outputs and axes of inputs against a model's signature."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.processors.model_folder import ModelFolder
 
 DEFAULT_FILE: Final = "labels.txt"
-"""Used where it lies beside a model that is told of no labels."""
+"""Used if it lies beside a model without configured labels."""
 
 NO_ORDER: Final = frozenset({"BOOL", "BYTES"})
 """Datatypes without highest values."""
@@ -27,8 +27,8 @@ class OutputLabels:
 
     Attributes:
         labels: By output: a name for each value of a row.
-        files: By output: the file that they are from, where they are from one.
-        note: What is worth telling; empty where nothing is.
+        files: By output: their file, if any.
+        note: For operators; empty if there is none.
     """
 
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -43,12 +43,10 @@ def output_labels(
 
     Args:
         given: The configuration's ``labels``: for the one output that they fit, or by output.
-        signature: The model's tensors.
-        folder: The model's files.
 
     Raises:
-        ConfigError: A file is not there, an output is unknown, or labels and values of a row differ in number. One
-            line per fault.
+        ConfigError: A file is missing, an output is unknown, or labels and values of a row differ in number. One line
+            per fault.
     """
     if given is None:
         return _default(signature, folder)
@@ -77,7 +75,6 @@ def input_formats(given: Format | FormatByInput | None, signature: ModelSignatur
 
     Args:
         given: The configuration's ``format``: of the one input that can be a picture, or by input.
-        signature: The model's tensors.
 
     Raises:
         ConfigError: An input is unknown or has not four axes. One line per fault.
@@ -120,7 +117,7 @@ def _default(signature: ModelSignature, folder: ModelFolder) -> OutputLabels:
 
 
 def read_labels(given: Labels, place: str, folder: ModelFolder) -> tuple[str, ...]:
-    """Names as they are written down, or those in a file beside the model. Raises `ConfigError`."""
+    """Configured names, or those in a file beside the model. Raises `ConfigError`."""
     if not isinstance(given, str):
         return given
     path = folder.find(given)
@@ -138,7 +135,7 @@ def read_labels(given: Labels, place: str, folder: ModelFolder) -> tuple[str, ..
 
 
 def _fitting(names: tuple[str, ...], signature: ModelSignature) -> list[TensorSpec]:
-    """The outputs that so many labels fit: by their number, or else those whose rows have any number of values."""
+    """The outputs that so many labels fit: by their number, or else those with rows of variable length."""
     if len(signature.outputs) == 1:
         _check(signature.outputs[0], names, "labels", ())
         return list(signature.outputs)
@@ -164,7 +161,7 @@ def _check(spec: TensorSpec | None, names: tuple[str, ...], place: str, known: t
 
 
 def values_of_row(spec: TensorSpec) -> int | None:
-    """Values of a row; ``None`` where there may be any number."""
+    """Values of a row; ``None`` if variable."""
     sizes = spec.shape[1:]
     return prod(sizes) if all(size > 0 for size in sizes) else None
 

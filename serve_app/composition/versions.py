@@ -1,4 +1,4 @@
-"""Models in several versions, which a wing serves. Without it every model has one version."""
+"""Models in several versions, if the wing of versions is installed. Without it every model has one version."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from serve_app.config.model import ModelConfig
 
 
 def with_versions(config: AppArgs) -> AppArgs:
-    """The configuration in which every version of a model is one of the models, called by its `version_key`.
+    """Replace every model with versions by its versions, each a model named by its `version_key`.
 
-    Without `versions` in it, it is the same. Remote models are copied here.
+    Without `versions`, the configuration is unchanged. Remote models are copied here.
 
     Raises:
-        ConfigError: With one line per fault: versions or what they name are not there, or they do not fit a device.
+        ConfigError: With one line per fault: versions or files that they name are missing, or they do not fit a device.
     """
     wing = _wing()
     changed: AppArgs = config if wing is None else wing.with_versions(config)
@@ -27,7 +27,7 @@ def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The versions of a model to serve, each as a model of its own, the newest last; the model itself if it has one.
 
     Raises:
-        ConfigError: Versions, or what is named of them, are not there.
+        ConfigError: Versions, or files that they name, are missing.
     """
     wing = _wing()
     found: tuple[ModelConfig, ...] = (model,) if wing is None else wing.versions_of(model)
@@ -35,12 +35,11 @@ def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
 
 
 def named_version(model: ModelConfig, versions: Sequence[str], named: str) -> str | None:
-    """The version that a number or an alias stands for, before any change at run time; ``None`` where there is none.
+    """The version of a number or an alias before any change at run time, or ``None``.
 
     Args:
-        model: One of the versions, as `with_versions` makes them.
+        model: One of the versions, from `with_versions`.
         versions: Those that are served, the newest last.
-        named: As it is written.
     """
     wing = _wing()
     if wing is None:
@@ -50,7 +49,7 @@ def named_version(model: ModelConfig, versions: Sequence[str], named: str) -> st
 
 
 def configured_traffic(model: ModelConfig) -> object:
-    """How requests are spread over the versions of a model, for `RoutedModel.traffic`."""
+    """The configured split of requests over the versions of a model, for `RoutedModel.traffic`."""
     wing = _wing()
     return None if wing is None else wing.traffic_of(model)
 

@@ -16,9 +16,6 @@ from serve_app.scheduling.placement.devices import Device
 def expand_models(config: AppArgs, environ: Mapping[str, str] | None = None) -> AppArgs:
     """Add the models that wings find, such as the members of pools; without any, it is the same configuration.
 
-    Args:
-        environ: Environment variables; by default those of this process.
-
     Raises:
         ConfigError: With one line per fault.
     """

@@ -1,4 +1,4 @@
-"""Which state of a model's files all routers and replicas serve: what they agree on, and where that is written down."""
+"""The state of a model's files that all routers and replicas serve, and the register that holds it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _FOLDERS: Final = re.compile(r"(?<![\w.~/-])/(?:[^/\s:'\"]+/)+")
 
 
 class Agreed(Struct, frozen=True):
-    """What is agreed on of a model.
+    """The agreed state of a model.
 
     Attributes:
         revision: Name of the state of its files; empty: the model is unloaded.
-        version: Which version of the model that is; ``None`` where it has none.
-        executions: What its batches cost at the replicas that have loaded it.
+        version: The version of the model; ``None`` if it has none.
+        executions: Cost of its batches at the replicas that have loaded it.
         joinable: Which requests may share runs there, by variant.
-        not_warmed: Why it is not warmed up there; ``None`` where it is.
-        described: What clients are told of it, as `serve_app.composition.router.describe_revision` has written it.
-        compute: What its replicas compute with; ``None``: none has told.
+        not_warmed: Why it is not warmed up there; ``None`` if it is.
+        described: Its description for clients, from `serve_app.composition.router.describe_revision`.
+        compute: What its replicas compute with; ``None``: not reported.
     """
 
     revision: str = ""
@@ -39,7 +39,7 @@ class Agreed(Struct, frozen=True):
 
 
 class Told(Struct, frozen=True):
-    """What a replica tells of a revision that it has loaded; attributes as of `Agreed`."""
+    """A replica's report of a loaded revision; attributes as of `Agreed`."""
 
     executions: Sequence[Execution] = ()
     joinable: Mapping[str, Joinable] = {}
@@ -48,27 +48,27 @@ class Told(Struct, frozen=True):
 
 
 class Register(Protocol):
-    """Where it is written down what is agreed on: one place for all processes of an application."""
+    """The agreed states: one place for all processes of an application."""
 
     async def read(self, model: str) -> Agreed | None:
-        """What is agreed on of a model; ``None``: nothing was changed since it was deployed."""
+        """The agreed state of a model; ``None``: nothing was changed since it was deployed."""
 
     async def write(self, model: str, agreed: Agreed) -> None:
-        """Agree on this from now on."""
+        """Replace the agreed state."""
 
 
 def not_loaded(model: str, error: ServeAppError) -> InvalidRequest:
-    """What whoever wants a model loaded is told of why it cannot be: one line, without folders of the server."""
+    """The error for clients of a failed load: one line, without folders of the server."""
     problem = error.problems[0] if isinstance(error, ConfigError) else error.message
     problem = _FOLDERS.sub("", problem.partition("\n")[0])
     return InvalidRequest(problem if problem.startswith("model ") else f"model {model!r}: {problem}")
 
 
 def encode_agreed(agreed: Agreed) -> bytes:
-    """As bytes, to be written down."""
+    """Encode a state for the register."""
     return msgspec.msgpack.encode(agreed)
 
 
 def decode_agreed(content: bytes) -> Agreed:
-    """What `encode_agreed` has made bytes of."""
+    """Decode the result of `encode_agreed`."""
     return msgspec.msgpack.decode(content, type=Agreed)

@@ -1,21 +1,21 @@
-"""What was understood of a model's folder and configuration."""
+"""Facts about a model's folder and configuration."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
 WARNING: Final = "warning"
-"""Name of a fact that is no setting: files that disagree, or what somebody should know."""
+"""Name of a fact that is no setting: files that disagree, or other notes."""
 ASSUMED: Final = "default"
-"""Source of what nothing says."""
+"""Source of a default."""
 
 
 class Fact(NamedTuple):
-    """A setting, and where it comes from.
+    """A setting, and its source.
 
     Attributes:
         name: Of the setting, as ``max length``.
-        value: As people write it.
+        value: For people.
         source: File and key, ``processor.key``, the model's file, or ``default``.
     """
 

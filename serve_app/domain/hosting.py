@@ -1,4 +1,4 @@
-"""What a router and the hosts of a pool tell each other, besides bundles and their results."""
+"""Messages between a router and the hosts of a pool, besides bundles and their results."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from serve_app.domain.agreed import Told
 
 
 class Owner(Struct, frozen=True):
-    """Who decides what a host loads.
+    """The router that decides what a host loads.
 
     Attributes:
-        since: When it took the host, seconds since the epoch, or later where another had a later claim: of two the
-            later counts.
-        name: Tells it from others of that moment.
+        since: Time of its claim, seconds since the epoch; later if another's claim was later. The later claim counts.
+        name: Distinguishes claims of the same time.
     """
 
     since: float
@@ -24,15 +23,15 @@ class Owner(Struct, frozen=True):
 
 
 class LoadOutcome(Struct, frozen=True):
-    """What became of an order, which may have a load.
+    """The outcome of an order, with or without a load.
 
     Attributes:
-        seconds: What it took.
-        nbytes: What the member holds, bytes; 0: not measured.
-        told: What its router needs to know of it; ``None``: it has failed.
+        seconds: Duration.
+        nbytes: Memory of the member; 0: not measured.
+        told: Facts for its router; ``None``: it has failed.
         fault: Why, safe to show to clients.
-        superseded: `Owner.since` of another router that has the host now, which has done nothing of the order; 0.0: it
-            was done.
+        superseded: `Owner.since` of another router that has the host now, so that the order was ignored; 0.0: it was
+            carried out.
     """
 
     seconds: float = 0.0

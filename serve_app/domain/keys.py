@@ -1,4 +1,4 @@
-"""What an API key is, and what it may do."""
+"""API keys and their rights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from serve_app.scheduling.entry import Priority
 
 PREFIX: Final = "sa_"
-"""What every key begins with, so that whoever looks for leaked secrets knows one when they see it."""
+"""Prefix of every key, by which scanners recognise leaked keys."""
 
 _RANDOM_BYTES: Final = 32
 _KEY: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{8,}}")
@@ -24,7 +24,7 @@ class Rate:
 
     Attributes:
         per_second: Requests, in the long run.
-        burst: Requests that may come at once after a pause, at least 1.
+        burst: Requests at once after a pause, at least 1.
     """
 
     per_second: float
@@ -33,19 +33,19 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. The key itself is not known here, only its digest.
+    """One key, known only by its digest.
 
     Attributes:
         name: For people, logs and metrics.
         digest: SHA-256 of the key.
         models: Names of the models that it may use and see; ``None`` for all.
         highest: The most urgent class that it may use.
-        lowers: Whether what asks for a more urgent class is served in the highest one, and not refused.
-        rate: How often it may be used; ``None`` for any number of times.
-        admin: Whether it may change the server, and see what is not of one model.
-        expires_at: From when on it is not valid, POSIX time.
-        disabled: Whether it is not valid at all, for now.
-        weight: Its part of a class's server time where several want it, relative to other keys; over 0.
+        lowers: Whether requests for a more urgent class are served in the highest one, and not refused.
+        rate: ``None`` for unlimited use.
+        admin: Whether it may change the server, and see more than single models.
+        expires_at: POSIX time.
+        disabled: Whether it is invalid for now.
+        weight: Its part of a contended class's server time, relative to other keys; over 0.
     """
 
     name: str
@@ -61,15 +61,15 @@ class Key:
 
 
 def new_key() -> str:
-    """A key that nobody can guess: 256 random bits."""
+    """Make a key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 
 def digest_of(key: bytes) -> bytes:
-    """What is kept of a key.
+    """The stored digest of a key.
 
-    A slow hash (bcrypt, Argon2) makes guessing passwords expensive, which people choose among few. Of 256 random bits
-    nobody ever tries a noticeable part, and every request would pay for the slowness.
+    A slow hash (bcrypt, Argon2) makes guessing passwords expensive, which people choose among few. 256 random bits
+    cannot be guessed, and every request would pay for the slowness.
     """
     return hashlib.sha256(key).digest()
 

@@ -1,4 +1,4 @@
-"""How a request wants to be treated: its priority, deadline and variant, from the body and from headers.
+"""A request's options: priority, deadline and variant, from the body and from headers.
 
 The body beats the header for priority, variant and fallback; the tightest deadline wins.
 """
@@ -18,16 +18,16 @@ from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
 from serve_app.scheduling.entry import Priority
 
 MAX_TIMEOUT_S: Final = 24 * 3600.0
-"""A deadline further away than this is a mistake of units, not a deadline."""
+"""A deadline further away than this is a mistake of units."""
 
 LISTENER: Final = b":listener"
-"""Among a request's headers the name of the port that it came by. Set by who took it: no client can send this name."""
+"""Pseudo-header with the name of the port. Set by the listener: no client can send this name."""
 CLIENT: Final = b":client"
-"""Among them the address that it came from, set likewise; missing where it is not known."""
+"""Pseudo-header with the client's address, set likewise; missing if unknown."""
 CACHE_CONTROL: Final = b"cache-control"
 STREAM_TIMEOUT: Final = b"x-stream-timeout-ms"
 MODEL_VERSION: Final = b"x-model-version"
-"""Names the version of a model, or an alias, where the path or the body names none."""
+"""Names the version of a model, or an alias, if the path and the body name none."""
 KEPT_HEADERS: Final = frozenset({"x-priority", "x-model-version", "x-variant", "x-fallback", CACHE_CONTROL.decode()})
 """Options of a request that is run later; its deadline and id are those of the job."""
 REQUEST_HEADERS: Final = KEPT_HEADERS | {
@@ -39,17 +39,16 @@ REQUEST_HEADERS: Final = KEPT_HEADERS | {
     "authorization",
     "x-api-key",
 }
-"""What is read of a request's headers or metadata besides the body's type. An option that is not here is not seen over
-gRPC."""
+"""Headers or metadata read besides the body's type. Other options are invisible over gRPC."""
 _LONGEST_ID: Final = 128
 _LONGEST_STATE: Final = 512
 
 QosHints: TypeAlias = tuple[Priority | None, float | None]
-"""A class, and seconds until the deadline, each ``None`` where none is named."""
+"""A class, and seconds until the deadline, each ``None`` if not named."""
 
 
 def headers_of(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Headers by name. Where one comes on several lines the last counts; all of them of Cache-Control, which is a list.
+    """Headers by name. Of repeated ones the last counts, except for Cache-Control, which is a list.
 
     Args:
         fields: Lower-case names and values.
@@ -72,21 +71,20 @@ def request_options(
     stream_timeout_us: int = 0,
     qos: QosHints | None = None,
 ) -> RequestOptions:
-    """Combine what the body and the headers ask for.
+    """Combine the options of body and headers.
 
     Args:
-        info: The model.
         headers: By lower-case name.
         nbytes: Bytes of the body in memory.
-        priority: ``parameters.priority`` of the body: a number as `PriorityLevels` knows them; 0 for the default.
+        priority: ``parameters.priority`` of the body: a number as of `PriorityLevels`; 0 for the default.
         timeout_us: ``parameters.timeout`` of the body, microseconds; 0 for the default.
         variant: ``parameters.variant`` of the body; beats the header ``X-Variant``.
-        fallback: ``parameters.fallback`` of the body; beats the header ``X-Fallback``. ``None`` where it has none.
+        fallback: ``parameters.fallback`` of the body; beats the header ``X-Fallback``. ``None`` if absent.
         stream_timeout_us: ``parameters.stream_timeout`` of the body, microseconds; 0 for the default.
-        qos: What `parse_qos_headers` found in these headers, where it was asked already.
+        qos: Result of `parse_qos_headers` for these headers, if known already.
 
     Raises:
-        InvalidRequest: A value is none of those, a deadline is not in (0, 24 hours], or there is no such variant.
+        InvalidRequest: A value is invalid, a deadline is not in (0, 24 hours], or there is no such variant.
     """
     chosen, timeout_s = parse_qos_headers(headers, info.levels) if qos is None else qos
     if priority:
@@ -123,18 +121,18 @@ def request_options(
 
 
 def version_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """The version that the headers name; ``None`` where they name none."""
+    """The version in the headers, or ``None``."""
     named = headers.get(MODEL_VERSION)
     return named.decode("latin-1") if named else None
 
 
 def client_of(headers: Mapping[bytes, bytes]) -> str:
-    """The address that a request came from; empty where it is not known."""
+    """The client's address; empty if unknown."""
     return headers.get(CLIENT, b"").decode("latin-1")
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:
-    """The id of a request; empty where nobody has given it one."""
+    """The id of a request; empty if it has none."""
     return headers.get(b"x-request-id", b"")[:_LONGEST_ID].decode("latin-1")
 
 
@@ -145,18 +143,18 @@ def _in_trace(options: RequestOptions, headers: Mapping[bytes, bytes]) -> Reques
 
 
 def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
-    """Seconds for reading a request's body: what it names, or what its class allows."""
+    """Seconds for reading a request's body: its own deadline, or its class's default."""
     return header_timeout_s(info, (options.priority, options.timeout_s))
 
 
 def header_timeout_s(info: ModelInfo, qos: QosHints) -> float:
-    """Seconds for reading the body: as `allowed_s`, as far as the headers tell; the body cannot before it is read."""
+    """Seconds for reading the body by the headers alone, since the body is not read yet."""
     priority, timeout_s = qos
     return info.default_timeout_s[priority or Priority.NORMAL] if timeout_s is None else timeout_s
 
 
 def max_header_timeout_s(models: Iterable[ModelInfo], qos: QosHints) -> float:
-    """Seconds for reading a body that names the model itself: until it is read, the most patient one counts.
+    """Seconds for reading a body that names the model itself: until it is read, the most patient model counts.
 
     Raises:
         ModelNotFound: There is none.
@@ -167,13 +165,12 @@ def max_header_timeout_s(models: Iterable[ModelInfo], qos: QosHints) -> float:
 
 
 def remaining(options: RequestOptions, elapsed_s: float, nbytes: int | None = None) -> RequestOptions:
-    """The options with the time that reading and decoding took charged to the deadline.
+    """Charge the time for reading and decoding to the deadline.
 
-    Where they name none, only the service knows it: it has to know what the request costs.
+    Without a deadline of their own only the service can: it must know the cost of the request.
 
     Args:
-        options: What the request asks for.
-        elapsed_s: Seconds since it arrived.
+        elapsed_s: Since the request's arrival.
         nbytes: Bytes that it holds now; ``None``: as before.
 
     Raises:
@@ -195,19 +192,19 @@ def remaining(options: RequestOptions, elapsed_s: float, nbytes: int | None = No
 
 
 def levels_of(models: Iterable[ModelInfo]) -> PriorityLevels:
-    """What the numbers of priorities mean where the body names the model itself: the same for all models."""
+    """Meaning of priority numbers if the body names the model itself: the same for all models."""
     return next((info.levels for info in models), DEFAULT_LEVELS)
 
 
 def parse_qos_headers(headers: Mapping[bytes, bytes], levels: PriorityLevels) -> QosHints:
-    """The class and the deadline that the headers name.
+    """The class and the deadline in the headers.
 
     Args:
         headers: By lower-case name.
-        levels: What the numbers of priorities mean.
+        levels: Meaning of priority numbers.
 
     Raises:
-        InvalidRequest: A header names none that there is.
+        InvalidRequest: A header has an invalid value.
     """
     named = headers.get(b"x-priority")
     priority = None if named is None else levels.of_header(named)
@@ -223,7 +220,7 @@ def _header_fallback(value: bytes) -> bool:
 
 
 def _with_cache_control(options: RequestOptions, value: bytes) -> RequestOptions:
-    """What RFC 9111 says a cache must do. Directives that are not known have to be ignored."""
+    """Apply Cache-Control as RFC 9111 requires. Unknown directives have to be ignored."""
     directives = {directive.strip().lower() for directive in value.split(b",")}
     return replace(
         options, cacheable=b"no-store" not in directives, fresh=not directives.isdisjoint({b"no-cache", b"max-age=0"})
@@ -231,7 +228,7 @@ def _with_cache_control(options: RequestOptions, value: bytes) -> RequestOptions
 
 
 def _stream_timeout(headers: Mapping[bytes, bytes], microseconds: int) -> float | None:
-    """Seconds for all parts of an answer: the tighter of what the body and the headers name."""
+    """Seconds for all parts of an answer: the tighter of body and headers."""
     limit = headers.get(STREAM_TIMEOUT)
     seconds = None if limit is None else _header_timeout("X-Stream-Timeout-Ms", limit)
     return _tighter(seconds, _microseconds("stream_timeout", microseconds)) if microseconds else seconds
@@ -242,7 +239,7 @@ def _tighter(seconds: float | None, other: float) -> float:
 
 
 def _microseconds(name: str, value: int) -> float:
-    """Seconds of a parameter that is not 0."""
+    """Seconds of a non-zero parameter."""
     if not 0 < value <= MAX_TIMEOUT_S * 1e6:
         raise InvalidRequest(
             f"parameters.{name}: expected microseconds, from 1 to 86400000000 (24 hours), or 0 for the default"

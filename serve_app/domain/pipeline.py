@@ -22,10 +22,9 @@ InputKind: TypeAlias = Literal["image", "audio", "text", "json", "tensor"]
 
 
 class Reference(NamedTuple):
-    """Where a value comes from: an input or a step, and what of it.
+    """The source of a value: an input or a step, and a path in it.
 
     Attributes:
-        name: Of the input or the step.
         path: Members of objects, places in lists, or the name of a tensor; empty: all of it.
     """
 
@@ -43,24 +42,22 @@ class Reference(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A value that the configuration gives; JSON-able."""
+    """A value from the configuration; JSON-able."""
 
     value: Any
 
 
 Choice: TypeAlias = Reference | Constant
-"""What a switch may choose."""
+"""A value that a switch may choose."""
 
 
 class PipelineInput(NamedTuple):
-    """What a client sends under one name.
+    """A client's value of one name.
 
     Attributes:
-        name: Its name.
-        kind: What it is.
-        many: Whether it is a list of such.
+        many: Whether it is a list.
         datatype: Of a tensor.
-        shape: Of a tensor, with the rows in dimension 0; -1 for what may vary.
+        shape: Of a tensor, with the rows in dimension 0; -1 for variable dimensions.
     """
 
     name: str
@@ -72,14 +69,12 @@ class PipelineInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelStep:
-    """A model runs.
+    """Runs a model.
 
     Attributes:
-        name: Of the step.
-        model: Of the model.
-        version: A number or an alias; ``None``: whichever answers requests that name none.
-        input: What it gets; of a model of tensors, the one that it takes.
-        inputs: By tensor, what it gets; in place of ``input``.
+        version: A number or an alias; ``None``: the one that answers requests without a version.
+        input: Its input; for a model of tensors, its only one.
+        inputs: Inputs by tensor, in place of ``input``.
         over: A list: the model runs once for each of its parts, and the result is the list of these results.
         parameters: Task parameters, the same for every request.
     """
@@ -93,14 +88,14 @@ class ModelStep:
     parameters: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def needs(self) -> Iterator[Reference]:
-        """What must be there before it."""
+        """References that it needs."""
         yield from (each for each in (self.input, self.over, *self.inputs.values()) if each is not None)
 
 
 def case_text(value: str | float | bool | None) -> str | None:
-    """What a value is compared with the cases of a switch by: a text itself, and ``7`` of 7, 7.0 and "7".
+    """The text by which a value is compared with the cases of a switch: a text itself, and ``7`` of 7, 7.0 and "7".
 
-    ``None``: it is no number, or an infinite one, which is none of the cases.
+    ``None``: it is no number, or an infinite one, and equals no case.
     """
     if isinstance(value, str):
         return value
@@ -115,11 +110,10 @@ def case_text(value: str | float | bool | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SwitchStep:
-    """One of several values, chosen by another. What only the others need does not run.
+    """Chooses one of several values by another. Steps that only other values need do not run.
 
     Attributes:
-        name: Of the step.
-        on: What it is chosen by.
+        on: The value that chooses.
         cases: By that value's `case_text`.
         default: For all other values.
     """
@@ -130,11 +124,11 @@ class SwitchStep:
     default: Choice
 
     def needs(self) -> Iterator[Reference]:
-        """What must be there before anything is chosen."""
+        """References needed before the choice."""
         yield self.on
 
     def choices(self) -> Iterator[Reference]:
-        """What may be chosen, without constants."""
+        """References that may be chosen, without constants."""
         yield from (each for each in (*self.cases.values(), self.default) if isinstance(each, Reference))
 
 
@@ -146,32 +140,32 @@ class EqualStep:
     values: tuple[Reference, ...]
 
     def needs(self) -> Iterator[Reference]:
-        """What is compared."""
+        """The compared references."""
         yield from self.values
 
 
 @dataclass(frozen=True, slots=True)
 class ConcatStep:
-    """Tensors one behind the other along an axis, or lists as one."""
+    """Concatenates tensors along an axis, or lists."""
 
     name: str
     values: tuple[Reference, ...]
     axis: int = 0
 
     def needs(self) -> Iterator[Reference]:
-        """What is put together."""
+        """The concatenated references."""
         yield from self.values
 
 
 @dataclass(frozen=True, slots=True)
 class JoinStep:
-    """One object of several values, by name."""
+    """Makes one object of several values, by name."""
 
     name: str
     members: Mapping[str, Reference]
 
     def needs(self) -> Iterator[Reference]:
-        """What is put together."""
+        """The joined references."""
         yield from self.members.values()
 
 
@@ -179,23 +173,23 @@ Step: TypeAlias = ModelStep | SwitchStep | EqualStep | ConcatStep | JoinStep
 
 
 def own_needs(step: Step) -> Iterator[Reference]:
-    """What must be there before a step; of a switch, before anything is chosen."""
+    """References needed before a step; of a switch, before its choice."""
     return step.needs()
 
 
 def all_needs(step: Step) -> Iterator[Reference]:
-    """All that a step may need, what a switch may choose included."""
+    """All references that a step may need, choices of a switch included."""
     yield from step.needs()
     if isinstance(step, SwitchStep):
         yield from step.choices()
 
 
 class Output(NamedTuple):
-    """What a client gets under one name.
+    """An output of one name.
 
     Attributes:
-        reference: What it is.
-        tensor: Its datatype and shape, where it is a tensor; ``None``: JSON.
+        reference: Its source.
+        tensor: Its datatype and shape, if it is a tensor; ``None``: JSON.
     """
 
     reference: Reference
@@ -207,12 +201,11 @@ class Pipeline:
     """A pipeline.
 
     Attributes:
-        name: What clients call it.
-        inputs: What a request must have, by name.
+        inputs: Required inputs, by name.
         steps: By name, in an order in which each comes after all that it may need.
-        outputs: What an answer has, by name.
-        max_parts: Parts that a list may have which a model runs over, and values of an input that is a list.
-        max_result_bytes: Bytes that the results of one request's steps may hold.
+        outputs: By name.
+        max_parts: Most parts of a list that a model runs over, and of an input that is a list.
+        max_result_bytes: Most bytes of the results of one request's steps.
     """
 
     name: str
@@ -231,7 +224,7 @@ class Pipeline:
         return self._closure((output.reference.name for output in self.outputs.values()), own_needs)
 
     def followers(self) -> Mapping[str, tuple[str, ...]]:
-        """By step, what may run after it and because of it: what needs its result, and what a switch on it starts."""
+        """By step, the steps that may run because of it: those that need its result, and choices of a switch on it."""
         before = {name: self._closure((name,), all_needs) for name in self.steps}
         certain = self.certain()
         after: dict[str, dict[str, None]] = {name: {} for name in self.steps}
@@ -242,14 +235,14 @@ class Pipeline:
             if isinstance(step, SwitchStep) and step.on.name in self.steps:
                 chosen = {name for each in step.choices() if each.name in self.steps for name in before[each.name]}
                 for started in sorted(chosen - certain):
-                    if not _leads(after, started, step.on.name):  # what another switch may start the other way round
+                    if not _leads(after, started, step.on.name):  # another switch may start it the other way round
                         after[step.on.name][started] = None
         return {name: tuple(names) for name, names in after.items()}
 
     def is_serial(self) -> bool:
-        """Whether no two steps could run at the same time: of all that anything needs, one step needs the others.
+        """Whether no two steps could run at the same time: of any two needed steps one needs the other.
 
-        What a switch may choose it does not need: that waits for nothing that the choice waits for.
+        A switch does not need its choices: they wait for nothing that the choice waits for.
         """
         place = {name: at for at, name in enumerate(self.steps)}
         before = {name: self._closure((name,), own_needs) for name in self.steps}
@@ -274,7 +267,7 @@ class Pipeline:
 
 
 def _leads(after: Mapping[str, Mapping[str, None]], start: str, end: str) -> bool:
-    """Whether a way leads from one step to another."""
+    """Whether a path leads from one step to another."""
     seen: set[str] = set()
     ahead = [start]
     while ahead:

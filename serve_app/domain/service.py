@@ -113,11 +113,11 @@ class ModelInfo(NamedTuple):
     fault: str = ""
 
     def takes_as(self, other: ModelInfo) -> bool:
-        """Whether what was made for this state of a model can be run on that one, and its answer be read likewise."""
+        """Whether payloads made for this state of a model run on that one, with the same meaning of answers."""
         return self._as_taken() == other._as_taken()
 
     def _as_taken(self) -> ModelInfo:
-        """Without what makes no difference to requests and answers."""
+        """Without attributes that have no effect on requests and answers."""
         rows = {variant: _PROVEN._replace(rows=joinable.rows) for variant, joinable in self.joinable.items()}
         return self._replace(
             version="", versions=(), joinable=rows, file="", label_files={}, revision="", facts=(), fault=""
@@ -125,7 +125,7 @@ class ModelInfo(NamedTuple):
 
     @property
     def rows(self) -> bool:
-        """Whether dimension 0 of all tensors is rows. Otherwise a request has the shapes that the model's file says."""
+        """Whether dimension 0 of all tensors is rows. Otherwise a request has the shapes of the model's file."""
         return self.joinable[""].rows
 
     @property
@@ -138,7 +138,7 @@ class ModelInfo(NamedTuple):
         return self.output_labels.get(output, self.labels)
 
     def output_at(self, path: Sequence[str]) -> str:
-        """The output that a pipeline means by what stands after the dot; empty: it means none of them."""
+        """The output that a pipeline's path names; empty: none."""
         names = [spec.name for spec in self.signature.outputs]
         name = ".".join(path) or (names[0] if len(names) == 1 else "")
         return name if name in names else ""
@@ -150,30 +150,29 @@ class ModelInfo(NamedTuple):
 
 
 class RequestOptions(Struct, frozen=True):
-    """How a request wants to be treated.
+    """Options of a request.
 
     Attributes:
-        priority: The class; ``None`` for the default.
-        timeout_s: The tightest deadline that the request names, seconds from now; ``None`` for the default: that of its
-            class, or more where the model takes long.
-        nbytes: Bytes of the body, as it was held in memory.
-        variant: Name of the model's variant to run; empty for the exact model.
-        fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
+        priority: ``None`` for the default.
+        timeout_s: The tightest deadline in the request, seconds from now; ``None`` for the default: that of its class,
+            or more for a slow model.
+        nbytes: Bytes of the body, as held in memory.
+        variant: Empty for the exact model.
+        fallback: Whether one of the model's fallbacks may answer if the exact model would be too late.
         cacheable: Whether an answer may come from, and go to, the response cache.
-        request_id: As in the answer's ``X-Request-Id``; empty where there is none.
-        trace_parent: W3C ``traceparent`` of the request's span here; empty where there is none.
-        key: Name of the API key that it came with; empty where none is needed.
-        fresh: Whether the answer must be made for this request, and none that was given before.
+        request_id: As in the answer's ``X-Request-Id``; empty if there is none.
+        trace_parent: W3C ``traceparent`` of the request's span here; empty if there is none.
+        key: Name of its API key; empty if none is needed.
+        fresh: Whether the answer must be made for this request, and not reused.
         trace_state: W3C ``tracestate`` that came with ``trace_parent``.
-        listener: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
-        tenant: Who shares the class with others: the name of the API key, else the client's address; empty where
-            neither is known.
+        listener: Its port, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
+        tenant: Shares the class with others: the name of the API key, else the client's address; empty if neither is
+            known.
         weight: The tenant's part of its class, relative to other tenants'.
-        spent_s: How long it has been here already, seconds, which counts against the default of its class.
-            ``timeout_s`` is without it.
-        revision: The state of the model that the payload was made for; empty: whichever is served.
-        stream_timeout_s: Of an answer in parts, how long the whole may take, seconds from now, while ``timeout_s`` is
-            for the first part; ``None`` for the model's own, which is also the most.
+        spent_s: Time since its arrival, which counts against the default of its class. ``timeout_s`` is without it.
+        revision: The state of the model that the payload was made for; empty: any.
+        stream_timeout_s: For an answer in parts, the longest time of the whole, seconds from now, while ``timeout_s``
+            is for the first part; ``None`` for the model's own, which is also the most.
     """
 
     priority: Priority | None = None
@@ -196,25 +195,25 @@ class RequestOptions(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """The answer to one request, and what it took.
+    """The answer to one request, with its times.
 
     Attributes:
-        value: As in `serve_app.payloads.Success`.
+        value: As of `serve_app.payloads.Success`.
         priority: The class it was served in.
-        queue_s: Queueing time in the router and at the replica's gate, seconds.
-        total_s: Time from submission to the answer, seconds.
-        variant: Name of the variant that answered; empty for the exact model. Of a pipeline ``step=variant`` of those
-            steps that the exact model did not answer, with commas between them.
-        timeout_s: Time that was allowed from submission to the deadline, seconds.
-        preprocess_s: Preprocessing of the bundle it travelled in, seconds; 0.0 where unknown.
-        infer_s: The model's runs for that bundle, seconds; 0.0 where unknown.
-        postprocess_s: From the end of those runs to the replica's answer, seconds; 0.0 where unknown.
-        cache: ``hit`` or ``miss`` where the model has a response cache, ``shared`` where another request in flight
-            was the same; else empty.
-        unverified: Whether it may have shared a run though nobody has proven that this changes no answer.
-        version: The version that answered, where the model is served in several; else empty.
-        revision: The state of the model that answered; empty where it is not known.
-        info: What is known of that state, where it is another than `RequestOptions.revision`.
+        queue_s: Queueing time in the router and at the replica's gate.
+        total_s: Time from submission to the answer.
+        variant: The variant that answered; empty for the exact model. Of a pipeline ``step=variant`` of steps not
+            answered by the exact model, with commas between them.
+        timeout_s: Time allowed from submission to the deadline.
+        preprocess_s: Preprocessing of its bundle; 0.0 if unknown.
+        infer_s: The model's runs for that bundle; 0.0 if unknown.
+        postprocess_s: From the end of those runs to the replica's answer; 0.0 if unknown.
+        cache: ``hit`` or ``miss`` if the model has a response cache, ``shared`` if it is the answer of an equal request
+            in flight; else empty.
+        unverified: Whether it may have shared a run without proof that this changes no answer.
+        version: The version that answered, if the model is served in several; else empty.
+        revision: The state of the model that answered; empty if unknown.
+        info: Description of that state, if it is another than `RequestOptions.revision`.
         headers: Further headers of the answer, lower-case, for every API.
     """
 
@@ -236,16 +235,15 @@ class Answer(Struct, frozen=True):
 
 
 class Loaded(Struct, frozen=True):
-    """What a load or an unload came to.
+    """The result of a load or an unload.
 
     Attributes:
-        model: Its name.
-        state: ``READY`` or ``UNAVAILABLE``, as the repository index says it.
-        version: The version that is served; empty where none is. Of several versions those of all, the newest last,
-            with commas between them; so are ``before`` and ``after``.
-        before: The revision that was served; empty where none was.
-        after: The revision that is served now; empty where none is.
-        replicas: How many replicas have changed.
+        state: ``READY`` or ``UNAVAILABLE``, as in the repository index.
+        version: The served version; empty if none is. Of several versions all, the newest last, with commas between
+            them; likewise ``before`` and ``after``.
+        before: The previous revision; empty if none was served.
+        after: The present revision; empty if none is served.
+        replicas: Number of changed replicas.
     """
 
     model: str
@@ -274,11 +272,11 @@ class Inference(Protocol):
         """Look a model up by its name, and by the number or alias of a version; by default the stable one.
 
         Raises:
-            ModelNotFound: There is none; the message lists those that there are.
+            ModelNotFound: There is none; the message lists the known ones.
         """
 
     def choose(self, model: str, asker: Asker) -> ModelInfo:
-        """Choose the version that answers a request which names none. Raises as `find`."""
+        """Choose the version for a request that names none. Raises as `find`."""
 
     def model_ready(self, model: str) -> bool:
         """Whether a model can take work. Raises `ModelNotFound`."""
@@ -292,18 +290,18 @@ class Inference(Protocol):
         """Count a request that an API refused, unless its error is ``counted`` already.
 
         Args:
-            model: As the request named it, known or not; empty where it named none.
+            model: As the request named it, known or not; empty if it named none.
             code: Of the error.
         """
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """Schedule, run and answer a request. Raises `serve_app.errors.ServeAppError`; cancelling it cancels the work.
 
-        An answer in parts must be one part: `InvalidRequest` where it is none or several.
+        An answer in parts must be one part: otherwise `InvalidRequest`.
         """
 
     def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
-        """Schedule, run and answer a request in parts, one where the model does not stream.
+        """Schedule, run and answer a request in parts, one if the model does not stream.
 
         Closing the generator cancels the work, as does cancelling its ``anext``. It must be closed in the end.
 
@@ -316,7 +314,7 @@ class Inference(Protocol):
 
 
 class Administration(Protocol):
-    """What operators see and change of a server. Models are named as for `Inference`."""
+    """Operators' view and control of a server. Models are named as for `Inference`."""
 
     def live(self) -> bool:
         """Whether this process works at all."""
@@ -325,7 +323,7 @@ class Administration(Protocol):
         """Whether every model that should be running can take work (scaled-to-zero models count as ready)."""
 
     def status(self) -> Mapping[str, Any]:
-        """A JSON-able picture of queues, replicas and latency, for people and dashboards."""
+        """A JSON-able snapshot of queues, replicas and latency, for people and dashboards."""
 
     def statistics(self, model: str) -> Mapping[str, Any]:
         """Cumulative counters of one model in this process. Raises `ModelNotFound`."""
@@ -337,7 +335,7 @@ class Administration(Protocol):
         """The metrics page in Prometheus' text format and its content type."""
 
     async def load(self, model: str) -> Loaded:
-        """Serve a model from its files as they are now, by all replicas, or change nothing.
+        """Load a model's present files in all replicas, or change nothing.
 
         Versions of a model are loaded one after the other; those before one that fails are served anew.
 
@@ -353,11 +351,11 @@ class Administration(Protocol):
 
 
 def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
-    """The error for a model that there is not.
+    """The error for an unknown model.
 
     Args:
-        model: The name that was asked for.
-        models: The names that there are.
+        model: As requested.
+        models: The known names.
     """
     # Programs written for Triton look for its words, with which the message begins.
     listed = some_of(models) or "none"  # gRPC's clients read 8 KiB of it
@@ -365,7 +363,7 @@ def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
 
 
 def unknown_version(info: ModelInfo, version: str, aliases: Sequence[str] = ()) -> ModelNotFound:
-    """The error for a version that a model does not have; ``aliases`` are the names that versions have besides."""
+    """The error for a version that a model does not have; ``aliases`` are further names of versions."""
     more = f"; aliases: {', '.join(aliases)}" if aliases else ""
     return ModelNotFound(
         f"Request for unknown model: {info.name!r} has no version {version[:64]!r} here;"
@@ -380,5 +378,5 @@ def unloaded_model(model: str) -> ModelNotFound:
 
 
 def reloaded_model(model: str) -> ModelUnavailable:
-    """The error for a request that was made for a state of the model which takes other tensors than the present one."""
+    """The error for a request made for a state of the model that takes other tensors than the present one."""
     return ModelUnavailable(f"model {model} was loaded anew, and takes or gives other tensors now: ask again", 1.0)

@@ -1,4 +1,4 @@
-"""Settings as the layers above take them: plain values, whoever makes them."""
+"""Settings for the layers above: plain values, independent of their source."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from serve_app.payloads import Tensors
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Which requests get a line.
+    """Selects the requests in the log.
 
     Attributes:
-        sample: Part of the answered requests, 0 to 1.
-        slow_s: Answered requests that took longer always do, seconds.
+        sample: Fraction of the answered requests, 0 to 1.
+        slow_s: Answered requests that took longer are always logged.
         lines_per_s: Most lines per second, and at once.
     """
 
@@ -29,13 +29,13 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where the certificates are.
+    """Paths of certificates.
 
     Attributes:
         certificate: PEM: the server's certificate, then those between it and the authority.
         key: PEM: the certificate's private key, not encrypted.
-        client_ca: PEM: the authorities whose certificates clients must show; ``None`` where they need none.
-        minimum_version: The oldest version of TLS that is spoken.
+        client_ca: PEM: authorities of required client certificates; ``None``: none are required.
+        minimum_version: The oldest version of TLS.
     """
 
     certificate: Path
@@ -44,7 +44,7 @@ class TlsFiles:
     minimum_version: Literal["1.2", "1.3"] = "1.2"
 
     def paths(self) -> tuple[Path, ...]:
-        """All of them."""
+        """All paths."""
         return (self.certificate, self.key) if self.client_ca is None else (self.certificate, self.key, self.client_ca)
 
 
@@ -54,11 +54,11 @@ class RedisSettings:
 
     Attributes:
         url: ``redis://``, ``rediss://`` or ``unix://``, without a password.
-        username: Of the server's user; ``None`` for the default one.
-        password: Its password; ``None`` where the server asks for none.
+        username: ``None`` for the default user.
+        password: ``None`` if the server requires none.
         ca_file: Certificates to check a ``rediss://`` server by; ``None`` for the system's.
         prefix: Of every key.
-        write_s: How long a new connection may take.
+        write_s: Longest time to make a connection.
     """
 
     url: str
@@ -70,21 +70,21 @@ class RedisSettings:
 
     @property
     def place(self) -> str:
-        """Where the server is, without anything secret."""
+        """The server's address, without secrets."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class JoinSettings:
-    """What the configuration says of sharing runs.
+    """Configuration of shared runs.
 
     Attributes:
         join: Whether requests may share runs at all.
         axes: The axis of the rows, of all tensors or by the name of each; ``None``: 0, unless the file fixes the size
             of that dimension to more than 1.
         unverified: Whether they may without proof.
-        tolerance: Largest difference that sharing may make to an answer, relative to the largest value of its output;
+        tolerance: Largest difference between shared and separate answers, relative to the largest value of the output;
             ``None`` for a default that depends on the datatype.
     """
 
@@ -95,12 +95,12 @@ class JoinSettings:
 
 
 class InputRule(NamedTuple):
-    """What is configured of one input. At most one of ``limits`` and ``values``.
+    """Configuration of one input. At most one of ``limits`` and ``values``.
 
     Attributes:
-        limits: Lowest and highest value, both included where the input holds integers.
+        limits: Lowest and highest value, both included if the input holds integers.
         values: The values to choose from.
-        shape: Its shape, without rows where it has them; ``None`` for the model's.
+        shape: Its shape, without rows if it has them; ``None`` for the model's.
     """
 
     limits: tuple[float, float] | None = None
@@ -109,15 +109,15 @@ class InputRule(NamedTuple):
 
     @property
     def says_values(self) -> bool:
-        """Whether it tells what the input holds, and not only of which shape it is."""
+        """Whether it restricts the values, and not only the shape."""
         return self.limits is not None or bool(self.values)
 
 
 class SampleFile(NamedTuple):
-    """Tensors as a user gave them.
+    """A user's sample tensors.
 
     Attributes:
-        place: Where they were given, for messages: ``samples[0] (ids.npz)``.
+        place: Their source, for messages: ``samples[0] (ids.npz)``.
         tensors: Arrays by input name, all inputs of the model or some of them.
     """
 
@@ -127,11 +127,11 @@ class SampleFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleSettings:
-    """What is configured of a model's inputs.
+    """Configuration of a model's sample inputs.
 
     Attributes:
         files: Samples.
-        rules: By input, what its values are.
+        rules: By input.
     """
 
     files: tuple[SampleFile, ...] = ()

@@ -1,4 +1,4 @@
-"""What models take, by the name of their task."""
+"""Kinds of input, by the name of a model's task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["tensors", "image", "audio", "text", "json", "parts"]
-"""``parts``: what a pipeline takes, several values by name."""
+"""``parts``: inputs of a pipeline, several values by name."""
 
 JSON_TYPE = "application/json"
 
@@ -24,13 +24,13 @@ _KINDS_OF_TASKS: Mapping[str, Kind] = {
     "voice-activity-detection": "audio",
     "zero-shot-audio-classification": "audio",
 }
-"""Hugging Face's tasks whose first word does not tell, and our own."""
+"""Hugging Face's tasks whose first word does not tell the kind, and our own."""
 
 _KINDS_OF_WORDS: Mapping[str, Kind] = {"image": "image", "audio": "audio", "tabular": "json"}
 
 
 def kind_of(task: str) -> Kind:
-    """What a model of this task takes, from Hugging Face's naming: ``image-...``, ``audio-...``, ``tabular-...``.
+    """The input of a model of this task, from Hugging Face's naming: ``image-...``, ``audio-...``, ``tabular-...``.
 
     Others take text, and ``json`` any JSON.
     """

@@ -1,7 +1,7 @@
-"""W3C trace context: which trace a request belongs to, out of the header ``traceparent``.
+"""W3C trace context: a request's trace, from the header ``traceparent``.
 
-As https://www.w3.org/TR/trace-context-2/ says: what is malformed is as if it were not there, and of versions to come
-the fields of version 00 are read.
+By https://www.w3.org/TR/trace-context-2/: malformed headers are ignored, and of later versions the fields of version 00
+are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LONGEST: Final = 512
 
 
 def parent_of(given: bytes | None) -> str:
-    """A request's ``traceparent`` in the form of version 00; empty where there is none that is valid."""
+    """A request's ``traceparent`` in the form of version 00; empty if there is no valid one."""
     if given is None or len(given) > _LONGEST:
         return ""
     match = _FORM.fullmatch(given.strip())
@@ -26,7 +26,7 @@ def parent_of(given: bytes | None) -> str:
 
 
 def trace_and_span(parent: str) -> tuple[str, str]:
-    """The ids of the trace and of the span in a valid ``traceparent``; both empty where it is."""
+    """The ids of the trace and of the span in a valid ``traceparent``; both empty if it is."""
     return (parent[3:35], parent[36:52]) if parent else ("", "")
 
 

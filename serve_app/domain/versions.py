@@ -1,4 +1,4 @@
-"""Versions of a model, as everything that serves models names them."""
+"""Names of models' versions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _SEPARATOR: Final = "/"
 
 
 class Asker(NamedTuple):
-    """Who asks, as far as the choice of a version depends on it.
+    """A client, for the choice of a version.
 
     Attributes:
-        tenant: Name of the API key, else the client's address; empty where neither is known.
-        request_id: Empty where the request has none.
+        tenant: Name of the API key, else the client's address; empty if neither is known.
+        request_id: Empty if the request has none.
     """
 
     tenant: str = ""
@@ -21,7 +21,7 @@ class Asker(NamedTuple):
 
 
 def version_key(model: str, version: str) -> str:
-    """What the server calls one of several versions: its queue, its deployment, in metrics. No model is called so."""
+    """The key of one of several versions: of its queue, its deployment, and in metrics. No model has such a name."""
     return f"{model}{_SEPARATOR}{version}"
 
 

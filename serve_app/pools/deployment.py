@@ -40,15 +40,15 @@ logger = logging.getLogger(__name__)
 
 _CALLS: Final = 100_000
 _TRIM_ABOVE: Final = 1.05
-"""So many times what its members hold, and the process gives free memory back at its next health check."""
+"""If the process holds this multiple of its members' memory, it returns free memory at its next health check."""
 
 
 class PoolDeployment:
     """One host of a pool. It begins empty.
 
     Args:
-        config: The pool as configured; validated.
-        plans: Its members as they are deployed, by name.
+        config: Validated.
+        plans: Its members as deployed, by name.
         max_rows: Most rows of a batch of any of them.
         min_share: Guaranteed share of a host's time per class, 0 to 1.
     """
@@ -95,7 +95,7 @@ class PoolDeployment:
         self.__del__ = self._stop
 
     async def run(self, bundle: Bundle, replica: str | None = None) -> BundleResult:  # noqa: ARG002 - read by SlotRouter
-        """Run one bundle; see `PoolHost.run`."""
+        """Run one bundle, as `PoolHost.run`."""
         return await self._run(bundle)
 
     async def change(
@@ -106,18 +106,18 @@ class PoolDeployment:
         urgent: bool,
         replica: str | None = None,  # noqa: ARG002 - read by SlotRouter
     ) -> LoadOutcome:
-        """Unload members, and load one; see `PoolHost.change`."""
+        """Unload members, and load one, as `PoolHost.change`."""
         return await self._host.change(owner, evicted, load, urgent=urgent)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """What routers learn of this host the moment it is ready."""
+        """Data for routers, available the moment this host is ready."""
         told: dict[str, Any] = {BASE: self._config.name}
         if self._links is not None:
             told[LINK] = [ray.get_runtime_context().get_node_id(), self._links.address]
         return told
 
     def check_health(self) -> None:
-        """Fail when this host should be replaced: a run, a load, or calls of a member's processor last for too long."""
+        """Fail if this host should be replaced: a run, a load, or calls of a member's processor last for too long."""
         stalled, limit = self._host.stalled_s(), self._config.health.stall_timeout_s
         if stalled > limit:
             raise RuntimeError(f"{self._config.name}: one run has lasted {stalled:.0f} s, the limit is {limit:.0f} s")
@@ -138,17 +138,17 @@ class PoolDeployment:
         self._held.set(held)
 
     async def _stop(self) -> None:
-        """Answer what came by links, of which Serve knows nothing, and free everything."""
+        """Answer bundles of links, which Serve does not know, and free everything."""
         if self._links is not None:
             await self._links.drain(self._config.health.drain_timeout_s)
         self._host.close()
 
 
 def _import_backends(loader: MemberLoader, smallest: str) -> None:
-    """Load a member once, and drop it: what every load needs is imported then, and not at the cost of a request."""
+    """Load a member once, and drop it, so that common imports are not at the cost of a request."""
     try:
         loader.load(smallest).worker.close()
-    except ServeAppError as error:  # it is told to those who ask for this member
+    except ServeAppError as error:  # clients of this member get the error
         logger.warning("%s", error)
     give_memory_back()
 
@@ -160,7 +160,7 @@ def deployments(
 
     Args:
         revisions: Of every model, by name.
-        described: What its files say, by name and variant.
+        described: Contents of its files, by name and variant.
     """
     min_share = {priority: limits.min_share for priority, limits in config.class_settings().items()}
     return {

@@ -32,16 +32,18 @@ from serve_app.replica.worker import Worker
 logger = logging.getLogger(__name__)
 
 _DRAIN_S: Final = 30.0
-"""How long it is waited for bundles of a member that is to be unloaded, seconds. Its router has none there."""
+"""Longest wait for bundles of a member to unload, seconds. Its router has none there."""
 
 _YIELDS: Final = 10
-"""How much nicer loads are than runs: where there is one core for both, they get a tenth of it. With as much as runs,
-those would take twice as long beside a load; with much less, a busy host would never load anything."""
+"""Niceness of loads relative to runs: on one shared core they get a tenth of it. With an equal part, runs would take
+twice as long beside a load; with a much smaller one, a busy host would never load anything.
+"""
 
 _MOST_COPIES: Final = 4
 _SPARE_BYTES: Final = 1024**2
-"""What is measured of a member counts up to so many times its files and so much besides: what others have taken in the
-meantime is measured as well."""
+"""A member's measured size counts up to a multiple of its files plus this much, since the measurement includes other
+allocations of the same time.
+"""
 
 
 class LoadedMember(Struct, frozen=True):
@@ -95,7 +97,7 @@ class PoolHost:
         self._members: dict[str, _Member] = {}
         self._loading: dict[str, asyncio.Task[LoadOutcome]] = {}
         self._began: dict[str, float] = {}
-        self._held: dict[str, int] = {}  # the least that was measured of each member
+        self._held: dict[str, int] = {}  # least measured size of each member
         self._faults: set[tuple[str, str]] = set()
         self._order = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,7 +119,7 @@ class PoolHost:
     # ----------------------------------------------------------------- bundles
 
     async def run(self, bundle: Bundle) -> BundleResult:
-        """Run one bundle on the member that it names; see `Worker.run`. Without that member, nothing runs."""
+        """Run one bundle on the member that it names, as `Worker.run`. Without that member, nothing runs."""
         member = self._members.get(bundle.model)
         if member is None:
             return BundleResult([STALE] * len(bundle.entries), [], 0.0, 0.0, 0.0)
@@ -131,7 +133,7 @@ class PoolHost:
                 member.idle.set()
 
     def recall(self, bundle: Bundle) -> None:
-        """Recall entries; see `Worker.recall`."""
+        """Recall entries, as `Worker.recall`."""
         if (member := self._members.get(bundle.model)) is not None:
             member.worker.recall(bundle)
 

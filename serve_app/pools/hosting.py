@@ -1,4 +1,4 @@
-"""Members of pools: what a configuration says of them, and how a host loads one."""
+"""Members of pools: their configuration, and how a host loads one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from serve_app.replica.turn import Turn
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """A member as it was deployed.
+    """A member as deployed.
 
     Attributes:
         revision: The state of its files.
-        builds: By variant, what these say; ``None``: a host reads it when it loads the member first.
+        builds: Their contents, by variant; ``None``: a host reads them at the first load.
     """
 
     revision: Revision
@@ -34,11 +34,11 @@ class MemberPlan:
 
 
 class MemberLoader:
-    """Loads members in the process of a host, and remembers what a first load has found. To be used in any thread.
+    """Loads members in a host's process, and remembers the results of first loads. Thread-safe.
 
     Args:
         plans: By member.
-        make: As `serve_app.composition.replica.make_replica`, with all that is the same for every member.
+        make: `serve_app.composition.replica.make_replica`, with the arguments common to all members.
     """
 
     def __init__(self, plans: Mapping[str, MemberPlan], make: Callable[..., MadeReplica]) -> None:
@@ -57,7 +57,7 @@ class MemberLoader:
         if plan is None:
             raise ConfigError((f"model {name!r}: is no member of this pool",))
         revision = plan.revision
-        if revision.changed():  # or this is another machine
+        if revision.changed():  # changed, or this is another machine
             revision = open_revision(revision.model, revision.name, revision.version)
         builds = plan.builds or revision.builds
         self._plans[name] = MemberPlan(revision, builds)
@@ -73,13 +73,7 @@ class MemberLoader:
 
 
 def member_problems(model: ModelConfig, pool: PoolConfig, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:
-    """Why a model cannot be a member of its pool, one line each.
-
-    Args:
-        model: The model.
-        pool: Its pool.
-        locations: Its files, from `find_files`.
-    """
+    """Why a model cannot be a member of its pool, one line each."""
     if locations[""].kind.runs_code:
         return (f"model {model.name!r}: is code, which a pool does not run; give it replicas of its own",)
     nbytes = file_bytes(locations)

@@ -20,20 +20,16 @@ from serve_app.errors import ConfigError
 from serve_app.pools.config import PoolConfig, pools_with_members
 
 _TOLD: Final = 10
-"""How many members of a pool are told that have the same fault, at most."""
+"""Most members of a pool named in a message about a common fault."""
 
 
 def expand_pools(config: AppArgs, environ: Mapping[str, str] | None = None) -> AppArgs:
-    """The configuration in which every member of a pool is one of the models, after those that are there, by name.
+    """Add every member of a pool to the models of the configuration, after the existing ones, by name.
 
-    Without `pools` in it, it is the same.
-
-    Args:
-        config: As it was read.
-        environ: Environment variables; by default those of this process.
+    Without `pools`, the configuration is unchanged.
 
     Raises:
-        ConfigError: With one line per fault: a pattern finds nothing, or what it finds is no model, is called as
+        ConfigError: With one line per fault: a pattern finds nothing, or finds something that is no model, is called as
             another, lies elsewhere, or takes more memory than a host of the pool has.
     """
     if not config.pools:
@@ -59,10 +55,10 @@ def expand_pools(config: AppArgs, environ: Mapping[str, str] | None = None) -> A
 
 
 def _folders(pattern: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The folders that a pattern finds: names, sorted, and paths as a configuration names them.
+    """The folders of a pattern: sorted names, and paths as a configuration names them.
 
     Raises:
-        ConfigError: It finds none, two of one name, or one that lies elsewhere.
+        ConfigError: There are none, two of one name, or one that lies elsewhere.
     """
     base = home(environ)
     parts = PurePath(pattern).parts
@@ -70,7 +66,7 @@ def _folders(pattern: str, environ: Mapping[str, str]) -> dict[str, str]:
     root = (base / above).resolve()
     found: dict[str, str] = {}
     problems: list[str] = []
-    # As in a shell, a wildcard does not stand for a dot in front: such folders are on their way in or out.
+    # Like a shell's, the wildcard matches no leading dot: such folders are being created or removed.
     paths = glob.glob(pattern, root_dir=base)  # noqa: PTH207 - of pathlib, it does
     for path in sorted(paths, key=lambda path: (PurePath(path).name, path)):
         place, name = base / path, PurePath(path).name
@@ -125,7 +121,7 @@ def _unknown_members(pool: PoolConfig, found: Mapping[str, str], models: Mapping
 def _memory_faults(
     place: str, pool: PoolConfig, members: Sequence[ModelConfig], environ: Mapping[str, str]
 ) -> Sequence[str]:
-    """Members whose files are not there, or that no host could hold. Remote ones are found when they are copied."""
+    """Members whose files are missing, or that no host could hold. Remote ones are found when they are copied."""
     faults = []
     for model in members:
         if model.remote:
@@ -147,6 +143,5 @@ def _memory_faults(
 
 
 def _few(problems: Sequence[str]) -> tuple[str, ...]:
-    """As many as somebody reads."""
     more = len(problems) - _TOLD
     return tuple(problems) if more <= 1 else (*problems[:_TOLD], f"{problems[_TOLD]} (and {more - 1} more like it)")

@@ -1,9 +1,9 @@
-"""Has the hosts of pools load and unload members: carries out the orders of their devices.
+"""Carries out the orders of pools' devices: has hosts load and unload members.
 
-Orders of one host are sent one after the other, with what is to be unloaded before a load in the same call. A host
-whose call is lost, or takes too long, is left alone for a while, and then taken over anew, which empties it: so what
-the scheduler takes for loaded there is what is loaded there, whatever became of that call. So is one that another
-router has taken over, as its predecessor may while a redeploy replaces it. A router that ends takes no new ones over.
+Orders of one host are sent one after the other, with the evictions before a load in the same call. A host whose call is
+lost, or takes too long, is suspended for a while, and then taken over anew, which empties it. So the scheduler's state
+of that host is right, whatever became of the call. A host taken over by another router is treated alike, as its
+predecessor may do while a redeploy replaces it. A router that ends takes over no new hosts.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from serve_app.transport.send import ReplicaLost
 logger = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 1.0
-"""For how long a host is left alone whose call was lost, or that another router has taken over, seconds."""
+"""Suspension of a host whose call was lost, or that another router has taken over, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedPool:
-    """A pool as a router has it.
+    """A pool's settings in a router.
 
     Attributes:
-        scheduling: Its settings for the scheduler.
-        load_timeout_s: How long a load may take, seconds.
+        scheduling: For the scheduler.
+        load_timeout_s: Longest load.
     """
 
     scheduling: Pool
@@ -47,24 +47,24 @@ class RoutedPool:
 
 
 class Events(Protocol):
-    """Who is told what became of orders."""
+    """Receives the results of orders."""
 
     def hosts_listed(self, pool: str, hosts: Collection[str]) -> None:
-        """These hosts take orders now."""
+        """Set the hosts that take orders."""
 
     def member_loaded(self, pool: str, model: str, host: str, outcome: LoadOutcome, told: Told) -> None:
-        """A host has loaded a member."""
+        """Record that a host has loaded a member."""
 
     def member_failed(self, pool: str, model: str, host: str, refusal: Rejection) -> None:
-        """A host cannot load a member, for what concerns the member. The refusal is what its clients are told."""
+        """Record that a host cannot load a member, for a reason of the member. Its clients get the refusal."""
 
 
 class _Host:
-    """A host as this router has taken it over.
+    """A host that this router has taken over.
 
     Attributes:
-        owner: By what claim.
-        orders: What it is to do.
+        owner: The claim.
+        orders: Pending orders.
         worker: Sends the orders; ``None`` while there are none.
         loads: Loads under way that do not wait for each other.
     """
@@ -77,14 +77,14 @@ class _Host:
 
 
 class _Pool:
-    """A pool as this router knows it.
+    """A router's state of a pool.
 
     Attributes:
-        loads: Loads at once at a host.
-        load_timeout_s: How long one may take, seconds.
-        reported: The hosts that there are.
+        loads: Concurrent loads of a host.
+        load_timeout_s: Longest load.
+        reported: All hosts.
         hosts: Those that take orders.
-        suspended: Those that are left alone for a while.
+        suspended: Those left alone for a while.
     """
 
     def __init__(self, settings: RoutedPool) -> None:
@@ -96,12 +96,11 @@ class _Pool:
 
 
 class Pools:
-    """The hosts of all pools, as one router has them. To be used in its event loop.
+    """The hosts of all pools of one router. To be used in its event loop.
 
     Args:
-        pools: The pools.
         change: The way to hosts.
-        events: Is told what became of orders.
+        events: Receives the results of orders.
     """
 
     def __init__(
@@ -116,20 +115,20 @@ class Pools:
         self._events = events
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.Context()
-        self._latest = 0.0  # of all claims that are known of, this router's and others', seconds since the epoch
+        self._latest = 0.0  # of all known claims, also of other routers, seconds since the epoch
         self._claims = True
         self.faults: dict[str, str] = {}
-        """By member, why its last load failed; without those that did not."""
+        """By member, why its last load failed, if it did."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._pools
 
     def add_member(self, model: str, pool: str) -> None:
-        """A model is a member of a pool from now on; what has to be unloaded of it is when it is one no more."""
+        """Add a member to a pool. The device orders its evictions when it leaves."""
         self._members[model] = pool
 
     def on_hosts(self, pool: str, hosts: Collection[str]) -> None:
-        """Take the list of a pool's hosts as it is now."""
+        """Replace the list of a pool's hosts."""
         known = self._pools[pool]
         known.reported = frozenset(hosts)
         for host in known.suspended.keys() - known.reported:
@@ -137,21 +136,21 @@ class Pools:
         self._list(pool)
 
     def on_lost(self, pool: str, host: str) -> None:
-        """A host cannot be reached now: it may be dead, or its connection."""
+        """Suspend a host that cannot be reached: it, or its connection, may be dead."""
         known = self._pools[pool]
         if host in known.hosts:
             known.suspended[host] = self._loop.call_later(_AGAIN_S, self._resume, pool, host)
             self._list(pool)
 
     def stop_claiming(self) -> None:
-        """Take no new host over, since this router ends: those are for who comes after it.
+        """Take over no new host, since this router ends and a successor follows.
 
-        One that is left alone for a while comes back: without any, what was accepted would wait for its deadline.
+        A suspended host is still taken over again: without any, accepted requests would wait for their deadlines.
         """
         self._claims = False
 
     def _claim(self) -> Owner:
-        """A claim that is later than all known ones, whatever this machine's clock says."""
+        """A claim later than all known ones, whatever this machine's clock says."""
         self._latest = max(datetime.now(UTC).timestamp(), nextafter(self._latest, inf))
         return Owner(self._latest, uuid.uuid4().hex)
 
@@ -160,7 +159,7 @@ class Pools:
         self._list(pool, host)
 
     def _list(self, pool: str, again: str = "") -> None:
-        """Say which hosts take orders, those first that do not any more: one that comes ``again`` is a new one."""
+        """Report the hosts that take orders, without those that do not: one that comes ``again`` is a new one."""
         known = self._pools[pool]
         present = known.reported - known.suspended.keys()
         for name in known.hosts.keys() - present:
@@ -174,7 +173,7 @@ class Pools:
         self._events.hosts_listed(pool, tuple(known.hosts))
 
     def carry_out(self, order: Order) -> None:
-        """Have a host load or unload a member. It keeps the order; see `serve_app.scheduling.core.CarryOut`."""
+        """Queue an order for a host, as a `serve_app.scheduling.core.CarryOut`. A host keeps their order."""
         pool = self._members[order.model]
         host = self._pools[pool].hosts[order.host]
         host.orders.append(order)
@@ -186,7 +185,6 @@ class Pools:
         return self._loop.create_task(work, context=self._context.copy())
 
     async def _work(self, pool: str, name: str, host: _Host) -> None:
-        """Send the orders of a host."""
         alone = self._pools[pool].loads == 1
         try:
             while host.orders:
@@ -233,7 +231,7 @@ class Pools:
             logger.warning("Host %s of pool %s: another router has it, and it is taken over anew", name, pool)
         if known.hosts.get(name) is host:
             host.orders.clear()
-            # In the next turn: this task is one of those that end with it.
+            # In the next turn, since it ends this task as well.
             self._loop.call_soon(self._lose, pool, name, host)
 
     def _lose(self, pool: str, name: str, host: _Host) -> None:
@@ -254,7 +252,7 @@ class Pools:
         self._events.member_failed(pool, model, host, Rejection(ModelUnavailable.code, fault))
 
     def close(self) -> None:
-        """Order nothing more."""
+        """Stop sending orders."""
         for known in self._pools.values():
             for timer in known.suspended.values():
                 timer.cancel()

@@ -22,10 +22,10 @@ _LOAD_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 
 
 class PoolsPart(RouterPart):
-    """Has the hosts of pools load what the pools' devices order, and tells these what came of it.
+    """Carries out the orders of the pools' devices, and reports the results to them.
 
     Args:
-        pools: The pools; the scheduler has a `PoolDevice` of each, by its name.
+        pools: The scheduler has a `PoolDevice` of each, by its name.
     """
 
     name: ClassVar = "pools"
@@ -45,11 +45,11 @@ class PoolsPart(RouterPart):
         return self._names
 
     def collectors(self) -> Iterable[Collector]:
-        """Loads, and what hosts hold."""
+        """Metrics of loads, and of hosts' contents."""
         return self._loads, Readings(POOLS, self._context.scheduler.device_snapshots)
 
     def status(self) -> Mapping[str, Any]:
-        """`Scheduler.device_snapshots`."""
+        """The status of the pools: `Scheduler.device_snapshots`."""
         return self._context.scheduler.device_snapshots()
 
     @property
@@ -58,19 +58,19 @@ class PoolsPart(RouterPart):
         return self._pools.faults
 
     def add_model(self, model: str, device: str) -> None:
-        """A model is a member of a pool from now on."""
+        """Add a member to a pool."""
         self._pools.add_member(model, device)
 
     def carry_out(self, order: Order) -> None:
-        """Have a host load or unload a member."""
+        """Queue an order for a host."""
         self._pools.carry_out(order)
 
     def on_hosts(self, device: str, hosts: Collection[str]) -> None:
-        """Take the list of a pool's hosts as it is now."""
+        """Replace the list of a pool's hosts."""
         self._pools.on_hosts(device, hosts)
 
     def on_link(self, device: str, host: str, *, up: bool) -> None:
-        """A host's connection is there, or lost: then it is taken over anew."""
+        """Record a host's connection, or its loss, after which the host is taken over anew."""
         if not up:
             self._pools.on_lost(device, host)
             return
@@ -78,21 +78,21 @@ class PoolsPart(RouterPart):
             self._context.dispatcher.on_linked(member, host, linked=True)
 
     def on_unresponsive(self, device: str, host: str) -> None:
-        """What is in flight at a host is tried elsewhere, and it gets nothing more until it is taken over anew."""
+        """Try a host's bundles elsewhere, and send it nothing more until it is taken over anew."""
         for member in self._device(device).in_use(host):
             self._context.dispatcher.on_unresponsive(member, host)
         self._pools.on_lost(device, host)
 
     def on_missing(self, device: str, model: str, host: str) -> None:
-        """A host does not have a member that was loaded there."""
+        """Record that a host does not have a member that was loaded there."""
         self._context.dispatcher.on_device_event(device, MemberMissing(model, host))
 
     async def stop(self) -> None:
-        """Take no new host over."""
+        """Take over no new host."""
         self._pools.stop_claiming()
 
     async def close(self) -> None:
-        """Order nothing more."""
+        """Stop sending orders."""
         self._pools.close()
 
     def _device(self, pool: str) -> PoolDevice:
@@ -103,12 +103,12 @@ class PoolsPart(RouterPart):
     # ---------------------------------------------------------------- events of the hosts
 
     def hosts_listed(self, pool: str, hosts: Collection[str]) -> None:
-        """Implement `Events.hosts_listed`."""
+        """Report the hosts to the pool's device."""
         self._context.dispatcher.on_device_event(pool, HostsListed(hosts))
         self._context.changed()
 
     def member_loaded(self, pool: str, model: str, host: str, outcome: LoadOutcome, told: Told) -> None:
-        """Implement `Events.member_loaded`."""
+        """Report a load to the pool's device."""
         context = self._context
         self._loads.of(pool).observe(outcome.seconds)
         context.take_told(model, told)
@@ -118,5 +118,5 @@ class PoolsPart(RouterPart):
             context.dispatcher.on_linked(model, host, linked=True)
 
     def member_failed(self, pool: str, model: str, host: str, refusal: Rejection) -> None:
-        """Implement `Events.member_failed`."""
+        """Report a failed load to the pool's device."""
         self._context.dispatcher.on_device_event(pool, LoadFailed(model, host, refusal))

@@ -17,7 +17,7 @@ from serve_app.telemetry.statistics import Statistics, describe, total
 
 
 class Loading(Protocol):
-    """Loads and unloads models, in all routers and replicas; see `Administration`."""
+    """Loads and unloads models, in all routers and replicas (`Administration`)."""
 
     async def load(self, model: str) -> Loaded:
         """Load a model, by its key."""
@@ -30,12 +30,11 @@ class RouterAdministration:
     """Implements `serve_app.domain.service.Administration` for one router.
 
     Args:
-        models: The models.
-        inference: The outermost one: it knows pipelines too.
-        dispatcher: Its health and scheduler are shown.
-        metrics: What the dispatcher's observer counted.
+        inference: The outermost one, which knows pipelines too.
+        dispatcher: Source of health and the scheduler's status.
+        metrics: Counted by the dispatcher's observer.
         metrics_page: Renders the metrics of all routers.
-        peer_statistics: Asks every other router for the statistics of its models, by name; ``None``: there are none.
+        peer_statistics: Fetches the other routers' statistics of their models, by name; ``None``: there are none.
         repository: Loads and unloads models; ``None``: they stay as they are.
         load_faults: By member of a pool, why its last load failed.
     """
@@ -64,27 +63,27 @@ class RouterAdministration:
         self._more_statistics: dict[str, Callable[[], Statistics]] = {}
 
     def add_status(self, name: str, read: Callable[[], Any]) -> None:
-        """Show one more part in `status`, under a name of its own."""
+        """Add a part to `status`, under a name of its own."""
         self._more_status[name] = read
 
     def add_statistics(self, model: str, read: Callable[[], Statistics]) -> None:
-        """Count one more name among the models: a pipeline."""
+        """Add the statistics of a pipeline, under a name of its own."""
         self._more_statistics[model] = read
 
     # ---------------------------------------------------------------- readiness
 
     def live(self) -> bool:
-        """Whether this process works at all: whoever can ask has had an answer from its event loop."""
+        """Whether this process works: an answer proves that its event loop does."""
         return not self._dispatcher.broken
 
     def ready(self) -> bool:
-        """Whether every model that should be running can take work, and this router will go on taking it."""
+        """Whether every model that should be running can take work, and this router accepts requests."""
         return all(self._keeps_ready(model) for model in self._models.by_name)
 
     def _keeps_ready(self, model: str) -> bool:
-        """Whether this model is no reason to take the server out of service: of a pool's members, its hosts count.
+        """Whether this model does not affect readiness.
 
-        Nor is one that cannot be served: the others are.
+        That holds for a pool's members, whose hosts count, and for models that cannot be served.
         """
         served = self._models.served.get(model)
         hosted = served is not None and served.pool and self._scheduler.devices[served.pool].places
@@ -95,17 +94,17 @@ class RouterAdministration:
     # ---------------------------------------------------------------- loads
 
     async def load(self, model: str) -> Loaded:
-        """Have a model served from its files as they are now; see `Administration.load`."""
+        """Load a model from its present files; as `Administration.load`."""
         keys, repository = self._changeable(model)
         return await _changed(model, keys, repository.load)
 
     async def unload(self, model: str) -> Loaded:
-        """Serve a model no more, until it is loaded again; see `Administration.unload`."""
+        """Unload a model; as `Administration.unload`."""
         keys, repository = self._changeable(model)
         return await _changed(model, keys, repository.unload)
 
     def _changeable(self, model: str) -> tuple[Sequence[str], Loading]:
-        """What a model has replicas as, served or not, the newest version last; and what loads it."""
+        """The keys of a model's replicas, served or not, the newest version last; and its loader."""
         known = self._inference.models
         if (info := known.get(model)) is not None and info.pipeline is not None:
             names = ", ".join(dict.fromkeys(step.model for step in info.pipeline.models()))
@@ -182,7 +181,7 @@ class RouterAdministration:
         return describe(served.info, self._metrics.statistics(model), self._dispatcher.now())
 
     async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
-        """As `statistics`, for several models, over all routers: of each all versions, if it has several.
+        """Statistics of several models over all routers, and over all versions of each.
 
         Raises:
             ModelNotFound: No such model.
@@ -192,7 +191,7 @@ class RouterAdministration:
         return [total([router[name] for router in routers if name in router]) for name in names]
 
     def all_statistics(self) -> dict[str, Statistics]:
-        """The statistics of everything that this router serves: models, versions by key, and pipelines."""
+        """The statistics of all models, versions by key, and pipelines of this router."""
         return {key: self.statistics(key) for key in (*self._models.keys, *self._more_statistics)}
 
     def _keys_of(self, model: str) -> tuple[str, ...]:

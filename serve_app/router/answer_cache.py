@@ -1,4 +1,4 @@
-"""What a router asks of a cache of answers."""
+"""The interface between a router and its response cache."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ModelCacheSettings(NamedTuple):
     """The cache of one model.
 
     Attributes:
-        ttl_s: How long an answer may be used, seconds.
+        ttl_s: Lifetime of an answer.
         max_bytes: Memory of one router process for its answers.
-        identities: Digests of what answers are made of, by variant.
+        identities: Digests of the builds, by variant.
         revision: The state of the model that these are of; empty: unknown.
     """
 
@@ -29,7 +29,7 @@ class ModelCacheSettings(NamedTuple):
 
 
 class Submit(Protocol):
-    """Queues, runs and answers a request, and says what entry it has become."""
+    """Queues, runs and answers a request, and reports its entry."""
 
     def __call__(
         self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
@@ -41,30 +41,30 @@ class ModelCache(Protocol):
     """The cache of one model."""
 
     async def answer(self, timeout_s: float, payload: Payload, options: RequestOptions, submit: Submit) -> Answer:
-        """Answer one request from the cache, by the same one in flight, or by ``submit``, within so many seconds."""
+        """Answer a request from the cache, by an equal one in flight, or by ``submit``, within ``timeout_s``."""
 
     def forget(self, variant: str) -> None:
-        """Use nothing again of what was kept of a variant."""
+        """Drop a variant's cached answers."""
 
     def status(self) -> dict[str, int]:
-        """What it holds and what it was good for, JSON-able."""
+        """Its contents and hits, JSON-able."""
 
 
 class AnswerCaches(Protocol):
     """The caches of all models of one router."""
 
     def add_model(self, model: str, settings: ModelCacheSettings) -> ModelCache:
-        """Make the cache of one more model, empty."""
+        """Create an empty cache for a model."""
 
     def remove_model(self, model: str) -> None:
-        """Drop what is kept of a model; who waits for its answers still gets them."""
+        """Drop a model's cached answers; requests that wait for its answers still get them."""
 
     def forget(self, model: str) -> None:
         """Drop a removed model's series."""
 
     def on_replicas(self, model: str, identities: Iterable[Mapping[str, Any]]) -> None:
-        """Take note of what the replicas of a model that are within reach say that they run."""
+        """Record the digests that the reachable replicas of a model report."""
 
 
 MakeCaches: TypeAlias = Callable[[Dispatcher, RouterMetrics], AnswerCaches]
-"""Makes them over what runs requests that are not found, and what counts how they end."""
+"""Makes the caches, given the executor of missed requests and the metrics."""

@@ -1,4 +1,4 @@
-"""How changes of circuit breakers are told."""
+"""Logs changes of circuit breakers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from serve_app.scheduling.health.breaker import State
 
 
 def log_changes(logger: logging.Logger, changes: Iterable[Change]) -> None:
-    """Tell operators what circuit breakers did."""
+    """Log changes of circuit breakers."""
     for change in changes:
         build = f"{change.model}, variant {change.variant}" if change.variant else change.model
         if change.replica is not None:

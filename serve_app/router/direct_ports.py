@@ -1,4 +1,4 @@
-"""The router's own ports, opened together; one that does not open is tried again until it does."""
+"""The router's own ports, opened together; a port that does not open is retried until it does."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LONGEST_WAIT_S: Final = 30.0
 class DirectPorts:
     """Opens and closes listeners.
 
-    Certificates that are being replaced, or too many open files, keep a port from being opened for a while.
+    Certificates that are being replaced, or too many open files, can prevent opening for a while.
 
     Args:
         listeners: One per port.
-        wait: Lets so many seconds pass.
+        wait: Sleeps, seconds.
     """
 
     def __init__(
@@ -36,24 +36,24 @@ class DirectPorts:
 
     @property
     def fault(self) -> str:
-        """Which ports did not open in many tries, and why; empty where there are none."""
+        """Ports that did not open in many tries, and why; empty if there are none."""
         return "; ".join(self._faults.values())
 
     def open(self) -> None:
-        """Begin to open them, in the running event loop. Does nothing after the first time."""
+        """Begin to open the ports, in the running event loop. Idempotent."""
         if not self._opening:
             self._opening = [asyncio.create_task(self._open(each)) for each in self._listeners]
 
     async def opened(self) -> None:
-        """Wait until all that are being opened are open, or closed again."""
+        """Wait until all ports are open, or closed again."""
         await asyncio.gather(*self._opening)
 
     async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
-        """Close them, and open none any more.
+        """Close the ports for good.
 
         Args:
-            limit_s: How long what is in work may take, seconds.
-            grace_s: How long HTTP connections without a request stay open, seconds; see `Listener.close`.
+            limit_s: Longest wait for requests in work.
+            grace_s: Lifetime of HTTP connections without a request, as of `Listener.close`.
         """
         closing = (
             each.close(limit_s, grace_s) if isinstance(each, Listener) else each.close(limit_s)
@@ -61,7 +61,7 @@ class DirectPorts:
         )
         closed = await asyncio.gather(*closing, return_exceptions=True)
         for listener, error in zip(self._listeners, closed, strict=True):
-            if isinstance(error, Exception):  # what else ends with the router must end all the same
+            if isinstance(error, Exception):  # other exceptions end with the router
                 _log.error("port %d does not close in order", listener.port, exc_info=error)
 
     async def _open(self, listener: Listener | GrpcListener) -> None:
@@ -69,7 +69,7 @@ class DirectPorts:
         while True:
             try:
                 await listener.start()
-            except Exception as error:  # whatever it is: without the port its clients find nobody
+            except Exception as error:  # whatever it is, clients need the port
                 tries += 1
                 fault = f"port {listener.port} does not open: {error}"
                 _log.error("%s; trying again", fault)

@@ -70,11 +70,10 @@ class Work(Struct):
     """An entry's payload, opaque to the scheduler.
 
     Attributes:
-        payload: What to run.
-        variant: The variant asked for, empty for the exact model. `Entry.variant` names the one that runs.
+        variant: Requested variant, empty for the exact model. `Entry.variant` names the one that runs.
         origin: Request id and trace, for the replica.
-        parts: Where the parts of its answer wait for their reader; ``None``: the answer comes at once.
-        future: Ends with the entry. `Dispatcher.submit` sets it.
+        parts: Queue of the answer's parts; ``None``: the answer comes at once.
+        future: Ends with the entry. Set by `Dispatcher.submit`.
     """
 
     payload: Payload
@@ -107,15 +106,15 @@ class Dispatcher:
     """Drives one `RouterCore` from the event loop: its `serve_app.scheduling.core.Driver`.
 
     Args:
-        scheduler: Decides. Only the core, `RouterCore`, calls it; others read it by `scheduler`.
-        send: Carries one bundle to a replica and tells its result.
-        observer: Is told what happens.
-        bundle_timeout_s: See `RouterCore`.
-        recall: Asks for entries back that nobody waits for any more; ``None``: nothing can, and they run.
-        ties: Where replicas agree on who runs what several have; ``None``: they cannot, and each runs it.
-        revision_for: Which state of a model a replica is to run, given both names; see `Bundle.revision`. It is asked
-            once for each bundle that is then sent.
-        carry_out: See `RouterCore`.
+        scheduler: Called by `RouterCore` only; others read it by `scheduler`.
+        send: Carries one bundle to a replica and returns its result.
+        observer: Records events.
+        bundle_timeout_s: As of `RouterCore`.
+        recall: Recalls entries that are no longer awaited; ``None``: not possible, and they run.
+        ties: Table in which replicas agree on who runs a tied entry; ``None``: they cannot, and each runs it.
+        revision_for: Which state of a model a replica is to run, given both names (`Bundle.revision`). Called once for
+            each bundle that is then sent.
+        carry_out: As of `RouterCore`.
     """
 
     def __init__(
@@ -146,13 +145,13 @@ class Dispatcher:
         self._told_slow: set[str] = set()
         self._recovery = Recovery(scheduler.usable, observer.recovered)
         self.broken = False
-        """Whether a decision has raised, which is a bug that no later decision can be trusted after."""
+        """Whether a decision has raised: a bug, after which no decision can be trusted."""
 
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self._dispatched_at)} entries and {len(self._core)} bundles in flight>"
 
     def now(self) -> float:
-        """The clock of every deadline in this process, seconds."""
+        """The clock of all deadlines in this process, seconds."""
         return monotonic()
 
     async def submit(self, entry: Entry, queued: Callable[[Entry], None] | None = None) -> Answer:
@@ -182,7 +181,7 @@ class Dispatcher:
             del entry, future
 
     async def stream(self, entry: Entry) -> AsyncGenerator[Answer, None]:
-        """Queue an entry whose answer comes in parts (`Work.parts`). Closing the generator ends its work, wherever.
+        """Queue an entry whose answer comes in parts (`Work.parts`). Closing the generator ends its work.
 
         Yields:
             Each part.
@@ -204,7 +203,7 @@ class Dispatcher:
             del entry, future  # as in `submit`
 
     def _arrive(self, entry: Entry) -> asyncio.Future[Answer]:
-        """Queue an entry. Returns the future of its answer; raises the reason if it is not accepted."""
+        """Queue an entry. Returns the future of its answer; raises the reason if it is refused."""
         entry.id = next(self._ids)
         future: asyncio.Future[Answer] = self._loop.create_future()
         entry.payload.future = future
@@ -215,15 +214,15 @@ class Dispatcher:
         return future
 
     def _give_up(self, entry: Entry, error: ServeAppError) -> None:
-        """The reader of an answer in parts is too slow for it, or takes none in several."""
+        """End an entry whose reader is too slow, or takes one part only."""
         if self._core.cancel(entry, monotonic()):
             self._fail(entry, error)
 
     def end_early(self, entry: Entry, answer: Answer) -> bool:
-        """Answer an accepted entry with what came another way, and take it out; the observer is not told.
+        """Answer an accepted entry from elsewhere, and remove it; the observer is not called.
 
         Returns:
-            Whether it had not ended by itself, and its client has not left: that ends it when its task runs.
+            Whether this call has ended it. If its client has left, its own task ends it.
         """
         if entry.payload.future.done() or not self._core.cancel(entry, monotonic()):
             return False
@@ -232,23 +231,23 @@ class Dispatcher:
         return True
 
     def add_model(self, settings: ModelScheduling, device: str | None = None) -> None:
-        """See `Scheduler.add_model`."""
+        """Add a model; as `Scheduler.add_model`."""
         self._core.add_model(settings, device)
 
     def remove_model(
         self, model: str, successor: str | None = None, refusal: Rejection | None = None
     ) -> Awaitable[None]:
-        """Take no more entries of a model.
+        """Remove a model.
 
-        What is queued moves to the successor or is refused; what was sent is answered, expires or fails as ever.
+        Queued entries move to the successor or are refused; those in flight are answered, expire or fail as usual.
 
         Args:
-            model: Its name. Raises KeyError when there is none.
-            successor: See `Scheduler.remove_model`.
-            refusal: See `Scheduler.remove_model`.
+            model: Raises KeyError if it is unknown.
+            successor: As of `Scheduler.remove_model`.
+            refusal: As of `Scheduler.remove_model`.
 
         Returns:
-            Waits until nothing of it is under way.
+            Waits until none of its entries is under way.
         """
         self._core.remove_model(model, monotonic(), successor, refusal)
         self._told_slow.discard(model)
@@ -256,7 +255,7 @@ class Dispatcher:
         sent = {bundle: each for bundle, each in self._sent.items() if each[0].model == model}
         for dispatch, cancel in sent.values():
             if dispatch.replica is None and cancel is not None:
-                cancel()  # it waits for a replica of which nothing is needed any more
+                cancel()  # it waits for a replica that is no longer needed
         self._pump()
         return self._ended(sent.keys())
 
@@ -265,15 +264,15 @@ class Dispatcher:
             self._one_ended.clear()
             await self._one_ended.wait()
         if bundles:
-            self._pump()  # what came back of them is refused
+            self._pump()  # their returned entries are refused
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
-        """Tell the scheduler which replicas of a model can be reached now."""
+        """Replace the list of a model's reachable replicas."""
         self._core.on_replicas(model, replicas, monotonic())
         self.tell_slowness(model)
 
     def tell_slowness(self, model: str) -> None:
-        """Tell operators once of a model that takes longer than its classes allow, as soon as that is known."""
+        """Log once that a model takes longer than its classes allow, as soon as that is known."""
         if model in self._told_slow or not self.scheduler.serves(model):
             return
         if not (buckets := self.scheduler.latency(model).buckets):
@@ -284,11 +283,11 @@ class Dispatcher:
             logger.warning("%s", slowness)
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
-        """Tell the scheduler whether a replica shares the table of ties."""
+        """Set whether a replica shares the table of ties."""
         self._core.on_linked(model, replica, linked=linked)
 
     def on_unresponsive(self, model: str, replica: str) -> None:
-        """Tell the scheduler of a replica that has requests in flight and is unresponsive."""
+        """Record that a replica with requests in flight is unresponsive."""
         now, before = monotonic(), self.scheduler.listed(model)
         if self._core.on_unresponsive(model, replica, now):
             logger.error("Replica %s of %s is unresponsive; its requests are retried on other replicas", replica, model)
@@ -296,12 +295,12 @@ class Dispatcher:
             self._recovery.lost(model, before, now)
 
     def on_responsive(self, model: str, replica: str) -> None:
-        """Tell the scheduler that an unresponsive replica sends data again."""
+        """Record that an unresponsive replica sends data again."""
         if self._core.on_responsive(model, replica, monotonic()):
             logger.warning("Replica %s of %s is back", replica, model)
 
     def on_device_event(self, device: str, event: object) -> None:
-        """Tell the scheduler what has happened on a device that models share."""
+        """Pass an event to a shared device."""
         self._core.on_device_event(device, event, monotonic())
 
     def _pump(self, *, timer: bool = False) -> None:
@@ -317,7 +316,7 @@ class Dispatcher:
             self._break(error)
 
     def _break(self, error: Exception) -> None:
-        """Note a bug in a decision. Nothing may be dispatched or expire any more: the health check tells."""
+        """Record a bug in a decision: nothing may be dispatched or expire any more, and the health check fails."""
         self.broken = True
         logger.error("The scheduler failed: this router must be replaced", exc_info=error)
 
@@ -328,24 +327,24 @@ class Dispatcher:
     # ------------------------------------------------------------ as `Driver`
 
     def pump_soon(self) -> None:
-        """See `Driver.pump_soon`."""
+        """Schedule `RouterCore.pump` after the events of this turn."""
         self._loop.call_soon(self._pump)
 
     def set_timer(self, at: float) -> None:
-        """See `Driver.set_timer`. It may fire a millisecond early; the core then asks for it again."""
+        """Schedule `RouterCore.fire`. It may fire a millisecond early; the core then sets the timer again."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = call_at(self._loop, at, self._on_timer)
 
     def wake_up(self, dispatch: Dispatch) -> None:
-        """See `Driver.wake_up`."""
+        """Send an empty bundle to a model without replicas, so that one is started."""
         # The call carries no entries. It may wait for a start longer than their deadlines, and nothing could take out
         # those that expire meanwhile or tell the replica how much of their budgets is left.
         cancel = self._send(dispatch.model, Bundle([]), None, 0, partial(self._woken, dispatch))
         self._sent[dispatch.bundle_id] = dispatch, cancel
 
     def send(self, dispatch: Dispatch, now: float, places: Sequence[int]) -> Bundle:
-        """See `Driver.send`."""
+        """Send a bundle to its replica."""
         overhead_s = dispatch.overhead_s
         wire: list[WireEntry] = []
         nbytes = 0
@@ -380,12 +379,12 @@ class Dispatcher:
         return bundle
 
     def recall(self, sent: Bundle, dispatch: Dispatch, entries: Collection[Entry]) -> None:
-        """See `Driver.recall`."""
+        """Recall entries of a bundle from its replica."""
         if self._recall is not None:
             self._recall(sent, dispatch.replica, [dispatch.entries.index(entry) for entry in entries])
 
     def fail(self, entry: Entry, why: Why, refusal: Rejection | None = None) -> None:
-        """See `Driver.fail`."""
+        """End an entry without an answer."""
         outcome = None
         if why is Why.EXPIRED:
             error = self._why_late(entry, _late)
@@ -404,7 +403,7 @@ class Dispatcher:
         self._fail(entry, error, outcome)
 
     def timed_out(self, dispatch: Dispatch) -> None:
-        """See `Driver.timed_out`."""
+        """Log an overdue bundle."""
         logger.error(
             "Replica %s of %s has not answered a bundle of %d rows; no new requests are sent to it until it answers",
             dispatch.replica,
@@ -413,19 +412,19 @@ class Dispatcher:
         )
 
     def changed(self, changes: Sequence[Change]) -> None:
-        """See `Driver.changed`."""
+        """Log changes of circuit breakers and ejections."""
         log_changes(logger, changes)
 
     # ------------------------------------------------------------------- ends
 
     def _why_late(self, entry: Entry, message: Callable[[Entry], str]) -> ServeAppError:
-        """Say whose fault it is that nothing was done about an entry in time."""
+        """The error of a late entry: the reason is the server's or the deadline's."""
         if self._core.unreached(entry):
             return ModelUnavailable(f"no replica of model {entry.model} could take the request in time", 1.0)
         return self._late(message(entry), entry)
 
     def _late(self, what: str, entry: Entry) -> DeadlineExceeded:
-        """The error of an accepted entry whose deadline was not met: what came of it, and what to do."""
+        """The error of an accepted entry whose deadline was missed: its fate, and advice."""
         if entry.begun:
             allowed = shown_s(entry.deadline - entry.arrival)
             return DeadlineExceeded(f"not all parts of the answer came within {allowed}; see stream_timeout_s")
@@ -433,7 +432,7 @@ class Dispatcher:
         return DeadlineExceeded(too_late(what, entry, solo_s))
 
     def _woken(self, dispatch: Dispatch, result: BundleResult | BaseException) -> None:
-        """Give the entries back to the queue when a model that had no replica has one: a `Done`."""
+        """Handle the end of a wake-up, as its `Done`: queue its entries again."""
         self._end_sent(dispatch)
         try:
             self._give_back(dispatch, result)
@@ -452,7 +451,7 @@ class Dispatcher:
             self._on_error(dispatch, ModelUnavailable(f"no replica of model {dispatch.model} could be started", 1.0))
 
     def _came(self, dispatch: Dispatch, bundle: Bundle, result: BundleResult | BaseException) -> None:
-        """Take what came back of a bundle: a `Done`."""
+        """Handle a bundle's result, as its `Done`."""
         self._end_sent(dispatch)
         try:
             self._take(dispatch, bundle, result)
@@ -460,7 +459,6 @@ class Dispatcher:
             self._break(error)
 
     def _take(self, dispatch: Dispatch, bundle: Bundle, result: BundleResult | BaseException) -> None:
-        """Deal out what came back of a bundle."""
         core = self._core
         if not isinstance(result, BaseException):
             self._on_result(dispatch, result, bundle.revision)
@@ -492,7 +490,7 @@ class Dispatcher:
         revision: str,
         taken: Callable[[int], None] | None,
     ) -> None:
-        """Hand a part of an answer to its reader, if that still waits for it."""
+        """Deliver a part of an answer to its reader, if still awaited."""
         now = monotonic()
         if not self._core.part(dispatch, position, now):
             return
@@ -507,7 +505,7 @@ class Dispatcher:
         self._put(entry, work.parts, outputs, now, revision)
 
     def _put(self, entry: Entry, parts: PartQueue, outputs: Tensors, now: float, revision: str) -> None:
-        """Let a part wait for its reader. With the first the request counts as answered."""
+        """Queue a part for its reader. With the first the request counts as answered."""
         total_s = now - entry.arrival
         if not parts.count:
             parts.queue_s = self._dispatched_at.get(entry.id, now) - entry.arrival
@@ -522,7 +520,6 @@ class Dispatcher:
         parts.put(answer, nbytes_of(outputs))
 
     def _end_stream(self, entry: Entry, parts: PartQueue, streamed: Streamed, now: float, revision: str) -> None:
-        """All parts of an answer have come."""
         if parts.whole and streamed.parts != 1:
             self._fail(entry, _not_in_one(entry))
             return
@@ -561,7 +558,7 @@ class Dispatcher:
         try:
             self._observer.bundle_done(dispatch.model, rows, ran, result)
             self._deal_out(entries, result, alive, now, revision)
-        except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
+        except Exception:  # a bug; the scheduler has released these entries, so they must be answered here
             logger.exception("Processing a result of %s failed", dispatch.model)
             for entry in alive:
                 dispatched_at.pop(entry.id, None)
@@ -573,7 +570,7 @@ class Dispatcher:
     def _deal_out(
         self, entries: Sequence[Entry], result: BundleResult, alive: Sequence[Entry], now: float, revision: str
     ) -> None:
-        """Give each entry that is still waited for its answer."""
+        """Deliver the results to entries still awaited."""
         self._observer.served(alive, result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
         if len(alive) < len(entries):
@@ -614,7 +611,7 @@ class Dispatcher:
                 self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
 
     def _on_error(self, dispatch: Dispatch, error: ServeAppError) -> None:
-        """The replica answered, and what it said concerns every entry."""
+        """Handle an error that concerns every entry."""
         for entry in self._core.refused(dispatch, error.code, monotonic()):
             self._fail(entry, error_from_code(error.code, error.message, error.retry_after_s))
 
@@ -635,16 +632,16 @@ class Dispatcher:
             self._observer.ended(entry, outcome, queue_s, total_s)
 
     def _times(self, entry: Entry, now: float) -> tuple[float, float]:
-        """How long an entry that ends now was queued, and how long it was here, seconds."""
+        """Queueing and total time of an entry that ends now, seconds."""
         arrival = entry.arrival
         return self._dispatched_at.pop(entry.id, now) - arrival, now - arrival
 
 
 def refused(rejection: Rejection) -> ServeAppError:
-    """The error of a request that is not accepted, and that the metrics have counted.
+    """The error of a refused request, which the metrics have counted.
 
-    To be raised as it is: in a variable of the frame that raises it, it would be a cycle with its traceback, and keep
-    the request until the next garbage collection. A flood makes hundreds of them per second.
+    Raise it directly: a variable of the raising frame would form a cycle with its traceback, and keep the request until
+    the next garbage collection. A flood makes hundreds of them per second.
     """
     error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
     error.counted = True

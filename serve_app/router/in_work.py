@@ -1,4 +1,4 @@
-"""Requests that are being answered, and how a router that stops waits for their end."""
+"""Counts requests being answered, so that a stopping router can wait for their end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from serve_app.errors import ModelUnavailable
 
 
 class InWork:
-    """Counts them. Whoever answers them looks at the attributes itself: a call each would be felt by every request.
+    """Counts requests. Callers use the attributes directly: method calls would slow down every request.
 
     Attributes:
-        count: How many there are. Whoever takes the last one away calls `none_left`.
-        closed: Whether no more are taken: instead, `shutting_down` is raised.
+        count: The caller that decrements it to 0 calls `none_left`.
+        closed: Whether new requests are refused by `shutting_down`.
     """
 
     __slots__ = ("_finished", "closed", "count")
@@ -24,17 +24,14 @@ class InWork:
         self._finished = asyncio.Event()
 
     def none_left(self) -> None:
-        """The last one is answered."""
+        """Wake `finish`: the last request is answered."""
         self._finished.set()
 
     async def finish(self, limit_s: float) -> int:
-        """Refuse what comes from now on, and wait until what was taken is answered.
-
-        Args:
-            limit_s: For how long at most, seconds.
+        """Refuse new requests, and wait at most ``limit_s`` for those accepted.
 
         Returns:
-            How many requests are left then.
+            Number of requests left.
         """
         self.closed = True
         self._finished.clear()
@@ -46,5 +43,5 @@ class InWork:
 
 
 def shutting_down() -> ModelUnavailable:
-    """The error of a request that is not taken any more."""
+    """The error of requests refused during shutdown."""
     return ModelUnavailable("the server is shutting down; retry, or use another server", 1.0)

@@ -29,21 +29,20 @@ from serve_app.telemetry.trace import RequestTrace, RequestTraces, origin_of
 _NORMAL: Final = Priority.NORMAL
 _NOTHING_KNOWN: Final = Joinable(PROVEN, "")
 _WITHOUT_WORK: Final = frozenset({"hit", "shared"})
-"""Values of `Answer.cache` of answers that were not executed for the request that got them."""
+"""Values of `Answer.cache` that mean that the request caused no execution."""
 
 
 class RouterInference:
     """Implements `serve_app.domain.service.Inference` for the models of one router.
 
     Args:
-        models: The models.
         dispatcher: Runs entries.
         metrics: Counts refusals.
-        traces: Follow every request, for the log and for traces; ``None``: neither is wanted.
-        streams: Bounds of the parts that wait for their readers; ``None``: the defaults.
+        traces: Record every request, for the log and for traces; ``None``: neither is wanted.
+        streams: Bounds of waiting parts; ``None``: the defaults.
 
     Attributes:
-        find: Looks models up: `Models.find` itself, since a call more would be felt by every request.
+        find: `Models.find` itself, since another call would slow down every request.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class RouterInference:
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
-        """Every model by name, in the order in which they came; of several versions the stable one."""
+        """Models by name, in the order in which they were added; of several versions the stable one."""
         return self._registry.by_name
 
     @property
@@ -77,7 +76,7 @@ class RouterInference:
         return self._registry.unloaded
 
     def choose(self, model: str, asker: Asker) -> ModelInfo:
-        """The version that answers who names none: by the table, or the stable one where that one has no replica.
+        """Choose the version for a request that names none: by the table, or the stable one if that has no replica.
 
         Raises:
             ModelNotFound: No such model.
@@ -91,9 +90,9 @@ class RouterInference:
         return served.info
 
     def model_ready(self, model: str) -> bool:
-        """Whether this model can take work; a model that starts on demand can, unless the router itself cannot.
+        """Whether this model can take work. One that starts on demand can, unless the router itself cannot.
 
-        One with several versions can where the stable one can: others must not take a server out of service.
+        Of several versions the stable one counts: others must not take a server out of service.
 
         Raises:
             ModelNotFound: No such model.
@@ -106,9 +105,9 @@ class RouterInference:
     def precheck(
         self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
     ) -> None:
-        """Refuse early what has no room, before its payload is decoded.
+        """Refuse a request that has no room, before its payload is decoded.
 
-        Of a model with a cache only the payload tells whether room is needed.
+        For a model with a cache only the payload shows whether room is needed.
 
         Raises:
             ModelNotFound: No such model.
@@ -131,15 +130,11 @@ class RouterInference:
             raise refused(rejection)
 
     def refused(self, model: str, code: str) -> None:
-        """Count a request that was refused before it came to the scheduler. Names of no model are counted as one."""
+        """Count a request refused before it reached the scheduler. Unknown model names count as one."""
         self._metrics.refused(model if model in self._registry.by_name else "", code)
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
-        """Schedule, run and answer one request. Cancelling it cancels the work.
-
-        Raises:
-            ServeAppError: As `serve_app.errors` says.
-        """
+        """Schedule, run and answer one request. Raises `ServeAppError`. Cancelling it cancels the work."""
         served = self._begin(model)
         try:
             cache = served.cache
@@ -164,11 +159,7 @@ class RouterInference:
             self._ended(served)
 
     async def stream(self, model: str, payload: Payload, options: RequestOptions) -> AsyncGenerator[Answer, None]:
-        """Schedule, run and answer one request in parts; see `Inference.stream`.
-
-        Raises:
-            ServeAppError: As `serve_app.errors` says.
-        """
+        """Schedule, run and answer one request in parts; as `Inference.stream`. Raises `ServeAppError`."""
         if (known := self._served.get(model)) is not None and not known.info.streams:
             yield await self.submit(model, payload, options)
             return
@@ -182,15 +173,13 @@ class RouterInference:
             self._ended(served)
 
     def least_s(self, model: str, entries: int, options: RequestOptions) -> float:
-        """Predicted time until so many requests of one row are answered on an idle server, at least, seconds.
+        """Lower bound of the time until so many requests of one row are answered on an idle server, seconds.
 
         Args:
             model: Its name, or the key of one of several versions.
-            entries: How many.
-            options: How they want to be treated.
 
         Returns:
-            0.0 where nothing is known of it, and where the answers may be in its cache.
+            0.0 if unknown, or if the answers may be cached.
         """
         served = self._served.get(model)
         if served is None or (served.cache is not None and options.cacheable and not options.fresh):
@@ -198,19 +187,16 @@ class RouterInference:
         return self._scheduler.least_s(model, entries, exact=not options.fallback)
 
     async def finish(self, limit_s: float) -> int:
-        """Refuse what comes from now on, and wait until what was taken is answered.
-
-        Args:
-            limit_s: For how long at most, seconds.
+        """Refuse new requests, and wait at most ``limit_s`` for those accepted.
 
         Returns:
-            How many requests are left then.
+            Number of requests left.
         """
         self._registry.ending = True
         return await self._in_work.finish(limit_s)
 
     def _begin(self, model: str) -> Served:
-        """A request for this model is in work, until `_ended`."""
+        """Count a request in, until `_ended`."""
         if self._in_work.closed:
             raise shutting_down()
         served = self._served.get(model)
@@ -232,7 +218,7 @@ class RouterInference:
             work.none_left()
 
     async def _only_part(self, served: Served, payload: Payload, options: RequestOptions) -> Answer:
-        """The answer of a model that answers in parts, if it is one part."""
+        """The answer of a streaming model, if it is one part."""
         async with aclosing(self._stream(served, payload, options, whole=True)) as parts:
             only, *_ = [part async for part in parts]
         return only
@@ -240,7 +226,7 @@ class RouterInference:
     async def _stream(
         self, served: Served, payload: Payload, options: RequestOptions, *, whole: bool = False
     ) -> AsyncGenerator[Answer, None]:
-        """As `stream`, of a model that answers in parts; ``whole``: in one, in time."""
+        """Answer a request to a streaming model; ``whole``: as one part, in time."""
         entry = self._entry(served, payload, options)
         seconds = served.info.stream_timeout_s  # it keeps a replica, and what was loaded before a reload, for no longer
         if options.stream_timeout_s is not None:
@@ -277,7 +263,7 @@ class RouterInference:
     async def execute(
         self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
     ) -> Answer:
-        """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
+        """Answer a request past the cache; ``queued`` is called with its entry."""
         served = self._served.get(model)
         if served is None:
             raise self._registry.unknown(model)
@@ -308,7 +294,7 @@ class RouterInference:
         Raises:
             ModelUnavailable: The request was made for a state of the model that takes other tensors.
             InvalidRequest: The payload does not fit the model, or is too large.
-            DeadlineExceeded: Reading the request took longer than it may take.
+            DeadlineExceeded: Reading the request took longer than allowed.
         """
         info = served.info
         if options.revision != info.revision and options.revision and options.revision not in served.infos:
@@ -342,7 +328,7 @@ class RouterInference:
         )
 
     def _timeout_s(self, served: Served, payload: Payload, options: RequestOptions) -> float:
-        """Seconds that a request has left: of the deadline that it names, or of its default."""
+        """Seconds left of a request's own or default deadline."""
         if options.timeout_s is not None:
             return options.timeout_s
         return self._default_s(
@@ -350,10 +336,10 @@ class RouterInference:
         )
 
     def _default_s(self, info: ModelInfo, priority: Priority, rows: int, bucket: int, options: RequestOptions) -> float:
-        """Seconds that are left of the default deadline: of what the class allows, or of more for a slow model.
+        """Seconds left of the default deadline: that of the class, or a longer one for a slow model.
 
         Raises:
-            DeadlineExceeded: None are.
+            DeadlineExceeded: None are left.
         """
         solo_s = self._scheduler.solo_s(info.key or info.name, rows, bucket, options.variant)
         allowed_s = info.default_timeout_s[priority]
@@ -375,6 +361,6 @@ class RouterInference:
 
     @staticmethod
     def _with_proof(served: Served, answer: Answer) -> Answer:
-        """An answer that says whether it may have shared a run without proof, whoever it was executed for."""
+        """An answer marked as unverified if it may have shared a run without proof, for any request."""
         verdict = served.info.joinable.get(answer.variant, _NOTHING_KNOWN).verdict
         return answer if answer.unverified or verdict != UNVERIFIED else replace(answer, unverified=True)

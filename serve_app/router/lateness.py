@@ -1,4 +1,4 @@
-"""Deadlines that requests do not name, and what is said of deadlines that are not met."""
+"""Default deadlines, and messages about missed ones."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ more than its class allows: a model that is slower than its class would otherwis
 
 
 def default_timeout_s(class_timeout_s: float, solo_s: float) -> float:
-    """How long a request that names no deadline may take, seconds.
+    """Default deadline of a request, seconds after its arrival.
 
     Args:
-        class_timeout_s: What its class allows.
-        solo_s: Predicted execution of this request alone; 0.0 where it is not known.
+        class_timeout_s: Of its class.
+        solo_s: Predicted execution of this request alone; 0.0 if unknown.
     """
     return max(class_timeout_s, DEFAULT_EXECUTIONS * solo_s)
 
 
 def too_late(what: str, entry: Entry, solo_s: float) -> str:
-    """Say that a deadline was not met, and what to do.
+    """The message for a missed deadline, with advice.
 
     Args:
-        what: What came of it, a clause without its end.
-        entry: The request.
-        solo_s: How long it takes if nothing else does, seconds; 0.0 where it is not known.
+        what: The fate of the request, a clause without its end.
+        solo_s: Its time alone, seconds; 0.0 if unknown.
     """
     allowed_s = entry.allowed_s
     if solo_s > entry.deadline - entry.arrival:
@@ -44,7 +43,7 @@ def too_late(what: str, entry: Entry, solo_s: float) -> str:
 
 
 def read_too_long(priority: Priority, allowed_s: float) -> str:
-    """Say that reading a request which names no deadline took all the time that its class allows."""
+    """The message if reading a request without a deadline took all the time of its class."""
     return (
         f"the deadline passed while the request was read; it names none, and class {priority.label} gives it"
         f" {shown_s(allowed_s)}: {advice(priority)}"
@@ -52,12 +51,11 @@ def read_too_long(priority: Priority, allowed_s: float) -> str:
 
 
 def slower_than_classes(model: str, solo_s: float, timeouts_s: Mapping[Priority, float]) -> str | None:
-    """Say that a model takes longer than classes allow, and what to change; ``None`` where it does not.
+    """The message if a model takes longer than classes allow, with advice; ``None`` if it does not.
 
     Args:
-        model: Its name.
-        solo_s: How long its cheapest request takes alone, seconds.
-        timeouts_s: What the classes allow.
+        solo_s: Time of its cheapest request alone, seconds.
+        timeouts_s: Default deadline per class.
     """
     short = {priority.label: allowed for priority, allowed in timeouts_s.items() if solo_s > allowed}
     if not short:

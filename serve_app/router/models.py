@@ -1,4 +1,4 @@
-"""The models that a router serves: added, swapped, removed, and looked up by name and version."""
+"""The models of a router: added, swapped, removed, and looked up by name and version."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Models:
     """The registry of one router. Inference and administration read it; the router writes it.
 
     Args:
-        dispatcher: Learns what replicas report of rows and joining.
+        dispatcher: Receives replicas' reports of rows and joining.
         cache: Answers repeated requests; ``None``: no model has one.
 
     Attributes:
         served: By key: a model's name, or the key of one of several versions.
-        by_name: By name, in the order in which they came; of several versions the stable one.
-        unverified: Keys of models of which requests share runs without proof.
-        versions: The tables of models with several versions, which the router sets; ``None``: no model has several.
+        by_name: By name, in the order in which they were added; of several versions the stable one.
+        unverified: Keys of models whose requests share runs without proof.
+        versions: The tables of models with several versions, set by the router; ``None``: no model has several.
         ending: Whether the router is not ready any more, though requests are still answered.
     """
 
@@ -48,7 +48,7 @@ class Models:
     # ---------------------------------------------------------------- changes
 
     def add(self, model: RoutedModel) -> None:
-        """Serve one more model, or one more version of one. The dispatcher must know it."""
+        """Add a model, or a version of one. The dispatcher must know it."""
         cache = None if self._cache is None or model.cache is None else self._cache.add_model(model.name, model.cache)
         info, versions = model.info, None
         if info.key:
@@ -58,7 +58,7 @@ class Models:
         self._show(self.served[model.name])
 
     def swap(self, model: RoutedModel) -> None:
-        """Serve another state of a model's files, of which `ModelInfo.takes_as` holds. Waiting requests run on it."""
+        """Replace the state of a model's files, for which `ModelInfo.takes_as` holds. Waiting requests run on it."""
         served = self.served[model.name]
         if self._cache is not None and model.cache is not None:
             self._cache.remove_model(model.name)
@@ -67,7 +67,7 @@ class Models:
         self._show(served)
 
     def remove(self, model: str, *, unloaded: bool = False) -> Awaitable[None]:
-        """Stop serving a model, or a version of one.
+        """Remove a model, or a version of one.
 
         Args:
             model: Its key.
@@ -95,7 +95,6 @@ class Models:
         return served.ended()
 
     def _show(self, served: Served) -> None:
-        """Update `by_name` and `unverified` from a model's present state."""
         if served.versions is None:
             self.by_name[served.info.name] = served.info
         else:
@@ -121,7 +120,7 @@ class Models:
     # ---------------------------------------------------------------- reports of replicas
 
     def on_joinable(self, model: str, verdicts: Mapping[str, Joinable]) -> None:
-        """Take a replica's verdicts, by variant, on which requests may share runs. The most careful replica counts.
+        """Record a replica's verdicts, by variant, on which requests may share runs. The most careful replica counts.
 
         Cached answers of a build whose requests no longer share runs are dropped: they may be wrong.
         """
@@ -145,7 +144,7 @@ class Models:
                 served.cache.forget(variant)
 
     def on_warm_up(self, model: str, reports: Sequence[Told | ReplicaReport]) -> None:
-        """Take what replicas measured when they started: shown by the status, and the rows that a batch may have."""
+        """Record replicas' warm-up measurements, for the status and the rows of a batch."""
         reason = next((each.not_warmed for each in reports if each.not_warmed is not None), None)
         found: dict[str, Any] = {}
         if reports:
@@ -162,7 +161,7 @@ class Models:
         """Look a model up by its name, and by the number or alias of a version; by default the stable one.
 
         Raises:
-            ModelNotFound: There is none; the message lists those that there are.
+            ModelNotFound: There is none; the message lists the known ones.
         """
         info = self.by_name.get(model)
         if info is None:
@@ -196,12 +195,12 @@ class Models:
 
     @property
     def faults(self) -> Mapping[str, str]:
-        """Why models, or versions of them, cannot be served: `ModelInfo.fault` of those that have one, by key."""
+        """Why models, or versions of them, cannot be served: `ModelInfo.fault`, by key."""
         return {key: served.info.fault for key, served in self.served.items() if served.info.fault}
 
     @property
     def keys(self) -> Sequence[str]:
-        """The keys of everything that has replicas of its own: models, and versions of models with several."""
+        """The keys of everything with replicas of its own: models, and versions of models with several."""
         return tuple(self.served)
 
     def keys_of(self, model: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a wing adds to a router: a part, made with the router and closed with it."""
+"""A part of a router: a wing's addition, made with the router and closed with it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from serve_app.telemetry.trace import RequestTraces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartContext:
-    """What a part may use of its router.
+    """Services of the router for a part.
 
     Attributes:
-        inference: The models, with what earlier parts have added.
-        scheduler: To be read.
+        inference: The models, with additions of earlier parts.
+        scheduler: Read only.
         dispatcher: Takes events.
-        take_told: Takes what a process has told of a model that it can run now.
+        take_told: Receives a process's report of a model that it can run now.
         is_linked: Whether bundles for a process travel by a link.
         change_host: The way to processes that load models on order.
         changed: To be called when models may have become ready.
         solo_s: Predicted execution of so many rows of a cost bucket of a model alone, seconds; 0.0: unknown.
-        least_s: Predicted time until so many requests of one row are answered at least, seconds; 0.0: unknown.
-        registry: Takes metrics.
-        traces: Follow every request; ``None``: none is followed.
+        least_s: Lower bound of the time until so many requests of one row are answered, seconds; 0.0: unknown.
+        registry: Of metrics.
+        traces: Record every request; ``None``: none is recorded.
         versions: The tables of models with several versions; ``None``: no model has several.
     """
 
@@ -63,7 +63,7 @@ class RouterPart:
     name: ClassVar[str] = ""
 
     def inference(self) -> Inference | None:
-        """What takes the place of `PartContext.inference`; ``None``: nothing does."""
+        """The replacement of `PartContext.inference`; ``None``: none."""
 
     def routes(self, gateway: Gateway, find: Find) -> ApiRoutes:  # noqa: ARG002
         """Routes over HTTP; ``find`` looks routes up once the application is made."""
@@ -78,13 +78,13 @@ class RouterPart:
         return None
 
     def statistics(self) -> Mapping[str, Callable[[], Mapping[str, Any]]]:
-        """Names that it adds to the models, and what reads the statistics of each."""
+        """Readers of statistics for names that it adds to the models."""
         return {}
 
     # ---------------------------------------------------------------- devices that models share
 
     def devices(self) -> Collection[str]:
-        """Names of the scheduler's devices that it has the processes of."""
+        """Names of the scheduler's devices whose processes it manages."""
         return ()
 
     @property
@@ -93,36 +93,36 @@ class RouterPart:
         return {}
 
     def add_model(self, model: str, device: str) -> None:
-        """A model runs on one of its devices from now on."""
+        """Add a model to one of its devices."""
 
     def carry_out(self, order: Any) -> None:
-        """Carry out an order of one of its devices; see `serve_app.scheduling.core.CarryOut`."""
+        """Carry out an order of one of its devices, as a `serve_app.scheduling.core.CarryOut`."""
 
     def on_hosts(self, device: str, hosts: Collection[str]) -> None:
-        """Take the list of a device's processes as it is now."""
+        """Replace the list of a device's processes."""
 
     def on_link(self, device: str, host: str, *, up: bool) -> None:
-        """The connection to a process is there, or lost."""
+        """Record that the connection to a process is there, or lost."""
 
     def on_unresponsive(self, device: str, host: str) -> None:
-        """A process sends no data."""
+        """Record that a process sends no data."""
 
     def on_missing(self, device: str, model: str, host: str) -> None:
-        """A process does not have a model that was loaded there."""
+        """Record that a process does not have a model that was loaded there."""
 
     # ---------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Start what works by itself. Called when the routes are there."""
+        """Start background work. Called when the routes are there."""
 
     async def stop(self) -> None:
-        """End what works by itself. Called before the ports close."""
+        """End background work. Called before the ports close."""
 
     async def finish(self, limit_s: float) -> int:  # noqa: ARG002
-        """Refuse new requests, and wait until those taken are answered, at most so many seconds.
+        """Refuse new requests, and wait at most ``limit_s`` for those accepted.
 
         Returns:
-            How many are left then.
+            Number of requests left.
         """
         return 0
 

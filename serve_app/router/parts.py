@@ -1,7 +1,7 @@
 """The parts of streamed answers, between the replicas that send them and the clients that read them.
 
-Each answer has a queue. Its replica sends no more than `StreamLimits` allow before some are read, so that a queue is
-bounded; all queues of a router are, too, and where they hold too much the longest is given up.
+Each answer has a queue. Its replica sends no more than `StreamLimits` allow before some are read, so every queue is
+bounded. All queues of a router are bounded, too: if they hold too much, the longest is given up.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from serve_app.errors import ServeAppError, SlowReader
 from serve_app.payloads import StreamLimits
 
 _FLUSH = 4
-"""Replicas are told of what was read when that is the fourth part of what may wait, or nothing waits."""
+"""Reads are reported to replicas after a quarter of the parts that may wait, or if nothing waits."""
 
 
 class Streams:
     """All queues of a router.
 
     Args:
-        limit: Most bytes that wait in them.
+        limit: Most waiting bytes in all.
 
     Attributes:
-        nbytes: Bytes that wait.
+        nbytes: Waiting bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -37,9 +37,9 @@ class Streams:
         return f"<Streams {len(self._holding)} answers wait for their readers with {self.nbytes} bytes>"
 
     def hold(self, queue: PartQueue, nbytes: int) -> None:
-        """A queue holds so many bytes more, or fewer. Where all hold too many the one with the most is given up.
+        """Change the bytes that a queue holds. If all hold too many, the one with the most is given up.
 
-        One alone is not: its own bounds hold, and a part may be larger than all of them.
+        A single queue is not given up: its own bounds hold, and a part may be larger than all of them.
         """
         self.nbytes += nbytes
         if queue.nbytes:
@@ -56,22 +56,20 @@ class Streams:
 
 
 class PartQueue:
-    """The parts of one answer that wait for their reader.
+    """The waiting parts of one answer.
 
     Args:
         streams: All of the router.
-        limits: How the answer may be given.
+        limits: Bounds of the answer.
         whole: Whether its reader takes an answer of one part only.
 
     Attributes:
-        limits: As given.
-        whole: As given.
-        count: Parts that have come.
-        queue_s: For how long the request was queued before the first, seconds.
-        nbytes: Bytes that wait.
+        count: Parts received.
+        queue_s: Queueing time of the request before the first part, seconds.
+        nbytes: Waiting bytes.
         given_up: Whether its reader was too slow, so that it has ended with `SlowReader`.
-        taken: Is told how many more parts were read, to have more sent.
-        on_given_up: Is told that the reader is too slow; ends the work.
+        taken: Called with the number of parts read, so that more are sent.
+        on_given_up: Called when the reader is too slow; ends the work.
     """
 
     def __init__(self, streams: Streams, limits: StreamLimits, *, whole: bool = False) -> None:
@@ -95,11 +93,11 @@ class PartQueue:
 
     @property
     def counted(self) -> bool:
-        """Whether the request counts as answered already, since its first part is there."""
+        """Whether the request counts as answered, since its first part is there."""
         return self.count > 0 and not self.whole
 
     def put(self, part: Answer, nbytes: int) -> None:
-        """Let a part wait for its reader. Ignored once the answer has ended."""
+        """Queue a part. Ignored once the answer has ended."""
         if self._ended:
             return
         self.count += 1
@@ -108,16 +106,16 @@ class PartQueue:
         self._wake_reader()
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more parts come. Those that wait are read before the error; the first end counts."""
+        """End the answer. Waiting parts are read before the error; the first end counts."""
         if not self._ended:
             self._ended = True
             self._error = error
             if isinstance(error, SlowReader):
-                self._clear()  # nobody reads them in time
+                self._clear()  # the reader is too slow for them
             self._wake_reader()
 
     def give_up(self, error: ServeAppError) -> None:
-        """Its reader is too slow: drop what waits, and end with this error."""
+        """Drop waiting parts, and end with this error: the reader is too slow."""
         self._clear()
         self.given_up = True
         if self._ended:
@@ -126,13 +124,13 @@ class PartQueue:
         self.end(error)
 
     def close(self) -> None:
-        """Nobody reads any more. Idempotent."""
+        """Close the reader's end. Idempotent."""
         self._ended = True
         self._clear()
-        self.taken = self.on_given_up = _nobody  # which know the request
+        self.taken = self.on_given_up = _nobody  # they refer to the request
 
     async def next(self) -> Answer | None:
-        """The next part; ``None``: there are no more. Raises the error that the answer has ended with."""
+        """The next part; ``None``: there are no more. Raises the error that ended the answer."""
         while not self._waiting and not self._ended:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
@@ -150,7 +148,7 @@ class PartQueue:
         return None
 
     def _tell(self, nbytes: int) -> None:
-        """Have the replica know what was read, now and then."""
+        """Report reads to the replica now and then."""
         self._untold += 1
         self._untold_bytes += nbytes
         limits = self.limits
@@ -176,4 +174,4 @@ def _nbytes(queue: PartQueue) -> int:
 
 
 def _nobody(_: object) -> None:
-    """Nobody wants to know."""
+    """Ignore a report."""

@@ -1,4 +1,4 @@
-"""How long a model is short of replicas after it has lost one."""
+"""Measures how long a model is short of replicas after a loss."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Final
 
 _FORGOTTEN_AFTER_S: Final = 600.0
-"""Then there is no telling whether it was scaled down meanwhile."""
+"""Later it is unknown whether the model was scaled down meanwhile."""
 
 
 class Recovery:
     """Measures from the loss of a replica until as many are usable as were listed.
 
     Args:
-        usable: The usable replicas of a model.
-        observe: Called with the model and the seconds that it took.
+        usable: The number of usable replicas of a model.
+        observe: Called with the model and the duration, seconds.
 
     Attributes:
         pending: Whether `check` has anything to look for.
@@ -27,23 +27,21 @@ class Recovery:
         self.pending = False
 
     def lost(self, model: str, before: int, now: float) -> None:
-        """A replica has been lost.
+        """Record the loss of a replica.
 
         Args:
-            model: Of what.
-            before: How many were listed until then. If as many are usable now, it had been missed already.
-            now: Seconds.
+            before: Replicas listed until then. If as many are usable now, it had been missed already.
         """
         if self._usable(model) < before:
             self._open.setdefault(model, (now, before))
             self.pending = True
 
     def forget(self, model: str) -> None:
-        """The model was removed, and will not recover."""
+        """Forget a removed model."""
         self._open.pop(model, None)
 
     def check(self, now: float) -> None:
-        """See who has recovered."""
+        """Report the models that have recovered."""
         for model, (since, before) in list(self._open.items()):
             recovered = self._usable(model) >= before
             if recovered:

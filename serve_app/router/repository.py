@@ -4,10 +4,10 @@
                           │           │           └──unload──> SWAPPING ──> UNLOADED
                           └─ not all have it: as before, with the fault
 
-Everybody prepares first: replicas load the new revision beside the present one, routers read what clients are told of
-it. Only when all can is it agreed on, in one place, which is the moment from which those that start later take it. Then
-routers name it in the bundles that they send, and when all do, replicas close what they served before. So nothing ever
-has to be undone, and whoever misses a step finds the end of it in that place.
+All processes prepare first: replicas load the new revision beside the present one, and routers read its description. If
+all can, the revision is written to the register, which is the moment from which later starters use it. Then routers
+name it in their bundles, and when all do, replicas close the previous one. So nothing has to be undone, and a process
+that misses a step finds its result in the register.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from serve_app.router.served import care_of
 logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 5.0
-"""How often replicas are told that a load goes on, seconds."""
+"""How often replicas are notified that a load goes on, seconds."""
 
 
 class LoadState(Enum):
-    """What a model is to whoever changes it."""
+    """State of a model during changes."""
 
     READY = "ready"
-    """Served from what is agreed on."""
+    """The agreed revision is served."""
 
     LOADING = "loading"
-    """Everybody prepares another revision; the present one is served, if there is one."""
+    """Another revision is being prepared; the present one is served, if there is one."""
 
     SWAPPING = "swapping"
-    """Another revision is agreed on, and everybody turns to it."""
+    """Another revision is agreed on, and processes turn to it."""
 
     UNLOADED = "unloaded"
     """Nothing is served."""
@@ -52,34 +52,32 @@ class Fleet(Protocol):
     """The routers and replicas of an application, as one of its routers reaches them."""
 
     async def find(self, model: str) -> Agreed:
-        """Look at a model's files: what could be agreed on. Raises ConfigError."""
+        """Find the present state of a model's files. Raises ConfigError."""
 
     async def prepare(self, model: str, found: Agreed, claim: str) -> Sequence[Told]:
-        """Have every replica, and every router, prepare a revision. Returns what each replica tells of it.
+        """Have every replica and router prepare a revision. Returns the replicas' reports.
 
-        One that dies meanwhile does not count: its successor reads what is agreed on. But where none is left, nobody
-        knows whether the revision can be loaded.
+        One that dies meanwhile does not count: its successor reads the register. If none is left, it is unknown whether
+        the revision can be loaded.
 
         Args:
-            model: Of which model.
             found: The revision.
-            claim: Names the load: replicas keep what they have prepared until every load that wants it gives it up.
+            claim: Names the load: replicas keep the prepared revision until every load that wants it gives it up.
 
         Raises:
             ServeAppError: One cannot, or not in time, or none has.
         """
 
     async def renew(self, model: str, claim: str) -> None:
-        """Tell every replica that a load goes on. Raises ServeAppError where one does not hear it in time."""
+        """Notify every replica that a load goes on. Raises ServeAppError if one does not hear it in time."""
 
     async def settle_routers(self, model: str) -> None:
-        """Have every router turn to what is agreed on. Raises ServeAppError where one does not in time."""
+        """Have every router turn to the agreed revision. Raises ServeAppError if one does not in time."""
 
     async def settle_replicas(self, model: str, given_up: str | None = None) -> int:
-        """Have every replica turn to what is agreed on. Returns how many have; raises as `settle_routers`.
+        """Have every replica turn to the agreed revision. Returns how many have; raises as `settle_routers`.
 
         Args:
-            model: Of which model.
             given_up: The claim of a load that does not go on.
         """
 
@@ -87,12 +85,13 @@ class Fleet(Protocol):
 class Repository:
     """Implements `serve_app.router.service.Loading`.
 
-    One change of a model is made at a time. Of two routers that change the same model at once, replicas let one go on.
+    Changes of a model are made one at a time. Of two routers that change the same model at once, replicas let one go
+    on.
 
     Args:
-        fleet: Whom it changes.
-        register: Where it is written down what they are to serve.
-        deployed: By model, what it was deployed with.
+        fleet: Routers and replicas to change.
+        register: Holds the agreed revisions.
+        deployed: By model, the revision that it was deployed with.
     """
 
     def __init__(self, fleet: Fleet, register: Register, deployed: Mapping[str, Agreed]) -> None:
@@ -102,30 +101,30 @@ class Repository:
         self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._states: dict[str, LoadState] = {}
         self.faults: dict[str, str] = {}
-        """By model, why the last change failed; without those that did not."""
+        """By model, why the last change failed, if it did."""
 
     def state(self, model: str) -> LoadState:
-        """What the model is as far as this router has changed it."""
+        """State of the model as far as this router has changed it."""
         return self._states.get(model, LoadState.READY)
 
     async def agreed(self, model: str) -> Agreed:
-        """What is agreed on of a model."""
+        """The agreed revision of a model."""
         return await self._register.read(model) or self._deployed[model]
 
     async def load(self, model: str) -> Loaded:
-        """See `serve_app.domain.service.Administration.load`."""
-        # Whoever asked may leave: what was begun is ended all the same.
+        """Load a model; as `serve_app.domain.service.Administration.load`."""
+        # The client may leave: the change is completed all the same.
         return await asyncio.shield(asyncio.ensure_future(self._load(model)))
 
     async def unload(self, model: str) -> Loaded:
-        """See `serve_app.domain.service.Administration.unload`."""
+        """Unload a model; as `serve_app.domain.service.Administration.unload`."""
         return await asyncio.shield(asyncio.ensure_future(self._unload(model)))
 
     async def resume(self, model: str) -> None:
-        """Have all turn to what is agreed on: a router that has begun this may have died before its end."""
+        """Complete a change whose router may have died before its end."""
         try:
             await self._settle(model)
-        except ServeAppError as error:  # who misses it is corrected with its next bundle
+        except ServeAppError as error:  # a router that misses it is corrected with its next bundle
             logger.warning("Model %s: %s", model, error.message)
 
     async def _load(self, model: str) -> Loaded:
@@ -135,7 +134,7 @@ class Repository:
             try:
                 found = await self._find(model)
                 if found.revision == before.revision:
-                    await self._settle(model)  # who agreed on it may have died before all had turned to it
+                    await self._settle(model)  # the router that wrote it may have died before all had turned to it
                     self.faults.pop(model, None)
                     return Loaded(model, "READY", _version(before), before.revision, before.revision, 0)
                 self._states[model] = LoadState.LOADING
@@ -173,7 +172,7 @@ class Repository:
 
     @asynccontextmanager
     async def _claimed(self, model: str) -> AsyncIterator[str]:
-        """The claim of a load, which replicas keep until it has ended. They drop what they have if that fails."""
+        """The claim of a load, which replicas keep until it has ended. They drop the revision if the load fails."""
         claim = uuid.uuid4().hex
         renewing = asyncio.ensure_future(self._renew(model, claim))
         try:
@@ -211,7 +210,7 @@ class Repository:
         return await self._fleet.settle_replicas(model)
 
     async def _undo(self, model: str, claim: str) -> None:
-        """Have those drop what they prepared that could, unless another load wants it."""
+        """Have replicas drop the prepared revision, unless another load wants it."""
         try:
             await self._fleet.settle_replicas(model, claim)
         except ServeAppError as error:  # they drop it by themselves, later
@@ -219,7 +218,7 @@ class Repository:
 
 
 def merged(found: Agreed, told: Sequence[Told]) -> Agreed:
-    """A revision with what replicas tell of it. Of which requests share runs, the most careful."""
+    """A revision with the replicas' reports. The most careful report on sharing runs counts."""
     joinable = dict(told[0].joinable) if told else {}
     for other in told[1:]:
         for name, verdict in other.joinable.items():

@@ -55,7 +55,7 @@ from serve_app.transport.ties import TieTable
 logger = logging.getLogger(__name__)
 
 OPEN_ANYWAY_S: Final = 30.0
-"""After so many seconds the ports are opened even if some model has no replica yet."""
+"""After this time the ports are opened even if some model has no replica yet, seconds."""
 
 
 async def _no_way(
@@ -69,43 +69,40 @@ class Peers(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether no other has told anything lately, where one is enough."""
+        """Whether no other has reported lately, if one is enough."""
 
     def own_name(self) -> str:
-        """What this one is called among them."""
+        """The name of this router among them."""
 
     async def pages(self) -> Mapping[str, str]:
-        """Their pages of metrics, by name."""
+        """Metrics pages, by name."""
 
     async def statistics(self) -> Sequence[Mapping[str, Statistics]]:
-        """The statistics of their models, by the model's name."""
+        """Statistics of their models, by model."""
 
     async def tell_traffic(self, model: str, origin: str, table: bytes) -> None:
-        """Have them call `Router.on_traffic`."""
+        """Call `Router.on_traffic` on each."""
 
 
 class Router:
-    """One router process. It is made in the event loop that it works in; `start` binds its ports.
+    """One router process. It is made in its event loop; `start` binds its ports.
 
     Its host starts it, lists the replicas (`on_replicas`), and closes it. Bundles travel by links to replicas with an
     address, and by ``call`` to others.
 
     Args:
-        settings: What it serves.
         call: The way to replicas without a link.
         peers: The other routers of the application; ``None``: there are none.
-        version_store: Keeps how requests are spread over versions of models; ``None``: it lasts as long as the router.
+        version_store: Keeps the split of requests over versions; ``None``: it lasts as long as the router.
         loading: Loads and unloads models; ``None``: they stay as they are.
         change_host: The way to processes that models share; by default there is none.
-        on_stale: Is told of a model of which a replica does not have the revision that it was asked for.
+        on_stale: Called with a model if a replica does not have the requested revision of it.
 
     Attributes:
-        models: The models that it serves.
-        inference: What APIs send requests to: the models, and pipelines of them.
-        administration: What APIs show and change for operators.
-        app: Answers HTTP requests that come by a server in front: an ASGI application.
-        grpc: Answers gRPC calls that come by a server in front.
-        metrics: What it counts.
+        inference: For APIs' requests: the models, and pipelines of them.
+        administration: For operators' APIs.
+        app: Answers HTTP requests from a server in front: an ASGI application.
+        grpc: Answers gRPC calls from a server in front.
     """
 
     def __init__(
@@ -187,7 +184,7 @@ class Router:
             self._take(model)
 
     def start(self) -> None:
-        """Bind the router's own ports, and start what works by itself: the file of keys, jobs.
+        """Bind the router's own ports, and start background work: the file of keys, jobs.
 
         The ports are opened when the models can take work: other routers may be serving on them.
 
@@ -249,7 +246,7 @@ class Router:
         return parts
 
     def _show_parts(self) -> None:
-        """Register what the parts of this router show: metrics, status and statistics."""
+        """Register the metrics, status and statistics of the parts."""
         register, administration = self.metrics.registry.register, self.administration
         for part in self._parts:
             if part.name:
@@ -272,7 +269,7 @@ class Router:
         return Turns(self._loop, urgency_of, {priority: limits.min_share for priority, limits in classes.items()})
 
     def _http_app(self) -> HttpApp:
-        """What answers requests over HTTP; the server in front adds the request's id itself."""
+        """The HTTP application; the server in front adds the request's id itself."""
         settings = replace(self._settings.http, send_request_id=False, listener="http")
         return create_app(
             self.inference,
@@ -301,7 +298,7 @@ class Router:
         )
 
     def _listen_http(self, port: HttpPort, certificates: Certificates | None) -> Listener:
-        """Take the port. It is opened when the models can take work: other routers may be serving on it."""
+        """Bind the port. It is opened when the models can take work: other routers may be serving on it."""
         try:
             sock = bind(port.host, port.port)
         except OSError as error:
@@ -320,27 +317,27 @@ class Router:
 
     @property
     def http_address(self) -> tuple[str, int] | None:
-        """Host and port of its own for HTTP, ``None`` without one."""
+        """Host and port of its own for HTTP, or ``None``."""
         port = self._settings.http_port
         return None if port is None or self._http_listener is None else (port.host, self._http_listener.port)
 
     @property
     def grpc_address(self) -> tuple[str, int] | None:
-        """Host and port of its own for gRPC, ``None`` without one."""
+        """Host and port of its own for gRPC, or ``None``."""
         port = self._settings.grpc_port
         return None if port is None or self._grpc_listener is None else (port.host, self._grpc_listener.port)
 
     async def opened(self) -> None:
-        """Open its own ports, whether models can take work or not, and wait until they are open, however long."""
+        """Open its own ports, whether models can take work or not, and wait until they are open."""
         self._ports.open()
         await self._ports.opened()
 
     # --------------------------------------------------------------- models
 
     def add_model(self, model: RoutedModel) -> None:
-        """Serve one more model, from now on. It has no replica yet: say which there are by `on_replicas`.
+        """Add a model. It has no replica until `on_replicas`.
 
-        One of a name that was removed is a new one: nothing that was kept or measured of the other counts for it.
+        A model under the name of a removed one is new: nothing kept or measured of the other counts.
 
         Raises:
             ValueError: There is a model of that name.
@@ -362,15 +359,14 @@ class Router:
         self._routed[model.name] = model
 
     def settle_model(self, model: RoutedModel | None, name: str, told: Told | None = None) -> None:
-        """Serve a model from another state of its files, from now on, with the replicas that it has.
+        """Serve a model from another state of its files, with its present replicas.
 
-        Entries that wait are run on it. Where it takes or gives other tensors they are refused, and are to be asked
-        again; what replicas have is answered.
+        Waiting entries run on it. If it takes or gives other tensors, they are refused and may be retried; entries in
+        flight are answered.
 
         Args:
-            model: As it is to be served; ``None``: it is unloaded.
-            name: Of the model.
-            told: What its replicas have told of this state.
+            model: The new state; ``None``: it is unloaded.
+            told: The replicas' report of this state.
         """
         before = self._routed.get(name)
         if model is None:
@@ -395,9 +391,9 @@ class Router:
             self.on_replicas(name, self._reports.get(name, {}))
 
     async def turned(self, model: str) -> None:
-        """Wait until no bundle is under way that names another revision of a model than the present one.
+        """Wait until no bundle in flight names another revision of a model than the present one.
 
-        Replicas may close those then: nothing is sent to them any more, and nothing is on its way.
+        Replicas may close those then.
         """
         while True:
             routed = self._routed.get(model)
@@ -414,7 +410,7 @@ class Router:
             self._one_ended.set()
 
     def _revision_for(self, model: str, replica: str | None) -> str:
-        """What a bundle that is being sent names: to a replica of another deployment, which goes soon, nothing."""
+        """The revision that a bundle names; empty for a replica of another deployment, which ends soon."""
         routed = self._routed.get(model)
         report = self._reports.get(model, {}).get(replica or "")
         if routed is None or report is None or not routed.base or report.base != routed.base:
@@ -423,18 +419,17 @@ class Router:
         return routed.info.revision
 
     def remove_model(self, name: str, successor: str | None = None) -> asyncio.Task[None]:
-        """Serve a model no more, from now on.
+        """Remove a model.
 
-        Requests that come now are answered as for a name that never was. What is queued moves to the successor, or is
-        refused with `ModelNotFound`; what replicas have is answered. In the end its series are no longer shown.
+        New requests are answered as for an unknown name. Queued entries move to the successor, or are refused with
+        `ModelNotFound`; those in flight are answered. In the end its series are no longer shown.
 
         Args:
-            name: Of the model.
-            successor: Another model that takes what is queued. It must take the same tensors and give the same; what
-                asks for a variant that it does not have is refused.
+            successor: Another model that gets the queued entries. It must take and give the same tensors; entries for a
+                variant that it does not have are refused.
 
         Returns:
-            Ends when nothing of it is under way any more. Shield it from being cancelled.
+            Ends when none of its entries is under way. Shield it from being cancelled.
 
         Raises:
             ModelNotFound: There is no model of one of these names.
@@ -475,22 +470,22 @@ class Router:
     # -------------------------------------------------------------- traffic
 
     def restore_traffic(self) -> None:
-        """Spread requests over versions as was set at run time, once all models are there. Reads the store: blocks."""
+        """Restore the splits set at run time, once all models are there. Reads the store: blocks."""
         if (versions := self.models.versions) is not None:
             versions.restore()
             versions.start()
 
     def on_traffic(self, model: str, origin: str, table: bytes) -> None:
-        """Take a table of traffic that another router has; see `Peers.tell_traffic`."""
+        """Apply another router's table of traffic, as of `Peers.tell_traffic`."""
         if self.models.versions is not None:
             self.models.versions.told(model, origin, table)
 
     # ------------------------------------------------------------- replicas
 
     def on_replicas(self, model: str, replicas: Mapping[str, ReplicaReport]) -> None:
-        """Take the list of a model's replicas as it is now, by name. Its own ports open when every model has some.
+        """Replace the list of a model's replicas, by name. Its own ports open when every model has some.
 
-        To be called in the router's event loop. What is told of a model that is not served is ignored.
+        Call it in the router's event loop. Unknown models are ignored.
         """
         self._reports[model] = replicas
         if (routed := self._routed.get(model)) is None:
@@ -518,7 +513,7 @@ class Router:
         self._open_if_ready()
 
     def _take_told(self, model: str, told: Told) -> None:
-        """Take what a process has told of a model that it can run now."""
+        """Apply a process's report of a model that it can run now."""
         if model in self._routed:
             self._dispatcher.learn(model, told.executions)
             self.models.on_joinable(model, told.joinable)
@@ -527,7 +522,7 @@ class Router:
     # ------------------------------------------------------- shared devices
 
     def on_hosts(self, device: str, hosts: Mapping[str, ReplicaReport]) -> None:
-        """Take the list of a shared device's processes as it is now, by name. Otherwise as `on_replicas`."""
+        """Replace the list of a shared device's processes, by name. Otherwise as `on_replicas`."""
         addresses = {name: report.address for name, report in hosts.items() if report.address is not None}
         self._links.update(device, addresses)
         self._hosts[device].on_hosts(device, list(hosts))
@@ -537,7 +532,7 @@ class Router:
             part.carry_out(order)
 
     def _changed(self) -> None:
-        """Models may have become ready."""
+        """Open the ports if models have become ready."""
         self.grpc.changed()
         self._open_if_ready()
 
@@ -563,7 +558,7 @@ class Router:
     def _came(
         self, model: str, bundle: Bundle, replica: str | None, done: Done, result: BundleResult | BaseException
     ) -> None:
-        """Take what came back of a bundle."""
+        """Handle a bundle's result."""
         if bundle.revision:
             self._end_under_way(model, bundle.revision)
         if not isinstance(result, BaseException):
@@ -576,7 +571,7 @@ class Router:
     def _seen(
         self, model: str, bundle: Bundle, replica: str | None, result: BundleResult
     ) -> BundleResult | ReplicaLost:
-        """Take note of a result. `ReplicaLost` where the replica did not have the model or the revision."""
+        """Check a result. Returns `ReplicaLost` if the replica did not have the model or the revision."""
         if result.results and isinstance(first := result.results[0], Failure) and first.code == STALE.code:
             if bundle.model:
                 device = self._scheduler.device_of(model)
@@ -605,7 +600,7 @@ class Router:
             self._dispatcher.on_linked(model, replica, linked=up)
 
     def _allocate(self, nbytes: int, aligned_at: int) -> memoryview:
-        """Memory for a large body: where replicas can read it, as long as there is room."""
+        """Memory for a large body, readable by replicas as long as there is room."""
         before = -aligned_at % ALIGNMENT
         block = None if self._arena is None else self._arena.allocate(before + nbytes)
         return allocate(nbytes, aligned_at) if block is None else block.data[before:]
@@ -613,14 +608,14 @@ class Router:
     # ------------------------------------------------------------ questions
 
     def check_health(self) -> None:
-        """Raise RuntimeError when the scheduler has failed, or a port does not open: a new router is needed."""
+        """Raise RuntimeError if the scheduler has failed, or a port does not open: a new router is needed."""
         if self._dispatcher.broken:
             raise RuntimeError("the scheduler failed; its traceback is in this replica's log")
         if self._ports.fault:
             raise RuntimeError(self._ports.fault)
 
     def load(self, model: str) -> int:
-        """Rows of a model that are queued and running; see `Scheduler.load`. Of one that is not served: none."""
+        """Rows of a model queued and running; 0 for an unknown model."""
         return self._scheduler.load(model) if model in self._routed else 0
 
     def statistics(self) -> dict[str, Statistics]:
@@ -635,11 +630,11 @@ class Router:
         return merge_pages({**await self._peers.pages(), self._peers.own_name(): own}.items())
 
     def share(self, routers: int, excess: float) -> None:
-        """Take how many routers share the work.
+        """Set the number of routers that share the work.
 
         Args:
-            routers: They, this one included.
-            excess: Part of this router's own connections that others should have, 0 to 1.
+            routers: This one included.
+            excess: Fraction of this router's own connections that others should have, 0 to 1.
         """
         if self._guard is not None:
             self._guard.share(routers)
@@ -649,13 +644,13 @@ class Router:
     # ------------------------------------------------------------------ end
 
     async def drain(self, limit_s: float) -> int:
-        """Be ready no more, answer what was accepted, and refuse what comes after that. Called when all is to end.
+        """Stop being ready, answer accepted requests, and refuse later ones. Called before the end.
 
         Args:
-            limit_s: After so many seconds, what is not answered is left to its fate.
+            limit_s: Longest wait, seconds.
 
         Returns:
-            How many requests that is.
+            Number of requests left without an answer.
         """
         loop, until = self._loop, self._loop.time() + limit_s
         self.models.ending = True
@@ -668,11 +663,11 @@ class Router:
         return left + await self._inference.finish(max(0.0, until - loop.time()))
 
     async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
-        """Answer what came by its own ports, and end all that it holds. Replicas must not be told of any more.
+        """Answer requests of its own ports, and release everything. No replica changes may be reported any more.
 
         Args:
-            limit_s: After so many seconds, connections are cut.
-            grace_s: How long connections without a request stay open, seconds.
+            limit_s: Longest wait before connections are cut.
+            grace_s: Lifetime of connections without a request.
         """
         for part in self._parts:
             await part.stop()

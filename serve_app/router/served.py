@@ -1,4 +1,4 @@
-"""A model as a router serves it: its description, the cost of its requests, and how its verdicts compare."""
+"""A model as a router serves it: its description, the cost of its requests, and the order of its verdicts."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from serve_app.router.settings import RoutedModel
 from serve_app.router.versions import ModelVersions
 
 _INFOS: Final = 64
-"""Of how many states of a model it is known what was made for them: requests that are decoded meanwhile need that."""
+"""Remembered states of a model: a payload made for one of them, before a reload, needs its description."""
 
 
 class Served:
-    """A model as it is served now.
+    """A served model.
 
     Attributes:
-        key: What the server calls it.
-        info: What is known of it.
-        processor: Prices its requests where it takes media.
-        cache: Its cache of answers.
-        on_demand: Whether it may have no replica while nobody asks for it.
+        key: Its name, or the key of one of several versions.
+        processor: Prices its requests if it takes media.
+        cache: Of answers.
+        on_demand: Whether it may have no replica while idle.
         pool: The pool that it is a member of.
-        scheduling: How it is scheduled, as the status shows it.
-        warm_up: Likewise, what the warm-up of its replicas came to.
-        versions: All versions of the model, where there are several.
-        infos: The same of each state of its files that it was served from, by revision, the latest last: what was made
-            for any of them can be run on the others.
-        in_work: Requests that are being answered.
+        scheduling: Settings shown by the status.
+        warm_up: Results of its replicas' warm-up, shown by the status.
+        versions: All versions of the model, if there are several.
+        infos: Descriptions of the states it was served from, by revision, the latest last: payloads made for any of
+            them run on the others.
+        in_work: Requests being answered.
         left: Set when the last of them has ended; there since the model was removed.
     """
 
@@ -69,7 +68,7 @@ class Served:
         self.left: asyncio.Event | None = None
 
     def take(self, model: RoutedModel) -> None:
-        """Be served from this state of its files from now on."""
+        """Switch to this state of its files."""
         self.processor = model.processor
         self.info = model.info
         self.infos.pop(model.info.revision, None)
@@ -85,15 +84,13 @@ class Served:
 
 
 def cost_of(info: ModelInfo, processor: Processor | None, payload: Payload) -> tuple[int, int]:
-    """What a request costs its batch, as of `Processor.estimate`: rows, and a cost bucket.
+    """The cost of a request in its batch, as of `Processor.estimate`: rows, and a cost bucket.
 
     Args:
-        info: Of the model.
-        processor: Of the model, where it takes media.
-        payload: What is to be run.
+        processor: Of the model, if it takes media.
 
     Raises:
-        InvalidRequest: It is not what the model takes.
+        InvalidRequest: The payload does not fit the model.
     """
     if isinstance(payload, dict):
         # Of one tensor nothing else can disagree.
@@ -110,7 +107,7 @@ def cost_of(info: ModelInfo, processor: Processor | None, payload: Payload) -> t
 
 
 def informed(served: Served, answer: Answer, options: RequestOptions) -> Answer:
-    """An answer that brings what is known of the state of the model that gave it, if the request knew another."""
+    """Add the description of the answering state to an answer, if the request was made for another."""
     if answer.revision == options.revision or not options.revision or not answer.revision:
         return answer
     info = served.infos.get(answer.revision)
@@ -118,7 +115,7 @@ def informed(served: Served, answer: Answer, options: RequestOptions) -> Answer:
 
 
 def care_of(verdict: Joinable) -> tuple[int, bool, bool, float]:
-    """How careful a verdict is: the larger, the more so. Of one that is still to be found nothing follows."""
+    """Sort key of a verdict: the larger, the more careful. A verdict still to be found has no effect."""
     joining = 0 if verdict.verdict == PROVEN else 1 if verdict.joins else 2
     return joining, verdict.padding != "fixed" and not verdict.pads, verdict.padding != "fixed", verdict.deviation
 
@@ -129,7 +126,7 @@ def may_join(verdict: Joinable) -> bool:
 
 
 def _scheduling(model: RoutedModel) -> Mapping[str, Any]:
-    """How a model is scheduled, as the status shows it."""
+    """Settings of a model shown by the status."""
     shown: dict[str, Any] = {"policy": model.scheduling.policy}
     if model.scheduling.fallbacks:
         shown["fallbacks"] = list(model.scheduling.fallbacks)

@@ -1,4 +1,4 @@
-"""What a router asks of models that are served in several versions."""
+"""The interface to models that are served in several versions."""
 
 from __future__ import annotations
 
@@ -40,16 +40,13 @@ class ModelVersions(Protocol):
         """Key of the version of that number or alias."""
 
     def choose(self, asker: Asker) -> str:
-        """Key of the version that answers a request which names none."""
+        """Key of the version that answers a request without a version."""
 
     def answered(self, info: ModelInfo, payload: Payload, options: RequestOptions, answer: Answer) -> None:
-        """Take note of an answer that a version has computed for a client.
+        """Record an answer that a version has computed for a client.
 
         Args:
             info: Of the version.
-            payload: What the client asked.
-            options: How.
-            answer: What the client gets.
         """
 
 
@@ -61,35 +58,35 @@ class VersionTables(Protocol):
         """All of them, by name."""
 
     def add(self, model: str, version: str, key: str, configured: object) -> ModelVersions:
-        """Serve one more version of a model, or the first; ``configured`` as of `RoutedModel.traffic`."""
+        """Add a version of a model, or the first; ``configured`` as of `RoutedModel.traffic`."""
 
     def remove(self, model: str, version: str, *, keep: bool = False) -> ModelVersions | None:
-        """Serve one version less; gives what is left of the model. ``keep`` its table, even if that was the last."""
+        """Remove a version; returns the rest of the model. ``keep`` its table, even if that was the last."""
 
     def restore(self) -> None:
-        """Have what was changed at run time count, once at the start, when all models are known. Blocks."""
+        """Apply changes made at run time, once at the start, when all models are known. Blocks."""
 
     def start(self) -> None:
-        """Look for changes by other routers from now on."""
+        """Start to look for changes by other routers."""
 
     def told(self, model: str, origin: str, table: bytes) -> None:
-        """Take a table that another router has sent."""
+        """Apply a table that another router has sent."""
 
 
 class VersionStore(Protocol):
-    """Keeps tables for all routers of an application, longer than any of them lives. Its methods may block.
+    """Keeps tables for all routers of an application, beyond their lifetimes. Its methods may block.
 
-    A table belongs to an origin: what the configuration says of the model. Tables of other origins count for nothing.
+    A table belongs to an origin: the configuration of the model. Tables of other origins are ignored.
     """
 
     def add(self, model: str, origin: str, revision: int, table: bytes) -> bool:
-        """Keep a table, unless there is one of this revision or of a higher one: says whether it did."""
+        """Store a table, unless one of this revision or a higher one exists. Returns whether it was stored."""
 
     def newest(self, model: str, origin: str) -> bytes | None:
         """The table of the highest revision."""
 
     def drop_others(self, model: str, origin: str) -> bool:
-        """Forget tables of other origins; says whether there were any."""
+        """Delete tables of other origins. Returns whether there were any."""
 
 
 Tell: TypeAlias = Callable[[str, str, bytes], Awaitable[None]]
@@ -98,16 +95,16 @@ Tell: TypeAlias = Callable[[str, str, bytes], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionsContext:
-    """What the versions of models may use of their router.
+    """Services of the router for versions of models.
 
     Attributes:
         store: Keeps tables; ``None``: they last as long as the router.
         tell: Sends a table to the other routers; ``None``: there are none.
         changed: Called when another version may be the stable one.
-        info_of: What is known of the version of a key now.
+        info_of: Present description of the version of a key.
         execute: Runs a request for a key, past the cache; raises `ServeAppError`.
-        scheduler: Says whether there is room for a request.
-        metrics: Takes metrics by model.
+        scheduler: For whether there is room for a request.
+        metrics: Per model.
     """
 
     store: VersionStore | None
@@ -120,4 +117,4 @@ class VersionsContext:
 
 
 MakeVersions: TypeAlias = Callable[[VersionsContext], VersionTables]
-"""Makes them in the event loop of the router."""
+"""Makes the tables in the event loop of the router."""

@@ -1,4 +1,4 @@
-"""Loads models whose files have changed, by itself: one router of an application looks at them now and then."""
+"""Loads models whose files have changed: one router of an application polls them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from serve_app.router.administration import Loading
 logger = logging.getLogger(__name__)
 
 Look = Callable[[str], Awaitable[Hashable | None]]
-"""What a model's files look like from outside, without reading them; ``None``: something is missing."""
+"""A fingerprint of a model's files, without reading them; ``None``: something is missing."""
 
 
 class Watcher:
-    """Loads a model when its files have changed and then looked the same twice: a file that is being written does not.
+    """Loads a model if its files have changed and then looked the same twice, so not while a file is being written.
 
     Args:
-        loading: Loads it. Nothing happens to a model whose files turn out to have the same contents.
-        look: Looks at its files.
-        models: The models that are to be watched, as they are now.
-        interval_s: Time between two looks, seconds.
-        elected: Whether this router is the one that watches, as it is now.
+        loading: Loads a model. Files with unchanged contents have no effect.
+        look: Fingerprints its files.
+        models: The watched models at present.
+        interval_s: Between two polls.
+        elected: Whether this router polls at present.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, in the event loop that runs now."""
+        """Begin, in the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
-        """End. A load that was begun goes on."""
+        """End. A load in progress goes on."""
         if self._task is not None:
             self._task.cancel()
 
@@ -59,7 +59,7 @@ class Watcher:
                 await self.poll()
 
     async def poll(self) -> None:
-        """Look at all models once, and load those that are ready for it."""
+        """Look at all models once, and load those that have changed and settled."""
         models = list(self._models())
         for gone in self._seen.keys() - set(models):
             del self._seen[gone]

@@ -39,7 +39,7 @@ class Instances(list[Instance]):
         return max(0.0, first.runs_until - now), first.run_s
 
     def runs_s(self, now: float) -> float:
-        """Seconds until an instance is free again if entries wait: the run about to start counts as long as the last."""
+        """Seconds until an instance is free again if entries wait; a run about to start counts as long as the last."""
         left_s, run_s = self.first_free(now)
         if left_s > 0.0 or len(self) == 1:
             return left_s or run_s

@@ -58,7 +58,6 @@ class ModelScheduling:
     """How one model's entries are batched.
 
     Attributes:
-        name: The model.
         max_rows: Most rows in one bundle (an entry with more rows travels alone).
         slo_s: Latency the model is tuned for, seconds; batches are not grown past it.
         window: Full batches of rows in flight per replica: what its gate composes batches of.

@@ -54,7 +54,6 @@ class SchedulerView:
             model: Name of the model.
             priority: The class asked for.
             nbytes: Bytes that the entry would hold.
-            now: Seconds.
             tenant: Whose it would be.
             weight: The tenant's weight.
         """

@@ -29,12 +29,12 @@ def router_part(args: AppArgs, infos: Mapping[str, ModelInfo]) -> MakePart:  # n
 
 
 def with_versions(config: AppArgs) -> AppArgs:
-    """The configuration in which every version of a model is one of the models, called by its `version_key`.
+    """Replace every model with versions by its versions, each a model named by its `version_key`.
 
-    Without `versions` in it, it is the same. Remote models are copied here.
+    Without `versions`, the configuration is unchanged. Remote models are copied here.
 
     Raises:
-        ConfigError: With one line per fault: versions or what they name are not there.
+        ConfigError: With one line per fault: versions or files that they name are missing.
     """
     if all(model.versions is None for model in config.models):
         return config
@@ -54,7 +54,7 @@ def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
     """The versions of a model to serve, each as a model of its own, the newest last; the model itself if it has one.
 
     Raises:
-        ConfigError: Versions, or what is named of them, are not there.
+        ConfigError: Versions, or files that they name, are missing.
     """
     if model.versions is None:
         return (model,)
@@ -75,12 +75,11 @@ def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
 
 
 def named_version(model: ModelConfig, versions: Sequence[str], named: str) -> str | None:
-    """The version that a number or an alias stands for as it is configured; ``None`` where there is none.
+    """The configured version of a number or an alias, or ``None``.
 
     Args:
-        model: One of the versions, as `with_versions` makes them.
+        model: One of the versions, from `with_versions`.
         versions: Those that are served, the newest last.
-        named: As it is written.
     """
     return version_of(traffic_of(model), versions, named)
 

@@ -1,7 +1,7 @@
-"""Where routers keep how requests are spread over versions: Ray's key-value store, which lasts as long as the cluster.
+"""Stores the split of requests over versions in Ray's key-value store, which lasts as long as the cluster.
 
-It outlives routers and redeploys, and Serve keeps its own state there. To put a key only if it is missing is all that
-routers need to agree who was first.
+It outlives routers and redeploys, and Serve keeps its own state there. Routers agree who was first by putting a key
+only if it is missing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ray.experimental.internal_kv import (
 
 _NAMESPACE: Final = b"serve_app_traffic"
 _KEPT: Final = 2
-"""Revisions that are kept, the newest among them."""
+"""Number of stored revisions."""
 
 
 def version_store(application: Callable[[], str]) -> KvTrafficStore:
-    """Make the store of one application; see `KvTrafficStore`."""
+    """Make the store of one application."""
     return KvTrafficStore(application)
 
 
@@ -38,9 +38,9 @@ class KvTrafficStore:
         self._application = application
 
     def add(self, model: str, origin: str, revision: int, table: bytes) -> bool:
-        """See the class."""
+        """Store a table, unless one of this revision or a higher one exists."""
         key = self._key(model, origin, revision)
-        # A revision that is not kept any more could be put as if it had never been. Between this look and the put it
+        # A deleted revision could be put as if it had never been. Between this look and the put it
         # would take more changes than there are revisions kept for that to happen.
         if max(self._keys(model, origin), default=b"") >= key:
             return False
@@ -50,7 +50,7 @@ class KvTrafficStore:
         return not existed
 
     def newest(self, model: str, origin: str) -> bytes | None:
-        """See the class."""
+        """The table of the highest revision."""
         keys = self._keys(model, origin)
         if not keys:
             return None
@@ -58,7 +58,7 @@ class KvTrafficStore:
         return table
 
     def drop_others(self, model: str, origin: str) -> bool:
-        """See the class."""
+        """Delete tables of other origins. Returns whether there were any."""
         mine = self._prefix(model) + origin.encode() + b"/"
         others = [
             key for key in _internal_kv_list(self._prefix(model), namespace=_NAMESPACE) if not key.startswith(mine)
@@ -68,7 +68,7 @@ class KvTrafficStore:
         return bool(others)
 
     def _keys(self, model: str, origin: str) -> list[bytes]:
-        """Of the revisions that are kept; they sort as these do."""
+        """Keys of the stored revisions, in their order."""
         keys: list[bytes] = _internal_kv_list(self._prefix(model) + origin.encode() + b"/", namespace=_NAMESPACE)
         return keys
 

@@ -41,7 +41,7 @@ TRAFFIC: Final[tuple[Gauge[_Models], ...]] = (
 
 
 def shadow_counter(metrics: RouterMetrics) -> Callable[[str, str], None]:
-    """Show the shadow requests; what is returned counts one by its version's key and its outcome."""
+    """Show the shadow requests; returns a function that counts one by its version's key and its outcome."""
     requests = metrics.show(
         Counter(
             "serve_app_shadow_requests",

@@ -1,6 +1,6 @@
-"""How requests are spread over the versions of a model: which of them answers, and which only runs a copy.
+"""Decides which version of a model answers a request, and which only runs a copy.
 
-Every router decides by itself and all decide alike: the version follows from the table and from who asks, by a hash.
+Every router decides by itself and all decide alike: the version follows from the table and the client, by a hash.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from msgspec import Meta, Struct
 from serve_app.errors import InvalidRequest
 
 STABLE: Final = "stable"
-"""The alias of the version that answers where nothing else is said. Unless it is set, it is the newest version."""
+"""The alias of the default version. Unless it is set, it is the newest version."""
 CANDIDATE: Final = "candidate"
-"""What `promoted` makes the stable version where nothing else is said."""
+"""The version that `promoted` makes stable by default."""
 MOST_ALIASES: Final = 16
 
 Sticky: TypeAlias = Literal["key", "request_id", "none"]
 Shares: TypeAlias = tuple[tuple[str, float], ...]
-"""Versions that answer requests which name none, and their parts of these, which sum up to 1."""
+"""Versions that answer requests without a version, and their fractions, which sum up to 1."""
 
 _ALIAS: Final = re.compile(r"[a-z]([a-z0-9._-]{0,61}[a-z0-9])?")
 _NO_ALIAS: Final = (
@@ -34,14 +34,14 @@ _RANGE: Final = 2.0**64
 
 
 class Tolerance(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far numbers may be apart to be the same: ``|a - b| <= atol + rtol * |b|``, b being the real answer's."""
+    """Largest difference of equal numbers: ``|a - b| <= atol + rtol * |b|``, b being the real answer's."""
 
     rtol: Annotated[float, Meta(ge=0.0)] = 1e-3
     atol: Annotated[float, Meta(ge=0.0)] = 1e-5
 
 
 class Shadow(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which version runs copies of requests that another one answers.
+    """A version that runs copies of requests that another one answers.
 
     Attributes:
         to: The version, or an alias.
@@ -55,14 +55,14 @@ class Shadow(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Traffic(Struct, frozen=True):
-    """What decides which version answers.
+    """The configured split of requests over versions.
 
     Attributes:
         aliases: Versions by their other names.
-        weights: Parts of the requests that name no version, by version or alias; none: the stable version answers all.
-        sticky: What always leads to the same version: the API key (without keys the client's address), the id of the
-            request, or nothing.
-        shadow: What runs copies; ``None``: nothing.
+        weights: Fractions of requests without a version, by version or alias; none: the stable version answers all.
+        sticky: The part of a request that always leads to the same version: the API key (without keys the client's
+            address), the id of the request, or nothing.
+        shadow: ``None``: no copies.
     """
 
     aliases: dict[str, str] = {}
@@ -72,12 +72,11 @@ class Traffic(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """What counts now for one model.
+    """The present split of one model.
 
     Attributes:
-        traffic: What decides.
-        revision: How often it was changed since the configuration set it. Of two tables the higher one counts.
-        previous: What counted before the last change; ``None`` where there was none.
+        revision: Number of changes since the configuration. Of two tables the higher one counts.
+        previous: The split before the last change; ``None`` if there was none.
     """
 
     traffic: Traffic
@@ -86,13 +85,12 @@ class Table(Struct, frozen=True):
 
 
 class TrafficChange(Struct, frozen=True, forbid_unknown_fields=True):
-    """A change of a table. What is left out stays as it is.
+    """A change of a table. Missing parts stay as they are.
 
     Attributes:
         aliases: Versions by alias; ``None`` removes one. Others stay.
         traffic: All weights.
-        sticky: As in `Traffic`.
-        shadow: As in `Traffic`.
+        sticky: As of `Traffic`, like ``shadow``.
     """
 
     aliases: dict[str, int | str | None] | msgspec.UnsetType = msgspec.UNSET
@@ -102,12 +100,11 @@ class TrafficChange(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 TableChange: TypeAlias = Callable[[Table, Sequence[str]], Table]
-"""Makes the next table of the present one and of the versions that are served, the newest last. Raises
-`InvalidRequest`."""
+"""Makes the next table from the present one and the served versions, the newest last. Raises `InvalidRequest`."""
 
 
 def version_of(traffic: Traffic, versions: Sequence[str], named: str) -> str | None:
-    """The version that a number or an alias stands for; ``None`` where there is none.
+    """The version of a number or an alias, or ``None``.
 
     Args:
         traffic: Has the aliases.
@@ -121,12 +118,12 @@ def version_of(traffic: Traffic, versions: Sequence[str], named: str) -> str | N
 
 
 def stable_of(traffic: Traffic, versions: Sequence[str]) -> str:
-    """The version that answers where nothing else is said. It is the newest where its own is not served any more."""
+    """The default version; the newest if the configured one is not served any more."""
     return version_of(traffic, versions, STABLE) or versions[-1]
 
 
 def shares_of(traffic: Traffic, versions: Sequence[str]) -> Shares:
-    """Which versions answer requests that name none. Weights of what is not served are left out."""
+    """The split of requests without a version. Weights of versions that are not served are left out."""
     found: dict[str, float] = {}
     for target, weight in traffic.weights.items():
         version = version_of(traffic, versions, target)
@@ -139,15 +136,15 @@ def shares_of(traffic: Traffic, versions: Sequence[str]) -> Shares:
 
 
 def pick(shares: Shares, model: str, who: str) -> str:
-    """The version for somebody: the same at every router, and for each version as many as its share says.
+    """Choose a version for a client: the same at every router, and for each version as many clients as its share.
 
-    Weighted rendezvous hashing: where the share of one version grows at the cost of others, everybody who has it keeps
-    it, and only as many as needed move to it.
+    Weighted rendezvous hashing: if the share of one version grows at the cost of others, its clients keep it, and only
+    as many as needed move to it.
 
     Args:
         shares: One or more.
-        model: Its name, so that it is not always the same who try what is new.
-        who: Whoever should stay at a version.
+        model: Its name, so that not always the same clients try new versions.
+        who: The sticky part of the request.
     """
     if len(shares) == 1:
         return shares[0][0]
@@ -155,15 +152,15 @@ def pick(shares: Shares, model: str, who: str) -> str:
 
 
 def _uniform(text: str) -> float:
-    """A number in (0, 1) that looks drawn, always the same for a text."""
+    """A pseudo-random number in (0, 1), always the same for a text."""
     return (int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) + 0.5) / _RANGE
 
 
 def faults_of(traffic: Traffic, versions: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What does not fit in a table: places as in the configuration, and what is wrong there.
+    """Faults of a table: places as in the configuration, and messages.
 
     Args:
-        traffic: What should count.
+        traffic: The new split.
         versions: Those that are served, the newest last.
     """
     served = ", ".join(versions)
@@ -189,7 +186,7 @@ def changed(table: Table, versions: Sequence[str], change: TrafficChange) -> Tab
     """The next table, with a change.
 
     Raises:
-        InvalidRequest: It names what there is not.
+        InvalidRequest: It names something unknown.
     """
     now = table.traffic
     aliases = dict(now.aliases)
@@ -209,7 +206,7 @@ def changed(table: Table, versions: Sequence[str], change: TrafficChange) -> Tab
 
 
 def promoted(table: Table, versions: Sequence[str], named: str = CANDIDATE) -> Table:
-    """The next table, in which a version is the stable one and answers everything. It is no shadow any more.
+    """The next table, in which a version is the stable one and answers everything, and is no shadow any more.
 
     Raises:
         InvalidRequest: There is no such version or alias.
@@ -225,7 +222,7 @@ def promoted(table: Table, versions: Sequence[str], named: str = CANDIDATE) -> T
 
 
 def rolled_back(table: Table, versions: Sequence[str]) -> Table:
-    """The next table, which is as it was before the last change: that can be undone in the same way.
+    """The next table, as before the last change; this can be undone in the same way.
 
     Raises:
         InvalidRequest: There was no change.
@@ -257,6 +254,6 @@ def described(model: str, table: Table, versions: Sequence[str]) -> Mapping[str,
 
 
 def origin_of(traffic: Traffic, versions: Sequence[str]) -> str:
-    """What tells a configured table from others: a digest of it and of the versions that are served."""
+    """The identity of a configured table: a digest of it and of the served versions."""
     content = msgspec.json.encode((traffic, sorted(versions)), order="deterministic")
     return hashlib.sha256(content).hexdigest()[:16]

@@ -22,7 +22,7 @@ from serve_app.versions.tables import TrafficTables
 
 
 class VersionsPart(RouterPart):
-    """Shows and changes how requests are spread over versions."""
+    """Shows and changes the split of requests over versions."""
 
     name: ClassVar = "traffic"
 
@@ -39,12 +39,12 @@ class VersionsPart(RouterPart):
         return (Readings(TRAFFIC, self._readings),)
 
     def status(self) -> Mapping[str, Any] | None:
-        """The table of each model with several versions; see `described`."""
+        """The table of each model with several versions, from `described`."""
         models = self._tables.models
         return {name: described(name, each.table, each.versions) for name, each in models.items()} or None
 
     async def close(self) -> None:
-        """Look for no changes, and end all copies."""
+        """Stop polling for changes, and cancel all copies."""
         await self._tables.end()
 
     def _readings(self) -> Mapping[str, TrafficReading]:

@@ -68,7 +68,7 @@ class _TrafficEndpoints:
         return json_response(self._shown(request.path_params["model"]))
 
     def _shown(self, model: str) -> Mapping[str, object]:
-        """How requests are spread over the versions of a model; see `described`. Of one version there are no aliases.
+        """The split of requests over the versions of a model, from `described`. Of one version there are no aliases.
 
         Raises:
             ModelNotFound: No such model, or the key may not use it.

@@ -1,7 +1,7 @@
-"""Shadow requests: copies that another version of the model runs, to compare its answers with those that clients got.
+"""Shadow requests: copies that another version of the model runs, to compare its answers with those of clients.
 
-A copy begins when its client has its answer, in class ``low``. Whatever becomes of it, no client notices: what finds no
-room is dropped, and what is kept for the comparison has a bound.
+A copy begins when its client has its answer, in class ``low``. It never affects a client: copies without room are
+dropped, and the data kept for the comparison has a bound.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 Outcome: TypeAlias = Literal["same", "different", "failed", "dropped"]
 
 MOST: Final = 64
-"""Copies that are under way at once."""
+"""Most copies under way."""
 MOST_BYTES: Final = 64 * 2**20
-"""Bytes that these, and the answers that they are compared with, hold."""
+"""Most bytes of these, and of the answers that they are compared with."""
 
 _LOG_EVERY_S: Final = 1.0
 _ASIDE_BYTES: Final = 256 * 1024
-"""Answers that are larger are compared in a thread."""
+"""Larger answers are compared in a thread."""
 _LISTENER: Final = "shadow"
 SHADOW_TENANT: Final = ":shadow"
-"""Who copies belong to among the tenants of a class; no API key and no address is called so."""
+"""The tenant of copies; no API key and no address has this name."""
 SHADOW_WEIGHT: Final = 1e-6
-"""Of that tenant: in a full class a copy takes no other's place, and in its class it yields to whatever else waits."""
+"""Of that tenant: in a full class a copy takes no other's place, and it yields to all others that wait."""
 _DEFAULT: Final = Tolerance()
 
 
@@ -47,10 +47,10 @@ class Shadows:
     """Runs copies.
 
     Args:
-        info_of: What is known of the version of a key now.
+        info_of: Present description of the version of a key.
         has_room: Whether class ``low`` of a model takes so many bytes now.
         submit: Runs a request, past the cache.
-        count: Is told of every copy how it ended: the version that it was for, and the outcome.
+        count: Called with the version and the outcome of every copy.
     """
 
     def __init__(
@@ -78,14 +78,13 @@ class Shadows:
         answer: Answer,
         tolerance: Mapping[str, Tolerance],
     ) -> None:
-        """Have a copy of an answered request run if the other version can run it, and there is room.
+        """Run a copy of an answered request if the other version can run it, and there is room.
 
         Args:
             key: The other version.
             info: Of the version that answered.
-            payload: As it was answered.
-            options: Likewise.
-            answer: What the client got.
+            payload: As answered, like ``options``.
+            answer: The client's.
             tolerance: By output.
         """
         other = self._info_of(key)
@@ -108,13 +107,12 @@ class Shadows:
         answer: Answer,
         tolerance: Mapping[str, Tolerance],
     ) -> None:
-        """Have a copy of an answered request run, if there is room.
+        """Run a copy of an answered request, if there is room.
 
         Args:
-            key: The version that is to run it. It takes what the other takes, and has the variant that answered.
-            payload: As it was answered.
-            options: Likewise.
-            answer: What the client got.
+            key: The other version. It takes the same payloads, and has the variant that answered.
+            payload: As answered, like ``options``.
+            answer: The client's.
             tolerance: By output.
         """
         held = options.nbytes + held_bytes(answer.value)
@@ -135,7 +133,7 @@ class Shadows:
         task.add_done_callback(ended)
 
     async def close(self) -> None:
-        """End all of them."""
+        """Cancel all copies."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -150,7 +148,7 @@ class Shadows:
     ) -> None:
         try:
             copy = await self._submit(key, payload, options)
-        except (QueueFull, DeadlineExceeded):  # others had the time that it would have needed
+        except (QueueFull, DeadlineExceeded):  # other requests took the time
             self._count(key, "dropped")
             return
         except ServeAppError as error:
@@ -177,7 +175,7 @@ class Shadows:
 
 
 def _of_copy(options: RequestOptions, variant: str) -> RequestOptions:
-    """How a copy is to be treated: least urgent, with the whole time of its class, and as nobody's request.
+    """Options of a copy: least urgent, with the whole time of its class, without client or key.
 
     It runs on the variant that answered: a fallback on one side alone would differ, whatever the versions do.
     """
@@ -198,12 +196,12 @@ def _of_copy(options: RequestOptions, variant: str) -> RequestOptions:
 
 
 def difference(real: Any, other: Any, tolerance: Mapping[str, Tolerance]) -> str:
-    """Where two answers differ first, and by how much; empty where they do not. It tells no values of theirs.
+    """The first difference of two answers and its size, without values of theirs; empty if they are equal.
 
     Args:
-        real: What the client got: tensors by name, or whatever a processor makes.
-        other: What is compared with it.
-        tolerance: By output, or by the field of an answer; one that has none has the default.
+        real: The client's: tensors by name, or any result of a processor.
+        other: The copy's.
+        tolerance: By output, or by the field of an answer; others have the default.
     """
     return _difference("", real, other, tolerance, _DEFAULT)
 

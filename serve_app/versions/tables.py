@@ -1,7 +1,7 @@
-"""The models that are served in several versions, in one router: what there is of each, and which of it answers.
+"""The models of one router that are served in several versions, with the table of each.
 
-Routers agree by tables with revisions: who changes one stores it first, under the next revision, which only one of them
-can take; then it tells the others. A router that was not told, or has just started, finds it in the store.
+Routers agree by tables with revisions: a router stores a change first, under the next revision, which only one of them
+can take; then it notifies the others. A router that was not notified, or has just started, finds it in the store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from serve_app.versions.shadow import Shadows
 logger = logging.getLogger(__name__)
 
 REFRESH_S: Final = 5.0
-"""How often a router looks for tables that it was not told, seconds."""
+"""Interval between reads of the store, seconds."""
 
 _TABLE: Final = msgspec.json.Decoder(Table)
 
@@ -46,16 +46,14 @@ class Versions:
     """The versions of one model.
 
     Args:
-        name: Of the model.
         configured: Counts until it is changed.
         shadows: Runs copies of requests; ``None``: nothing does.
 
     Attributes:
-        name: Of the model.
-        keys: What each is called here, by version, the newest last.
-        table: What counts now.
-        shares: Which versions answer who names none.
-        shadow: What runs copies, with the version that it is; ``None``: nothing.
+        keys: By version, the newest last.
+        table: The present table.
+        shares: The split of requests without a version.
+        shadow: The shadow with its version; ``None``: none.
     """
 
     __slots__ = ("_configured", "_shadows", "keys", "name", "shadow", "shares", "table")
@@ -71,12 +69,12 @@ class Versions:
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """What is served, the newest last."""
+        """Served versions, the newest last."""
         return tuple(self.keys)
 
     @property
     def stable(self) -> str:
-        """Key of the version that stands for the model."""
+        """Key of the stable version."""
         return self.keys[stable_of(self.table.traffic, self.versions)]
 
     @property
@@ -86,17 +84,17 @@ class Versions:
 
     @property
     def origin(self) -> str:
-        """What its tables belong to."""
+        """The origin of its tables."""
         return origin_of(self._configured, self.versions)
 
     def add(self, version: str, key: str) -> None:
-        """Serve one more."""
+        """Add a version."""
         keys = {**self.keys, version: key}
         self.keys = {each: keys[each] for each in newest_last(tuple(keys))}
         self._settle()
 
     def remove(self, version: str) -> None:
-        """Serve one less."""
+        """Remove a version."""
         self.keys = {each: key for each, key in self.keys.items() if each != version}
         if self.keys:
             self._settle()
@@ -109,13 +107,13 @@ class Versions:
         return None if version is None else self.keys[version]
 
     def choose(self, asker: Asker) -> str:
-        """Key of the version that answers who names none."""
+        """Key of the version for a request without one."""
         sticky = self.table.traffic.sticky
         who = "" if sticky == "none" else (sticky == "key" and asker.tenant) or asker.request_id
         return self.keys[pick(self.shares, self.name, who or str(random.random()))]  # noqa: S311 - no secret
 
     def answered(self, info: ModelInfo, payload: Payload, options: RequestOptions, answer: Answer) -> None:
-        """Have another version run a copy of a request, if one is to be compared with the one that answered it."""
+        """Run a copy of a request on the shadow version, if it is to be compared."""
         if self.shadow is None or self._shadows is None:
             return
         settings, version = self.shadow
@@ -124,7 +122,7 @@ class Versions:
         self._shadows.answered(self.keys[version], info, payload, options, answer, settings.tolerance)
 
     def take(self, table: Table) -> bool:
-        """Have a table count unless it is stale; says whether it counts now."""
+        """Use a table unless it is stale. Returns whether it is used."""
         if table.revision <= self.table.revision:
             return False
         self.table = table
@@ -147,7 +145,7 @@ class TrafficTables:
 
     Args:
         store: Keeps tables; ``None``: they last as long as this router.
-        tell: Tells the other routers; ``None``: there are none.
+        tell: Notifies the other routers; ``None``: there are none.
         changed: Called with a model whose table has changed.
         shadows: Runs copies of requests; ``None``: nothing does.
     """
@@ -173,7 +171,7 @@ class TrafficTables:
         return self._models
 
     def add(self, model: str, version: str, key: str, configured: object) -> Versions:
-        """Serve one more version of a model, or the first. One that was kept goes on with its table."""
+        """Add a version of a model, or the first. A model with a kept table continues with it."""
         versions = self._models.get(model)
         if versions is None:
             kept = self._unloaded.pop(model, None)
@@ -185,7 +183,7 @@ class TrafficTables:
         return versions
 
     def remove(self, model: str, version: str, *, keep: bool = False) -> Versions | None:
-        """Serve one version less; gives what is left of the model. ``keep`` its table, even if that was the last."""
+        """Remove a version; returns the rest of the model. ``keep`` its table, even if that was the last."""
         versions = self._models[model]
         versions.remove(version)
         if versions.keys:
@@ -196,9 +194,9 @@ class TrafficTables:
         return None
 
     def restore(self) -> None:
-        """Have the stored tables count, once at the start, when all models are known. Blocks.
+        """Use the stored tables, once at the start, when all models are known. Blocks.
 
-        What was stored for another configuration of a model is dropped: the configuration was changed, and counts.
+        Tables stored for another configuration of a model are deleted: the new configuration counts.
         """
         if self._store is None:
             return
@@ -212,26 +210,26 @@ class TrafficTables:
                 logger.info("Traffic of %s: as it was set at run time, not as it is configured", model)
 
     def start(self) -> None:
-        """Look for tables that nobody told of, again and again, where there are models that have some."""
+        """Start to poll the store, if models have tables."""
         if self._store is not None and self._models and self._refreshing is None:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh(self._store))
 
     def close(self) -> None:
-        """Do so no more."""
+        """Stop polling."""
         if self._refreshing is not None:
             self._refreshing.cancel()
 
     async def end(self) -> None:
-        """End this, and all copies of requests."""
+        """Stop polling, and cancel all copies of requests."""
         self.close()
         if self._shadows is not None:
             await self._shadows.close()
 
     async def change(self, versions: Versions, change: TableChange) -> None:
-        """Have another table count, at all routers.
+        """Change a table at all routers.
 
         Raises:
-            InvalidRequest: As ``change`` raises it.
+            InvalidRequest: From ``change``.
             ModelUnavailable: It cannot be stored.
         """
         while True:
@@ -243,7 +241,7 @@ class TrafficTables:
                 if await asyncio.to_thread(self._store.add, versions.name, origin, table.revision, content):
                     break
                 stored = await asyncio.to_thread(self._store.newest, versions.name, origin)
-            except Exception as error:  # whatever the store has: the table of before counts
+            except Exception as error:  # whatever the store's fault, the previous table counts
                 logger.exception("Traffic of %s cannot be stored", versions.name)
                 raise ModelUnavailable("the change could not be stored, and does not count; retry", 1.0) from error
             if stored is not None:  # another router was first
@@ -254,7 +252,7 @@ class TrafficTables:
             await self._tell(versions.name, versions.origin, msgspec.json.encode(table))
 
     def told(self, model: str, origin: str, table: bytes) -> None:
-        """Take a table that another router tells of. What does not belong to this configuration is ignored."""
+        """Use another router's table. One of another configuration is ignored."""
         versions = self._models.get(model)
         if versions is not None and versions.origin == origin:
             self._take(versions, table)
@@ -273,5 +271,5 @@ class TrafficTables:
                     stored = await asyncio.to_thread(store.newest, versions.name, versions.origin)
                     if stored is not None:
                         self._take(versions, stored)
-            except Exception:  # the store may be away for a while, and what counts goes on counting
+            except Exception:  # the store may be away for a while; the present tables count
                 logger.warning("The traffic tables cannot be read", exc_info=True)

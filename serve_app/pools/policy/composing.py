@@ -1,8 +1,7 @@
-"""Which member's bundle goes next, and with what in it.
+"""Decides which member's bundle goes next, and with which entries.
 
-Members contend for the processes that they run in, so their bundles go one after the other: which one is next is
-decided over all of them, by class and slack, and a long bundle of a lower class is cut short or held back when an
-urgent one is due.
+Members contend for shared processes, so their bundles go one after the other. The next one is chosen over all of them,
+by class and slack, and a long bundle of a lower class is cut short or held back if an urgent one is due.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from serve_app.scheduling.slots import Replica
 
 _PRIORITIES = tuple(Priority)
 _HOLD_FRACTION = 0.25
-"""A bundle that is held back is looked at again after this part of its predicted time."""
+"""A bundle that is held back is reconsidered after this fraction of its predicted time."""
 
 
 class Candidate(NamedTuple):
-    """What one member would dispatch next."""
+    """The next bundle of one member."""
 
     model: ModelState
     priority: Priority
@@ -42,10 +41,9 @@ class Candidate(NamedTuple):
 
 
 class ComposingDevice(Device):
-    """Models whose bundles are composed in the router. Where they run is for a subclass to say.
+    """Models whose bundles are composed in the router. A subclass decides where they run.
 
     Args:
-        pool: Its settings.
         classes: Limits of every class: their ``min_share`` is guaranteed over all members.
 
     Attributes:
@@ -61,30 +59,30 @@ class ComposingDevice(Device):
         self._held_since: float | None = None
 
     def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
-        """An entry of a member was accepted."""
+        """Record an accepted entry."""
         if entry.priority is Priority.HIGH:
             blocking_limit, latency = self._blocking_limit, model.latencies.of(entry.variant)
             blocking_limit.arrived(now)
             blocking_limit.observe(blocking_limit.tolerable_s(entry, entry.rows, latency, model.settings, now, 1.0))
 
     def _is_full(self) -> bool:
-        """Whether nothing at all has room now."""
+        """Whether nothing has room now."""
         raise NotImplementedError
 
     def _choose(self, model: ModelState, priority: Priority, again: Entry | None = None) -> Replica | None:
-        """The replica where a bundle of a model would go, whether it has room or not; ``again`` is a retried entry."""
+        """The replica for a bundle of a model, whether it has room or not; ``again`` is a retried entry."""
         raise NotImplementedError
 
     def _has_room(self, replica: Replica, priority: Priority) -> bool:
-        """Whether a bundle that is headed by this class may go there now."""
+        """Whether a bundle headed by this class may go there now."""
         raise NotImplementedError
 
     def _begins(self, candidate: Candidate, now: float) -> float:
-        """When what is sent now is predicted to begin there, seconds."""
+        """Predicted begin of a bundle sent now, seconds."""
         raise NotImplementedError
 
     def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:
-        """Take the next bundle from a queue, for a host with room; ``None`` when nothing goes now."""
+        """Take the next bundle from a queue, for a host with room; ``None`` if nothing goes now."""
         while True:
             self.recheck_at = inf
             if self._is_full():
@@ -103,10 +101,10 @@ class ComposingDevice(Device):
                     return following
             if len(given_up) == before:
                 return None
-            # Something that was looked at is given up: look again at what is left.
+            # Entries were given up: look again at the rest.
 
     def _candidate(self, model: ModelState, now: float) -> Candidate | None:
-        """What a model would dispatch next, and where; ``None`` without anything that can go."""
+        """The next bundle of a model and its destination; ``None`` if none can go."""
         queue = model.queue
         ready: list[Priority] = []
         heads: list[tuple[Entry, Replica]] = []
@@ -143,7 +141,7 @@ class ComposingDevice(Device):
         return Candidate(model, ready[chosen], head, replica, ready, on_credit, fill_first, slack_s, solo_s)
 
     def _on_credit_if_full(self, candidate: Candidate, most_urgent: Priority) -> Candidate:
-        """Over several models, a class goes first on credit only where that is worth a full batch."""
+        """Drop a candidate's credit unless it is worth a full batch, which is required over several models."""
         priority = candidate.priority
         cost_s = max(candidate.solo_s, candidate.model.full_s(candidate.head))
         return candidate._replace(on_credit=priority > most_urgent and self.shares.covers(priority, cost_s))
@@ -151,7 +149,7 @@ class ComposingDevice(Device):
     def _try(
         self, candidate: Candidate, waiting: list[Priority], now: float, given_up: list[Entry]
     ) -> NextBundle | None:
-        """Take a candidate's bundle; ``None`` where it is held back, or cannot be in time."""
+        """Take a candidate's bundle; ``None`` if it is held back, or cannot be in time."""
         longest_s = self._blocking_limit.bound_s(now)
         if self._holds_back(candidate, longest_s, now):
             return None
@@ -160,7 +158,7 @@ class ComposingDevice(Device):
         return self._account(candidate, waiting, taken, now) if taken.entries else None
 
     def _holds_back(self, candidate: Candidate, longest_s: float, now: float) -> bool:
-        """Whether it would be likely to block what is more urgent; then it is looked at again a little later."""
+        """Whether it would probably block more urgent entries; then it is reconsidered a little later."""
         priority, solo_s = candidate.priority, candidate.solo_s
         if candidate.on_credit or solo_s <= longest_s or not self._blocking_limit.likely_blocks(priority, solo_s, now):
             return False
@@ -171,7 +169,7 @@ class ComposingDevice(Device):
         return True
 
     def _take(self, candidate: Candidate, longest_s: float, now: float) -> Composition:
-        """Take entries from the queue: one that is tried again goes alone."""
+        """Take entries from the queue: a retry goes alone."""
         model, priority, head = candidate.model, candidate.priority, candidate.head
         if head.attempts:
             model.queue.retry[priority - 1].pop()
@@ -183,7 +181,7 @@ class ComposingDevice(Device):
         return compose(model.queue, priority, model.settings, model.latencies, room)
 
     def _account(self, candidate: Candidate, waiting: list[Priority], taken: Composition, now: float) -> NextBundle:
-        """Charge classes and tenants for what was taken, and note how long `high` takes."""
+        """Charge classes and tenants for the bundle, and record the times of `high`."""
         model, priority = candidate.model, candidate.priority
         entries, rows, bucket, variant, _ = taken
         predicted_s = execution_s(model.latencies.of(variant), rows, bucket, model.settings.max_rows)
@@ -200,5 +198,5 @@ class ComposingDevice(Device):
 
 
 def _urgency(candidate: Candidate) -> tuple[bool, Priority, float, str]:
-    # By name where all else is equal, so that it does not matter to which of them something happened first.
+    # By name among equals, so that the order of events has no effect.
     return not candidate.on_credit, candidate.priority, candidate.slack_s, candidate.model.settings.name

@@ -1,19 +1,19 @@
 """The device of a pool: many models, in few processes that have memory for some of them (`pools.policy.residency`).
 
 The router composes the batches of all members, by class and slack (`pools.policy.composing`); a batch goes only to a
-host where its model is resident. What waits for a member that is not is a reason to load it, if any entry can be in
-time when it is loaded and run. What cannot is given up at once. So a load stands on the same clock as deadlines, as an
+host where its model is resident. Waiting entries of another member are a reason to load it, if any of them can be in
+time after the load and its run. The others are given up at once. So a load stands on the same clock as deadlines, as an
 action of Clockwork's (Gujarati et al., OSDI 2020).
 
     loads at a free host   the member with the most urgent class; among equals, the most rows per second of loading,
-                           those that are likely to come while it is resident included
-    makes room             the least value per byte, see `pools.policy.residency`; never who is in use, nor for
-                           whom as much waits that is as urgent
-    drains                 who is in use and has to make room for who cannot wait gets no more until it is evicted
-    not at once            evicting a member that was loaded only just now, unless an entry would be too late for that
-    one more copy          of a member whose entries wait longer for the hosts that have it than a load takes, at a host
-                           that idles, if that is worth more than whom it evicts
-    fair                   a part of the loads is of the member that was asked for longest ago, whatever else waits
+                           with those likely to arrive while it is resident
+    makes room             the least value per byte, as of `pools.policy.residency`; never a member in use, nor one
+                           with as many waiting rows that are as urgent
+    drains                 a member in use that must make room for one that cannot wait gets no more until it is evicted
+    not at once            evicting a member loaded only just now, unless an entry would otherwise be too late
+    one more copy          of a member whose entries wait longer for its hosts than a load takes, at an idle host, if
+                           that is worth more than the members it evicts
+    fair                   a part of the loads is of the member requested longest ago, whatever else waits
     not beside `high`      a load for less urgent entries, where `high` runs, unless an entry would be too late
 """
 
@@ -37,23 +37,22 @@ from serve_app.scheduling.slots import Replica
 
 _FAIR_PART = 0.05
 _FAIR_AFTER_S = 1.0
-"""That part of the loaders' time goes to the member that has waited longest for a load, if for so long: none is
-starved by others with more requests. Its clients may have given up meanwhile, and others come.
+"""That part of the loaders' time goes to the member that has waited longest for a load, if at least this long, seconds:
+none is starved by others with more requests. Its clients may have given up meanwhile, and others come.
 """
 _FUTURE = 0.5
-"""How many requests each one that is remembered lets expect while a member is resident."""
+"""Expected requests per remembered request while a member is resident."""
 _PRIORITIES = tuple(Priority)
 _HIGH = Priority.HIGH
 
 
 class _Want(NamedTuple):
-    """A member that is to be loaded.
+    """A member to load.
 
     Attributes:
-        model: The member.
         priority: The most urgent class that waits for it.
         latest: When the load must begin for its most urgent entry, seconds.
-        worth: Rows that wait, and that are expected to come, per second of loading.
+        worth: Waiting and expected rows per second of loading.
     """
 
     model: ModelState
@@ -63,7 +62,7 @@ class _Want(NamedTuple):
 
 
 class _InFlight(NamedTuple):
-    """A bundle at a host, and when it is predicted to end."""
+    """A bundle at a host, with its predicted end."""
 
     model: str
     host: str
@@ -75,14 +74,14 @@ class PoolDevice(ComposingDevice):
     """The hosts of a pool, and its members.
 
     Args:
-        pool: Its settings; models join one by one, and hosts come with `HostsListed`.
+        pool: Models join one by one, and hosts come with `HostsListed`.
         classes: Limits of every class.
 
     Attributes:
-        residency: Where its members are.
-        waiting: Members that are not resident and have entries waiting. They are not `active` but when something has
-            happened to them: a decision costs nothing for them, unless a loader is free.
-        load_at: When `orders` is to be asked again if nothing else happens, seconds; ``inf``: never.
+        residency: Where its members are loaded.
+        waiting: Members with waiting entries that are not resident. They are `active` only after an event, so a
+            decision costs nothing for them, unless a loader is free.
+        load_at: When to call `orders` again without another event, seconds; ``inf``: never.
     """
 
     __slots__ = (
@@ -106,9 +105,9 @@ class PoolDevice(ComposingDevice):
         self.residency = Residency(pool)
         self.load_at = inf
         self.waiting: dict[ModelState, float] = {}
-        # When something happens by itself to those that wait; what is not true any more is dropped when it comes up.
+        # Events of waiting members' own; stale ones are dropped when they come up.
         self._due: list[tuple[float, str, ModelState]] = []
-        # What was found out about those that wait, until something happens to them.
+        # Cached findings about waiting members, until their next event.
         self._wanted: dict[ModelState, _Want] = {}
         self._pool = pool
         self._models: dict[str, ModelState] = {}
@@ -118,18 +117,18 @@ class PoolDevice(ComposingDevice):
         self._ahead: dict[str, list[int]] = {}
         self._pending: list[Order] = []
         self._fair_at = -inf
-        # Who is to be evicted, by host, and is in use there.
+        # By host, members in use that are to be evicted.
         self._draining: dict[str, set[str]] = {}
 
     # ---------------------------------------------------------------- models
 
     def join(self, model: ModelState) -> None:
-        """A model is a member. Raises ValueError where its memory is not declared, or no host could ever hold it."""
+        """Add a member. Raises ValueError if its memory is not declared, or no host could ever hold it."""
         self.residency.join(model.settings.name, model.settings.resident_bytes)
         self._models[model.settings.name] = model
 
     def leave(self, model: ModelState, bundles: Collection[int]) -> None:
-        """A model is a member no more, and is unloaded everywhere."""
+        """Remove a member, and unload it everywhere."""
         for bundle_id in bundles:
             self.ended(bundle_id)
         self.active.pop(model, None)
@@ -141,7 +140,7 @@ class PoolDevice(ComposingDevice):
     # ---------------------------------------------------------------- events
 
     def on_event(self, event: object, now: float) -> DeviceChange:
-        """Take an event of the hosts. Raises TypeError for one of another kind."""
+        """Handle an event of the hosts. Raises TypeError for one of another kind."""
         match event:
             case HostsListed(hosts):
                 lost = self._set_hosts(hosts)
@@ -161,7 +160,7 @@ class PoolDevice(ComposingDevice):
         return super().on_event(event, now)
 
     def _set_hosts(self, names: Collection[str]) -> list[ModelState]:
-        """Take the list of hosts as it is now. Returns the members that lost one."""
+        """Replace the list of hosts. Returns the members that lost one."""
         lost = self.residency.set_hosts(names)
         self._at = {name: self._at.get(name, {}) for name in names}
         self._ahead = {name: self._ahead.get(name) or [0] * len(_PRIORITIES) for name in names}
@@ -169,22 +168,22 @@ class PoolDevice(ComposingDevice):
         return [self._models[name] for name in lost if name in self._models]
 
     def _changed(self, name: str) -> DeviceChange:
-        """Something was loaded, or is there no more."""
+        """The effect of a load, or of a loss, on a member."""
         model = self._models.get(name)
         return DeviceChange() if model is None else DeviceChange(replicas=[(model, self._hosts_of(model))])
 
     def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
-        """An entry of a member was accepted."""
+        """Record an accepted entry."""
         super().arrived(entry, model, now)
         self.residency.requested(model.settings.name, now)
 
     def late(self, model: ModelState, now: float) -> bool:
-        """An entry of a member could not be in time: it counts for what the member is worth."""
+        """Count a refused late entry in the value of its member."""
         self.residency.requested(model.settings.name, now)
         return True
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
-        """A bundle was sent. One to a host that is gone does not count."""
+        """Record a sent bundle, unless its host is gone."""
         host, name = str(following.replica.name), following.model.settings.name
         if host not in self._at:
             return
@@ -198,7 +197,7 @@ class PoolDevice(ComposingDevice):
         in_use[name] = in_use.get(name, 0) + 1
 
     def ended(self, bundle_id: int) -> None:
-        """A bundle was answered, failed, or was given up."""
+        """Record that a bundle was answered, failed, or was given up."""
         sent = self._bundles.pop(bundle_id, None)
         if sent is None:
             return
@@ -215,7 +214,7 @@ class PoolDevice(ComposingDevice):
 
     @property
     def wake_at(self) -> float:
-        """When something happens by itself to a member, or a load may begin, seconds; ``inf``: never."""
+        """When a member has an event of its own, or a load may begin, seconds; ``inf``: never."""
         due = self._due
         while due and self.waiting.get(due[0][2]) != due[0][0]:
             heappop(due)
@@ -223,7 +222,7 @@ class PoolDevice(ComposingDevice):
         return min([self.recheck_at, self.load_at, due[0][0] if due else inf, *busy])
 
     def wake(self, now: float) -> None:
-        """Look at those that wait and to which something happens by itself now."""
+        """Activate waiting members with a due event of their own."""
         due = self._due
         while due and due[0][0] <= now:
             at, _, model = heappop(due)
@@ -231,11 +230,11 @@ class PoolDevice(ComposingDevice):
                 self.active[model] = None
 
     def ready_s(self, model: ModelState, now: float) -> float:
-        """How long until a member is loaded somewhere, seconds: 0.0 where it is resident."""
+        """Time until a member is loaded somewhere, seconds: 0.0 if it is resident."""
         return self.residency.ready_s(model.settings.name, now)
 
     def refusal(self, model: ModelState, now: float) -> Rejection | None:
-        """Why nothing is to wait for a member now: its last load has failed, and no other would do better."""
+        """Why entries must not wait for a member now: its last load has failed, and another would as well."""
         return self.residency.refusal(model.settings.name, now)
 
     def can_start(self, model: ModelState) -> bool:
@@ -243,13 +242,13 @@ class PoolDevice(ComposingDevice):
         return bool(self.residency.hosts) and self.residency.members[model.settings.name].refusal is None
 
     def wait_s(self, now: float) -> float:
-        """How long until the host that is done first is predicted to be so, seconds."""
+        """Predicted time until the first host is idle, seconds."""
         ends = [max([sent.end for sent in sent_there.values()], default=now) for sent_there in self._at.values()]
         return max(0.0, min(ends, default=now) - now)
 
     @property
     def places(self) -> int:
-        """How many hosts can be reached."""
+        """Number of reachable hosts."""
         return len(self.residency.hosts)
 
     def snapshot(self) -> dict[str, Any]:
@@ -257,12 +256,12 @@ class PoolDevice(ComposingDevice):
         return self.residency.snapshot()
 
     def in_use(self, host: str) -> Sequence[str]:
-        """The members that have a bundle in flight at a host; none where that is unknown."""
+        """The members with a bundle in flight at a host; none if that is unknown."""
         found = self.residency.hosts.get(host)
         return () if found is None else tuple(found.in_use)
 
     def resident(self, host: str) -> Sequence[str]:
-        """The members that a host has loaded; none where that is unknown."""
+        """The members that a host has loaded; none if that is unknown."""
         found = self.residency.hosts.get(host)
         return () if found is None else tuple(member.name for member in found.residents)
 
@@ -272,14 +271,14 @@ class PoolDevice(ComposingDevice):
     # ------------------------------------------------------------- decisions
 
     def orders(self, now: float, given_up: list[Entry]) -> list[Order]:
-        """What hosts are to load and to unload now, in this order; what no load can serve in time is given up."""
+        """Loads and evictions to order now, in this order; entries that no load can serve in time are given up."""
         self._rest()
         orders = self._orders(now, given_up)
         self._rest()
         return orders
 
     def _rest(self) -> None:
-        """Members with nothing to do are not active any more, and who only waits for a load is put aside."""
+        """Deactivate members with nothing to do, and put those aside that only wait for a load."""
         for model in list(self.active):
             self._wanted.pop(model, None)
             if model.slots.replicas or not model.queue.total.rows:
@@ -338,7 +337,7 @@ class PoolDevice(ComposingDevice):
             head = self._head_in_time(model, now + around_s, given_up)
             if head is not None:
                 latest = head.deadline - around_s - model.solo_s(head)
-                # What is tried although it is predicted to be late goes before no other.
+                # Probes go before no other entry.
                 priority = Priority.LOW if head.probe else head.priority
                 rows = model.queue.total.rows + _FUTURE * member.requests(now, self._pool.memory_s)
                 want = _Want(model, priority, latest, rows / max(1e-9, load_s))
@@ -347,7 +346,7 @@ class PoolDevice(ComposingDevice):
         return wants
 
     def _copies(self, free: Iterable[Host], now: float) -> list[_Want]:
-        """Members whose entries wait longer for the hosts that have them than a load takes, while another idles."""
+        """Members whose entries wait longer for their hosts than a load takes, while another host idles."""
         idle = [host.name for host in free if not self._at[host.name]]
         if not idle or len(self._at) < 2:
             return []
@@ -364,7 +363,7 @@ class PoolDevice(ComposingDevice):
         return sorted(wants, key=_order)
 
     def _head_in_time(self, model: ModelState, begins: float, given_up: list[Entry]) -> Entry | None:
-        """The most urgent entry of a member that can begin at a time at the earliest. What cannot is given up."""
+        """The most urgent entry of a member that is in time if it begins then. Late ones are given up."""
         first: Entry | None = None
         late: list[Entry] = []
         for priority in _PRIORITIES:
@@ -382,7 +381,7 @@ class PoolDevice(ComposingDevice):
         return first
 
     def _starved(self, wants: Iterable[_Want], now: float) -> _Want | None:
-        """Who has waited longest for a load, if that is long."""
+        """The member that has waited longest for a load, if that is long."""
         members = self.residency.members
 
         def since(want: _Want) -> tuple[float, str]:
@@ -393,7 +392,7 @@ class PoolDevice(ComposingDevice):
         return longest if since(longest)[0] < now - _FAIR_AFTER_S else None
 
     def _load(self, want: _Want, free: Iterable[Host], now: float, *, fair: bool) -> list[Order]:
-        """Load a member where that costs least; nothing where it has to wait."""
+        """Load a member at the lowest cost; no orders if it has to wait."""
         member = self.residency.members[want.model.settings.name]
         # One more load may come before it.
         urgent_at = want.latest - self.residency.load_s(member)
@@ -414,7 +413,7 @@ class PoolDevice(ComposingDevice):
                 self.load_at = min(self.load_at, max(now, min(room.again_at, urgent_at)) if not urgent else inf)
                 continue
             if member.hosts and room.worth >= self.residency.value(member, len(member.hosts) + 1):
-                continue  # who makes room for one more copy is worth less than that
+                continue  # the victim must be worth less than the copy
             cost = (room.worth, host.used_bytes, host, [victim.name for victim in room.victims])
             if best is None or cost[:2] < best[:2]:
                 best = cost
@@ -428,7 +427,7 @@ class PoolDevice(ComposingDevice):
         return orders
 
     def _drain(self, want: _Want, host: Host, now: float, *, fair: bool) -> None:
-        """Send nothing more to those at a host that make room for a member when they are not in use any more."""
+        """Stop sending to members at a host that are to be evicted for another once they are not in use."""
         room = self.residency.room(
             self.residency.members[want.model.settings.name],
             host,
@@ -441,7 +440,7 @@ class PoolDevice(ComposingDevice):
             self._draining[host.name] = {victim.name for victim in room.victims if victim.name in host.in_use}
 
     def _keeps(self, name: str, want: _Want) -> bool:
-        """Whether as much waits for a resident that is as urgent."""
+        """Whether a resident has as many waiting rows that are as urgent."""
         queue = self._models[name].queue
         if not queue.total.rows:
             return False
@@ -451,7 +450,7 @@ class PoolDevice(ComposingDevice):
         return self._ahead[host.name][_HIGH - 1] > 0
 
     def _unlist(self, name: str, now: float) -> None:
-        """A member is resident at one host less."""
+        """Remove one host of a resident member."""
         self._models[name].slots.set_replicas(self.residency.members[name].hosts, now)
 
     # ------------------------------------------------- hooks of `ComposingDevice`
@@ -496,7 +495,7 @@ class PoolDevice(ComposingDevice):
         if not there:
             return now
         ahead = [sent.end for sent in there if sent.priority <= candidate.priority]
-        # Even behind none that is as urgent, what runs has to end.
+        # Even with none as urgent ahead, the present run has to end.
         return max([now, *ahead]) if ahead else max(now, min([sent.end for sent in there]))
 
 

@@ -1,4 +1,4 @@
-"""Between the policy and the hosts of a pool: orders to hosts, and events of them."""
+"""Messages between the policy and the hosts of a pool: orders to hosts, and events of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ class Load(NamedTuple):
     A host ends every load by exactly one of `MemberLoaded` and `LoadFailed`, unless it is not listed any more.
 
     Attributes:
-        model: The member.
-        host: Where.
-        nbytes: What is reserved, bytes.
-        expected_s: How long it usually takes, seconds.
-        urgent: Whether requests of class `high` wait for it, so that it need not leave the processor to what runs.
+        nbytes: Reserved bytes.
+        expected_s: Usual duration.
+        urgent: Whether requests of class `high` wait for it, so that it need not yield the processor to runs.
     """
 
     model: str
@@ -29,7 +27,7 @@ class Load(NamedTuple):
 
 
 class Eviction(NamedTuple):
-    """Unload a member, of which nothing is in flight there. A host keeps the order: what follows finds the room."""
+    """Unload a member without bundles in flight there. A host keeps the order, so later orders find the room."""
 
     model: str
     host: str
@@ -39,22 +37,20 @@ Order = Load | Eviction
 
 
 class HostsListed(NamedTuple):
-    """These are the hosts now. One that is new has nothing loaded.
+    """The present list of hosts. A new one has nothing loaded.
 
-    What was in flight at one that vanished may still be answered or fail.
+    Bundles in flight at one that vanished may still be answered or fail.
     """
 
     hosts: Collection[str]
 
 
 class MemberLoaded(NamedTuple):
-    """A host has loaded a member: from now on it may run there. A load that is not known any more is undone.
+    """A host has loaded a member, which may run there from now on. An unknown load is undone.
 
     Attributes:
-        model: The member.
-        host: Where.
-        seconds: How long it took.
-        nbytes: What it holds there, bytes; 0: not measured.
+        seconds: Duration of the load.
+        nbytes: Memory that it holds there; 0: not measured.
     """
 
     model: str
@@ -67,10 +63,8 @@ class LoadFailed(NamedTuple):
     """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s.
 
     Attributes:
-        model: The member.
-        host: Where.
-        refusal: Why it cannot be loaded anywhere: clients whose requests wait for it, or come until it is tried again,
-            get it. ``None``: it may be the host; what waits for it goes on waiting.
+        refusal: Why it cannot be loaded anywhere: clients whose requests wait for it, or come until the next try, get
+            it. ``None``: it may be the host; requests go on waiting.
     """
 
     model: str

@@ -42,30 +42,29 @@ from serve_app.scheduling.batching.overhead import QuantileWindow
 from serve_app.scheduling.decisions import Rejection
 
 _RECENT = 0.3
-"""Weight of one load in what a member's loads usually take."""
+"""Weight of one load in a member's mean load time."""
 _CAREFUL = 0.9
-"""Which quantile of the last loads counts, as multiples of what was expected."""
+"""The quantile of recent loads that counts, as multiples of the expected time."""
 _LOADS = 32
 _FEW = 4
 _HOLD_S, _LONGEST_HOLD_S = 1.0, 30.0
-"""How long a member that could not be loaded is left alone: doubled at every failure in a row."""
+"""How long a member that could not be loaded is left alone, seconds: doubled at every failure in a row."""
 _STALE_ALLOWED = 64
 _FORGOTTEN = 1e-9
 
 
 class Member:
-    """What is known of one model of a pool.
+    """One model of a pool.
 
     Attributes:
-        name: The model.
-        nbytes: What it holds: as declared, then as measured, bytes.
-        load_s: What its loads take on average, seconds; ``None`` before the first.
-        hosts: Where it is resident, by name, and since when.
-        loading: Where it is being loaded, by name, and until when by prediction.
+        nbytes: Memory as declared, then as measured.
+        load_s: Mean load time; ``None`` before the first.
+        hosts: By name of each host where it is resident, since when.
+        loading: By name of each host that loads it, the predicted end.
         wanted_since: The first request since it was last loaded, seconds; ``inf``: none.
         held_until: When it may be loaded again after a failure, seconds.
-        failures: Loads in a row that failed.
-        refusal: Why nothing is to wait for it until then, where that is known.
+        failures: Failed loads in a row.
+        refusal: Why requests must not wait for it until then, if known.
     """
 
     __slots__ = (
@@ -82,7 +81,7 @@ class Member:
         self.held_until = -inf
         self.failures = 0
         self.refusal: Rejection | None = None
-        # The logarithm of its decayed count, as of time 0: so it changes only when it is asked for.
+        # The logarithm of its decayed count, as of time 0, so that it changes only on requests.
         self._weight = -inf
 
     def requested(self, now: float, memory_s: float) -> None:
@@ -90,14 +89,14 @@ class Member:
         self._weight = now / memory_s + log(1.0 + self.requests(now, memory_s))
 
     def requests(self, now: float, memory_s: float) -> float:
-        """How many requests are remembered."""
+        """Remembered requests, decayed."""
         return exp(min(700.0, self._weight - now / memory_s))
 
     def value(self, load_s: float, copies: int) -> float:
-        """What it is worth to keep, per byte: comparable at any time.
+        """The value of keeping it, per byte, as a logarithm: comparable at any time.
 
         Args:
-            load_s: What a load takes, seconds.
+            load_s: Duration of a load.
             copies: Hosts that share its requests.
         """
         return self._weight + log(max(_FORGOTTEN, load_s) / (self.nbytes * copies))
@@ -107,9 +106,8 @@ class Host:
     """A process of a pool.
 
     Attributes:
-        name: Its name.
-        used_bytes: What is resident and what is being loaded.
-        loading: Members that it loads, by name.
+        used_bytes: Of resident and loading members.
+        loading: Members by name.
         in_use: Bundles in flight by member.
     """
 
@@ -126,11 +124,11 @@ class Host:
 
     @property
     def residents(self) -> Collection[Member]:
-        """What is loaded."""
+        """The loaded members."""
         return self._values.keys()
 
     def put(self, member: Member, value: float) -> None:
-        """A member is resident, with this value."""
+        """Add a resident member with this value, or update its value."""
         if self._values.get(member) != value:
             self._values[member] = value
             self._pushed += 1
@@ -141,11 +139,11 @@ class Host:
             self._pushed = len(self._heap)
 
     def drop(self, member: Member) -> None:
-        """A member is resident no more."""
+        """Remove a resident member."""
         self._values.pop(member, None)
 
     def least(self, value_of: Callable[[Member], float]) -> Generator[Member]:
-        """Residents by value, the least first; whose value has risen takes its new place. Not to be kept."""
+        """Residents by value, the least first; risen values are reordered. Close the generator after use."""
         passed: list[tuple[float, int, Member]] = []
         try:
             while self._heap:
@@ -166,9 +164,9 @@ class Room(NamedTuple):
     """Whether a host has room for a member.
 
     Attributes:
-        victims: Who is to be evicted for it; ``None``: there is no room now.
-        worth: The value of the most valuable of them; ``-inf`` without any.
-        again_at: When it is worth asking again if nothing else happens, seconds.
+        victims: Members to evict for it; ``None``: there is no room now.
+        worth: The value of the most valuable victim; ``-inf`` without any.
+        again_at: When to ask again without another event, seconds.
     """
 
     victims: list[Member] | None
@@ -177,19 +175,16 @@ class Room(NamedTuple):
 
 
 class Residency:
-    """Where the members of one pool are.
-
-    Args:
-        pool: Its settings.
+    """The places of the members of one pool.
 
     Attributes:
         hosts: By name.
         members: By name.
-        hits: Requests for members that were resident.
+        hits: Requests for resident members.
         misses: Requests for others.
-        loads: Loads that have ended well.
-        failures: Loads that have failed.
-        evictions: What was unloaded.
+        loads: Successful loads.
+        failures: Failed loads.
+        evictions: Number of evictions.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -204,7 +199,7 @@ class Residency:
     # ---------------------------------------------------------------- events
 
     def join(self, name: str, nbytes: int) -> None:
-        """There is one more member.
+        """Add a member.
 
         Raises:
             ValueError: Its bytes are not declared, or no host could ever hold them.
@@ -217,7 +212,7 @@ class Residency:
         self.members[name] = Member(name, nbytes)
 
     def leave(self, name: str) -> list[Eviction]:
-        """A member is no more. Returns what is to be unloaded; what is being loaded is when that has ended."""
+        """Remove a member. Returns its evictions; those of loads under way follow at their end."""
         member = self.members.pop(name)
         evictions = []
         for host in tuple(member.hosts):
@@ -226,7 +221,7 @@ class Residency:
         return evictions
 
     def set_hosts(self, names: Collection[str]) -> list[str]:
-        """Take the list of hosts as it is now. Returns the members that lost one."""
+        """Replace the list of hosts. Returns the members that lost one."""
         lost: dict[str, None] = {}
         for name in [name for name in self.hosts if name not in names]:
             host = self.hosts.pop(name)
@@ -240,7 +235,7 @@ class Residency:
         return list(lost)
 
     def requested(self, name: str, now: float) -> None:
-        """A request for a member has come, whatever becomes of it."""
+        """Count a request for a member, whatever becomes of it."""
         member = self.members[name]
         member.requested(now, self._pool.memory_s)
         if member.hosts:
@@ -253,7 +248,7 @@ class Residency:
     def begin(
         self, member: Member, host: Host, victims: Collection[Member], now: float, *, urgent: bool = False
     ) -> list[Order]:
-        """Load a member, in the room that `room` found; see `Load.urgent`."""
+        """Load a member, in the room that `room` found; ``urgent`` as of `Load`."""
         orders: list[Order] = [self.evict(victim, host) for victim in victims]
         member.wanted_since = inf
         expected_s = self._usual_s(member)
@@ -270,18 +265,15 @@ class Residency:
         return Eviction(member.name, host.name)
 
     def loaded(self, name: str, host: str, seconds: float, nbytes: int, now: float) -> list[Eviction]:
-        """A load has ended. One that is not known any more is ignored.
+        """Record the end of a load. An unknown one is ignored.
 
         Args:
-            name: The member.
-            host: Where.
-            seconds: What it took.
-            nbytes: What it holds, bytes; 0: not measured. More than the memory of a host counts as all of it: another
-                load must not wait for room that there will never be.
-            now: Seconds.
+            seconds: Duration of the load.
+            nbytes: Memory that it holds; 0: not measured. Bytes beyond the memory of a host do not count: another load
+                must not wait for room that there will never be.
 
         Returns:
-            What is to be unloaded again, since the member is no more.
+            The eviction of a member that has left meanwhile.
         """
         at = self.hosts.get(host)
         member = None if at is None else at.loading.get(name)
@@ -304,13 +296,10 @@ class Residency:
         return []
 
     def failed(self, name: str, host: str, now: float, refusal: Rejection | None = None) -> None:
-        """A load has failed: the member is left alone for a while.
+        """Record a failed load: the member is left alone for a while.
 
         Args:
-            name: The member.
-            host: Where.
-            now: Seconds.
-            refusal: Why no other host, and no other try, would do better; ``None``: one may.
+            refusal: Why another host, or another try, would fail as well; ``None``: it may succeed.
         """
         at = self.hosts.get(host)
         member = None if at is None else at.loading.get(name)
@@ -321,20 +310,20 @@ class Residency:
             member.refusal = refusal
 
     def refusal(self, name: str, now: float) -> Rejection | None:
-        """What a request for a member is told which cannot be loaded; ``None``: it can, or is resident."""
+        """The refusal of requests for a member that cannot be loaded; ``None``: it can, or is resident."""
         member = self.members[name]
         if member.refusal is None or member.hosts or member.held_until <= now:
             return None
         return member.refusal._replace(retry_after_s=member.held_until - now)
 
     def unloaded(self, name: str, host: str) -> None:
-        """A host says that it does not have a member that it should have."""
+        """Record that a host does not have a member that it should have."""
         member, at = self.members.get(name), self.hosts.get(host)
         if member is not None and at is not None and host in member.hosts:
             self._forget(member, at)
 
     def trim(self) -> list[tuple[Member, Eviction]]:
-        """Unload what is over the memory of a host, since members hold more than declared, as far as not in use."""
+        """Evict members that are not in use from hosts whose members hold more memory than declared."""
         evictions = []
         for host in self.hosts.values():
             while host.used_bytes > self._pool.memory_bytes:
@@ -349,12 +338,12 @@ class Residency:
     # ------------------------------------------------------------- questions
 
     def snapshot(self) -> dict[str, Any]:
-        """What there is to see, JSON-able.
+        """A JSON-able snapshot.
 
         Returns:
-            ``memory_bytes`` of one host; ``hosts`` by name: ``used_bytes``, ``resident`` (how many members) and
-            ``loading`` (their names); how many ``members`` there are; and what was counted: ``hits`` and ``misses``
-            (requests for members that were resident, and for others), ``loads``, ``failed_loads``, ``evictions``.
+            ``memory_bytes`` of one host; ``hosts`` by name: ``used_bytes``, ``resident`` (number of members) and
+            ``loading`` (their names); number of ``members``; and counts: ``hits`` and ``misses`` (requests for resident
+            and other members), ``loads``, ``failed_loads``, ``evictions``.
         """
         return {
             "memory_bytes": self._pool.memory_bytes,
@@ -375,17 +364,17 @@ class Residency:
         }
 
     def load_s(self, member: Member) -> float:
-        """How long a load of a member takes, as is to be promised, seconds."""
+        """A careful prediction of a member's load time, seconds."""
         return self._careful * self._usual_s(member)
 
     def value(self, member: Member, copies: int = 0) -> float:
-        """What it is worth to keep a member where it is; ``copies`` for so many hosts instead."""
+        """The value of keeping a member where it is; ``copies`` for so many hosts instead."""
         return member.value(self._usual_s(member), copies or max(1, len(member.hosts)))
 
     def ready_s(self, name: str, now: float) -> float:
-        """How long until a member could run somewhere, seconds: 0.0 where it is resident.
+        """Time until a member could run somewhere, seconds: 0.0 if it is resident.
 
-        Without hosts as if one idled: what comes waits for it, as it does for the first replica of a model.
+        Without hosts one counts as idle: requests wait for it, as they do for the first replica of a model.
         """
         member = self.members[name]
         if member.hosts:
@@ -395,7 +384,7 @@ class Residency:
         return self._loader_s(now) + self.load_s(member)
 
     def free_hosts(self) -> list[Host]:
-        """Those that can begin a load."""
+        """Hosts that can begin a load."""
         return [host for host in self.hosts.values() if len(host.loading) < self._pool.loads]
 
     def room(
@@ -411,12 +400,10 @@ class Residency:
         """Find room for a member.
 
         Args:
-            member: Who is to be loaded.
-            host: Where; it has neither loaded it, nor loads it.
-            now: Seconds.
-            keeps: Whether a resident, by name, is to stay in any case.
-            urgent: Whether it cannot wait for those that were loaded only just now to be of use.
-            when_idle: Look for room that there will be when what is in use there is not any more.
+            host: It neither has nor loads the member.
+            keeps: Whether a resident, by name, must stay.
+            urgent: Whether members loaded only just now may be evicted, too.
+            when_idle: Count room of members in use, which there will be later.
         """
         need = host.used_bytes + member.nbytes - self._pool.memory_bytes
         if need <= 0:
@@ -457,7 +444,7 @@ class Residency:
         member.load_s = seconds if member.load_s is None else member.load_s + _RECENT * (seconds - member.load_s)
 
     def _loader_s(self, now: float) -> float:
-        """How long until a host can begin a load, seconds."""
+        """Time until a host can begin a load, seconds."""
         most = self._pool.loads
         waits = [
             sorted(member.loading[host.name] for member in host.loading.values())[-most] - now
@@ -472,7 +459,7 @@ class Residency:
         member.held_until = now + min(_LONGEST_HOLD_S, _HOLD_S * 2.0 ** min(member.failures - 1, 10))
 
     def _forget(self, member: Member, host: Host) -> None:
-        """A member is neither resident at a host nor loaded there any more."""
+        """Remove a member from a host, resident or loading."""
         member.hosts.pop(host.name, None)
         member.loading.pop(host.name, None)
         host.loading.pop(member.name, None)

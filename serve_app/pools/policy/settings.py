@@ -10,16 +10,15 @@ class Pool:
     """Models that share few processes, its hosts, which have memory for some of them at a time.
 
     Attributes:
-        name: Its name.
         models: Names of the members. A model is a member of one pool at most.
         concurrency: Bundles at a host at once over all members: one runs, and the others wait behind it. Those of a
             less urgent class do not count against a more urgent one.
-        memory_bytes: What the loaded members of one host may hold in sum. Each member declares its own
+        memory_bytes: Most memory of the loaded members of one host in sum. Each member declares its own
             (`ModelScheduling.resident_bytes`), until that is measured.
-        load_s: What a load is assumed to take until one has been measured, seconds.
-        loads: Loads at once at a host.
-        hold: How many times what its load took a member stays at least, unless an entry would be too late for that.
-        memory_s: For how long a request counts for what a member is worth, seconds: it fades exponentially.
+        load_s: Assumed load time until one has been measured.
+        loads: Concurrent loads of a host.
+        hold: A member stays at least this multiple of its load time, unless an entry would be too late for that.
+        memory_s: Time constant of a request's weight in its member's value: it fades exponentially.
     """
 
     name: str

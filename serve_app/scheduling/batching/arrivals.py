@@ -28,10 +28,10 @@ class ArrivalPattern:
     """The gaps between one model's arrivals.
 
     Args:
-        memory_s: How far back `recent_rate` looks, seconds.
+        memory_s: Time constant of `recent_rate`.
 
     Attributes:
-        last: When the latest request came, or ``None``.
+        last: Time of the latest request, or ``None``.
         rate: Mean rate, requests per second; 0.0 until enough were seen.
     """
 
@@ -48,7 +48,7 @@ class ArrivalPattern:
         self._rates: list[float] = []
 
     def observe(self, now: float) -> None:
-        """A request came."""
+        """Record a request."""
         last = self.last
         self.last = now
         if last is None:
@@ -57,7 +57,7 @@ class ArrivalPattern:
         gap = max(0.0, now - last)
         self._recent = 1.0 + (self._recent * exp(-gap / self._memory_s) if gap else self._recent)
         if not gap:
-            return  # it came in the same bundle: that tells nothing of when the next one comes
+            return  # same bundle: no information about the next arrival
         # The exponent of gap / shortest is the bin: (0, 1] -> 0, (1, 2] -> 1 and so on.
         at = 0 if gap <= _SHORTEST_S else min(_BINS - 1, frexp(gap / _SHORTEST_S)[1])
         self._counts[at] += 1.0
@@ -76,19 +76,15 @@ class ArrivalPattern:
 
     @property
     def in_bursts(self) -> bool:
-        """Whether requests come much faster right after one than on average, as Poisson arrivals do not."""
+        """Whether requests come much faster right after one than on average, unlike Poisson arrivals."""
         return bool(self._rates) and max(self._rates[:_FIRST_BINS]) > _BURSTY * self.rate
 
     def worth_waiting_until(self, now: float, saves_s: float) -> float:
-        """Until when to wait for the next request, if none comes before; the past when it is not worth it.
+        """Until when to wait for the next request, seconds; in the past if waiting does not pay.
 
-        Waiting costs a second per second, and saves something when a request comes. The best moment to give up is the
-        one with the largest expected gain: hazards need not fall from bin to bin, since requests that are read one
-        after the other never come in some of them.
-
-        Args:
-            now: Seconds.
-            saves_s: What a request that comes saves, seconds.
+        Waiting costs a second per second, and saves ``saves_s`` when a request comes. The best time to give up has the
+        largest expected gain. Hazards need not fall from bin to bin, since requests that are read one after the other
+        never come in some of them.
         """
         last = self.last
         if last is None:
@@ -110,13 +106,9 @@ class ArrivalPattern:
         return until
 
     def probability_within(self, now: float, horizon_s: float) -> float:
-        """How likely a request comes in the next ``horizon_s`` seconds, 0 to 1.
+        """Probability that a request comes in the next ``horizon_s`` seconds.
 
         Until enough were seen, the recent ones count as Poisson.
-
-        Args:
-            now: Seconds.
-            horizon_s: Seconds.
         """
         if self.last is None or not self._rates:
             return 1.0 - exp(-self.recent_rate(now) * horizon_s)
@@ -128,7 +120,7 @@ class ArrivalPattern:
         return 1.0 - self._gaps_over(left + horizon_s) / survivors
 
     def _gaps_over(self, seconds: float) -> float:
-        """How many of the gaps were longer, taking each bin's as spread evenly over it."""
+        """Number of longer gaps, with each bin's gaps spread evenly over it."""
         over = 0.0
         for at in range(_BINS - 1, -1, -1):
             lower = _LOWER[at]

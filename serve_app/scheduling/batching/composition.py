@@ -1,6 +1,6 @@
-"""How the next bundle is put together, and which entries are given up for it.
+"""Composes the next bundle, and finds the entries given up for it.
 
-The best run of entries of one class (`run_search`) is filled up with what fits of the others (`filling`).
+The best run of entries of one class (`run_search`) is filled up with fitting entries of the others (`filling`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ class Composition(NamedTuple):
     """Entries taken from the queue.
 
     Attributes:
-        entries: For one bundle; empty when none of those looked at could be in time.
-        rows: Their rows.
-        bucket: Their largest cost bucket.
-        variant: What they run on.
-        given_up: Entries that cannot be in time any more, or not without costing more than they are worth.
+        entries: Of one bundle; empty if none of those looked at could be in time.
+        bucket: Largest cost bucket.
+        variant: The variant that runs.
+        given_up: Entries that cannot be in time any more, or only at a cost above their worth.
     """
 
     entries: list[Entry]
@@ -54,21 +53,18 @@ def compose(
     latencies: VariantLatency,
     room: BatchLimits,
 ) -> Composition:
-    """Take a bundle of fresh entries of one class, filled up with what fits of the others.
+    """Take a bundle of fresh entries of one class, filled up with fitting entries of the others.
 
-    All of one variant, and of one size where one is short (`scheduling.queueing.sizes`). An entry of a larger cost
-    bucket joins only where that costs less than running it alone; else it is passed over.
-    Where the exact model would have to give entries up, the first of its fallbacks that need not is taken, or else
-    the last; a fallback that is to be probed gets no more entries than it has places for. The other classes follow,
-    first the fill-first class, then the most urgent, in order, where they need no larger bucket, the bundle still meets
-    their own deadlines, and no more urgent class is blocked longer.
+    All are of one variant, and of one size if one is short (`scheduling.queueing.sizes`). An entry of a larger cost
+    bucket joins only if that costs less than to run it alone. If the exact model would have to give entries up, the
+    first of its fallbacks that need not is used, or else the last; a fallback that is to be probed gets no more entries
+    than it has places for. The other classes follow, first the fill-first class, then the most urgent, in order, if
+    they need no larger bucket, the bundle still meets their own deadlines, and no more urgent class is blocked longer.
 
     Args:
         queue: Must hold a fresh entry of that class.
         priority: The class that heads the bundle.
-        settings: Of the model.
-        latencies: Of the model.
-        room: What bounds the bundle.
+        room: Limits of the bundle.
     """
     of_class = queue.fresh[priority - 1]
     own: TenantQueue | Merged | OfSize
@@ -97,11 +93,11 @@ def _compose(
     rest: Sequence[TenantQueue],
     head: Entry,
 ) -> Composition:
-    """See `compose`; the bundle is made of ``own`` from its first entry on, and of ``rest``."""
+    """Compose from ``own``, from its first entry on, and from ``rest``; as `compose`."""
     batch_key, variant = head.batch_key, head.variant
     latency = latencies.of(variant)
     if head.rows >= room.max_rows:
-        # More than a batch: it goes alone, in pieces.
+        # It has more rows than a batch: it goes alone, in pieces.
         own.take_head(batch_key)
         return _alone(head, latencies, settings, room)
     search = RunSearch(own, batch_key, settings, room)
@@ -126,7 +122,7 @@ def _compose(
 
 
 def _places(latencies: VariantLatency, variant: str, places: int) -> int:
-    """For how many entries a bundle has room: one where the variant's requests are run one by one."""
+    """Most entries of a bundle: 1 if the variant's requests are run one by one."""
     return 1 if variant in latencies.whole else places
 
 

@@ -1,4 +1,4 @@
-"""What else joins a bundle once the best run of its class is in it.
+"""Fills a bundle up after the best run of its class.
 
 Tenants over their part come first, then the fill-first class, then the most urgent. Rows that can wait come last in
 their class.
@@ -23,25 +23,22 @@ _PRIORITIES: Final = tuple(Priority)
 
 
 class Filling:
-    """A bundle that is filled up, by entries of its batch key that need no larger cost bucket than it has.
+    """A bundle that is filled up with entries of its batch key that need no larger cost bucket.
 
     An entry whose deadline is too near for the filled bundle could not be in time after it either: all but probes are
     given up.
 
     Args:
-        entries: Those in it; it must have some.
-        rows: Their rows.
-        bucket: Their largest cost bucket.
+        entries: The run; not empty.
+        bucket: Its largest cost bucket.
         given_up: Entries given up for it.
-        latency: Of what it runs on.
-        settings: Of the model.
-        room: What bounds it.
+        latency: Of the variant that runs.
+        room: Limits of the bundle.
 
     Attributes:
-        entries: Those in it; grows.
-        rows: Their rows.
-        given_up: Entries given up for it; grows.
-        room: What bounds it.
+        entries: Grows.
+        given_up: Grows.
+        room: Limits of the bundle.
     """
 
     __slots__ = ("_batch_key", "_bucket", "_latency", "_settings", "entries", "given_up", "room", "rows")
@@ -66,13 +63,12 @@ class Filling:
         self.room = room
 
     def fill(self, queue: ModelQueue, chosen: Priority, rest: Sequence[TenantQueue], target: float) -> None:
-        """Fill it up.
+        """Fill the bundle up.
 
         Args:
-            queue: Of the model.
             chosen: The class that heads it.
             rest: That class's tenants over their part.
-            target: How long it may take for its head, seconds.
+            target: Longest execution for its head, seconds.
         """
         room, latency, bucket, fresh = self.room, self._latency, self._bucket, queue.fresh
         own = fresh[chosen - 1]
@@ -84,7 +80,7 @@ class Filling:
         longest = most if room.longest_s >= target else min(most, latency.rows_within(room.longest_s, bucket, most))
         if chosen is not _HIGH:
             most = longest
-        # What can wait fills up no batch of its class, but for one of its own.
+        # Rows that can wait fill up only batches of rows that can wait.
         until = room.urgent_until(chosen)
         if self.entries[0].deadline > until:
             until = inf
@@ -97,7 +93,7 @@ class Filling:
         if room.extra_s < inf and chosen is not _LOW:
             low = fresh[_LOW - 1]
             if (head := low.head()) is not None and head.deadline > room.urgent_until(_LOW):
-                # Of what fills it up, all rows of this class can wait: it ends sooner.
+                # All rows of class low that fill it up can wait: it ends sooner.
                 urgent = max(self.rows, min(most, self.rows + waiting - low.rows))
                 end = min(end, self._ends(urgent) + room.extra_s)
         others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
@@ -117,19 +113,18 @@ class Filling:
                     self._add(source, few, end, inf)
 
     def _ends(self, rows: int) -> float:
-        """When it is executed if it has so many rows."""
+        """Predicted end of the bundle with so many rows."""
         return self.room.slack_from + self._latency.predict(rows, self._bucket)
 
     def _add_run(self, tenant: TenantQueue, most: int, until: float) -> int:
-        """Add the most consecutive entries of a tenant that are in time for what it becomes with them.
+        """Add the most consecutive entries of a tenant that are in time for the resulting bundle.
 
         Args:
-            tenant: Whose.
-            most: Most rows that it may have.
-            until: None has a later deadline.
+            most: Most rows of the bundle.
+            until: Latest deadline.
 
         Returns:
-            The most rows that it may have now.
+            The most rows of the bundle from now on.
         """
         looked_at: list[Entry] = []
         start = joining = 0
@@ -175,7 +170,7 @@ class Filling:
         return self._latency.pays(self.rows + more, self._bucket, entry.rows, entry.bucket)
 
     def _add(self, source: TenantQueue | Merged, limit: int, end: float, until: float) -> None:
-        """Add entries with deadlines ``until`` one, up to ``limit`` rows in all, with which it would end then."""
+        """Add entries with deadlines up to ``until``, up to ``limit`` rows in all; the bundle then ends at ``end``."""
         passed_over: list[Entry] = []
         while self.rows < limit and len(passed_over) < self._settings.max_rows:
             following = source.head(self._batch_key)

@@ -1,14 +1,14 @@
-"""How long a batch of b rows takes at a model: the measured points as its shape, scaled by a quantile of recent ratios.
+"""Predicts the time of a batch of b rows: the measured points as its shape, scaled by a quantile of recent ratios.
 
-The *shape* of a cost bucket is made of straight lines through the points of its profile. Without a profile the points
-are the medians of what was observed. Each execution, never a round trip, is divided by the shape. These ratios are kept
-twice: in a cell per power of two, rows rounded up, and in the pool of the bucket. What is predicted at a point and at a
-power of two is the shape times a quantile of its cell's ratios, or the pool's where that is more and the cell has few.
-A running maximum makes these predictions monotone, and straight lines join them.
+The *shape* of a cost bucket consists of straight lines through the points of its profile. Without a profile the points
+are the medians of observations. Each execution, never a round trip, is divided by the shape. These ratios are kept
+twice: in a cell per power of two, rows rounded up, and in the pool of the bucket. The prediction at a point and at a
+power of two is the shape times a quantile of its cell's ratios, or the pool's if that is more and the cell has few. A
+running maximum makes these predictions monotone, and straight lines join them.
 
 The quantile is the element ``floor(q * (n - 1))`` of the sorted window: never the largest of two or more, so one
-outlier moves nothing much. One ratio alone says nothing. While the pool has few, the profile still counts: a quantile
-below 1 is then raised to the largest ratio, up to 1. Few ratios of a cell are less than half a window.
+outlier has little effect. One ratio alone has none. While the pool has few, the profile still counts: a quantile below
+1 is then raised to the largest ratio, up to 1. Few ratios of a cell are less than half a window.
 
 Sources: the sliding window of recent executions is Clockwork's (OSDI 2020), the key by input length Orloj's.
 """
@@ -23,30 +23,30 @@ from math import inf
 from typing import TypeAlias
 
 _CELLS = 11
-"""Cells end at 1, 2, 4 ... 1,024 rows; the last one takes what is beyond too."""
+"""Cells end at 1, 2, 4 ... 1,024 rows; the last one has all larger numbers, too."""
 _ENDS = tuple(1 << cell for cell in range(_CELLS))
 _MAX_BUCKETS = 64
-"""Beyond that the bucket observed least recently is forgotten."""
+"""Beyond that the bucket observed least recently is dropped."""
 _MAX_BETWEEN = 4096
 _MEDIAN = 0.5
 PAYS = 0.95
-"""Rows join a batch if that adds at most this part of the time that they take in a run of their own."""
+"""Rows join a batch if they add at most this fraction of their time in a run of their own."""
 _RUN_S = 0.0002
-"""What a run costs besides: the gate, threads, and answers."""
+"""Further cost of a run: the gate, threads, and answers."""
 _EXPLORE = 16
 _SAY = 2
 """A single ratio may be an outlier."""
 _OLD = 2
-"""What a cell has learned counts for so many windows of the bucket's executions without one of its own."""
+"""A cell without executions of its own is valid for this many windows of the bucket's executions."""
 _FEW = 4
-"""So many executions that all took less than profiled tell that the profile is wrong."""
+"""This many executions that all took less than profiled show that the profile is wrong."""
 
 _Sample: TypeAlias = tuple[int, float, float]
-"""Rows, seconds, and what these are over what the shape says."""
+"""Rows, seconds, and the ratio of these to the shape."""
 
 
 class _Ratios:
-    """The last executions of a cell or a bucket, and what they took over what the shape says."""
+    """The last executions of a cell or a bucket, with their ratios to the shape."""
 
     __slots__ = ("enough", "latest", "ranked", "samples")
 
@@ -71,7 +71,7 @@ class _Ratios:
         self.ranked = sorted(ratio for _, _, ratio in samples)
 
     def quantile(self, quantile: float, floor: float) -> float:
-        """No less than ``floor`` while they are few."""
+        """No less than ``floor`` while there are few."""
         ranked = self.ranked
         count = len(ranked)
         if count < _SAY:
@@ -86,7 +86,7 @@ class _Ratios:
 
 
 class _Line:
-    """What a bucket predicts for one quantile."""
+    """The predictions of a bucket for one quantile."""
 
     __slots__ = ("predicted", "quantile", "slope", "stale", "values")
 
@@ -101,7 +101,7 @@ class _Line:
 
 
 class _Curve:
-    """Everything known of one cost bucket."""
+    """The data of one cost bucket."""
 
     __slots__ = (
         "cell_of", "cells", "corners", "count", "forgotten_after", "known_shape", "pool", "profiled", "shape", "slope",
@@ -145,9 +145,9 @@ class _Curve:
             self.usual.stale = self.typical.stale = True
 
     def fit(self, points: Mapping[int, float]) -> None:
-        """Lead the shape through the points, none above a larger one: what disturbs a run makes it longer.
+        """Lead the shape through the points, none above a larger one: a disturbance makes a run longer.
 
-        It goes on outside of them, at either end no lower than if half of the time there was fixed.
+        At either end it continues no lower than if half of the time there was fixed.
         """
         rows = sorted(points)
         seconds = [*accumulate((points[each] for each in reversed(rows)), min)][::-1]
@@ -218,13 +218,13 @@ class LatencyModel:
     """Predicts the execution time of one model.
 
     Args:
-        quantile: Which quantile of the ratios to predict by, 0 to 1.
+        quantile: Of the ratios, 0 to 1.
         window: Ratios kept per cell, and per bucket.
 
     A model that was neither seeded nor observed predicts 0.0 for everything, so that nothing is refused blindly.
 
     Attributes:
-        known: Whether there is anything to predict from.
+        known: Whether there is any data.
         buckets: The cost buckets that were seeded or observed, ascending.
     """
 
@@ -244,12 +244,12 @@ class LatencyModel:
         self._between: dict[tuple[int, int], float] = {}
 
     def seed(self, points: Iterable[tuple[int, int, float]]) -> None:
-        """Take the points of a profile or a warm-up as the shape of their buckets.
+        """Use the points of a profile or a warm-up as the shape of their buckets.
 
-        Seeding again, as when one more replica comes up, replaces the shape and keeps what was observed.
+        Seeding again, e.g. when a replica starts, replaces the shape and keeps the observations.
 
         Args:
-            points: ``(rows, bucket, seconds)``; of several of the same rows and bucket the longest time counts. Points
+            points: ``(rows, bucket, seconds)``; for several of the same rows and bucket the longest time counts. Points
                 with rows below 1 or a time that is not positive and finite are ignored.
         """
         by_bucket: dict[int, dict[int, float]] = {}
@@ -267,10 +267,10 @@ class LatencyModel:
         self._between.clear()
 
     def observe(self, rows: int, bucket: int, seconds: float) -> None:
-        """Learn from one execution. Nonsense (rows below 1, a time not positive and finite) is ignored.
+        """Learn from one execution. Rows below 1, or a time not positive and finite, are ignored.
 
-        Lengths between two that were profiled are too many to learn each: such an execution teaches both neighbours
-        the ratio of its time to what their shapes say of it.
+        Lengths between two that were profiled are too many to learn each: such an execution teaches both neighbours the
+        ratio of its time to their interpolated shapes.
         """
         if rows >= 1 and 0.0 < seconds < inf:
             self._observed += 1
@@ -289,7 +289,7 @@ class LatencyModel:
             self._between.clear()
 
     def predict(self, rows: int, bucket: int = 0) -> float:
-        """Seconds that a batch of ``rows`` rows takes in ``bucket``. Never decreases with rows. 0.0 when unknown."""
+        """Seconds of a batch of ``rows`` rows in ``bucket``. Never decreases with rows. 0.0 if unknown."""
         curve = self._curves.get(bucket)
         if curve is None:
             between = self._between.get((rows, bucket))
@@ -303,12 +303,12 @@ class LatencyModel:
         return curve.predict(rows, line) if seconds is None else seconds
 
     def typical(self, rows: int, bucket: int = 0) -> float:
-        """As `predict`, by the median whatever quantile the model has."""
+        """Seconds by the median, whatever the model's quantile; otherwise as `predict`."""
         curve = self._curves.get(bucket)
         return self._unseen(self.typical, rows, bucket) if curve is None else curve.predict(rows, curve.typical)
 
     def rows_within(self, seconds: float, bucket: int, max_rows: int) -> int:
-        """The most rows, up to ``max_rows``, predicted to take no longer than ``seconds``; 0 when one row does."""
+        """The most rows, up to ``max_rows``, predicted to take at most ``seconds``; 0 if one row takes longer."""
         if self.predict(max_rows, bucket) <= seconds:
             return max_rows
         low, high = 0, max_rows
@@ -333,12 +333,11 @@ class LatencyModel:
         """The largest batch within the target: its rows, at least 1, and its server time per row.
 
         Args:
-            bucket: Cost bucket; the next larger known one stands in for an unknown one.
-            max_rows: Most rows in a batch.
-            slo_s: Latency target of a batch, seconds.
+            bucket: The next larger known one stands in for an unknown one.
+            slo_s: Latency target of a batch.
 
         Returns:
-            ``(max_rows, 0.0)`` when unknown.
+            ``(max_rows, 0.0)`` if unknown.
         """
         cached = self._best.get(bucket)
         if cached is None or cached[0] != max_rows or cached[1] != slo_s:
@@ -352,17 +351,13 @@ class LatencyModel:
         return cached[2]
 
     def enough(self, bucket: int, max_rows: int) -> int:
-        """The rows of a batch beyond which twice as many save less than a twentieth of the time per row, by the median.
+        """The rows beyond which twice as many save less than a twentieth of the time per row, by the median.
 
-        After every 16th execution it is twice that: what never runs cannot show that it would pay, and the warm-up may
-        have been disturbed.
-
-        Args:
-            bucket: Cost bucket.
-            max_rows: Most rows in a batch.
+        After every 16th execution it is twice that: sizes that never run cannot show that they would pay, and the
+        warm-up may have been disturbed.
 
         Returns:
-            A power of two, or ``max_rows`` where it is less, or nothing is known.
+            A power of two, or ``max_rows`` if it is less, or nothing is known.
         """
         cached = self._enough.get(bucket)
         if cached is None or cached[0] != max_rows:

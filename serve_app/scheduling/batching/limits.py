@@ -1,4 +1,4 @@
-"""What bounds a bundle besides the deadlines of its entries."""
+"""Limits of a bundle besides the deadlines of its entries."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from serve_app.scheduling.entry import Priority
 
 
 class BatchLimits(NamedTuple):
-    """What bounds a bundle.
+    """Limits of a bundle.
 
     Attributes:
         slack_from: When execution can begin at the chosen replica, plus the overhead, seconds.
         max_rows: Most rows.
-        longest_s: The longest predicted execution that rows of a class below `high` may be part of, so that it is not
-            blocked too long; the head alone may take longer.
+        longest_s: Longest predicted execution with rows of a class below `high`, so that `high` is not blocked too
+            long; the head alone may take longer.
         fill_first: The class that fills the bundle up before all others.
-        extra_s: How long an execution for rows that can wait may take, and what they may add to another; ``inf``: any
-            time.
+        extra_s: Longest execution for rows that can wait, and their largest addition to another; ``inf``: unbounded.
     """
 
     slack_from: float
@@ -29,5 +28,5 @@ class BatchLimits(NamedTuple):
     extra_s: float = inf
 
     def urgent_until(self, priority: Priority) -> float:
-        """Entries of a class with later deadlines can wait, and are bounded by ``extra_s``; ``inf``: none is."""
+        """Latest deadline of entries of a class that are not bounded by ``extra_s``; ``inf``: none is."""
         return urgent_until(priority, self.slack_from) if self.extra_s < inf else inf

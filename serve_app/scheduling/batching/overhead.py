@@ -1,4 +1,4 @@
-"""What predictions of executions do not tell: what comes on top of one."""
+"""Time of a bundle besides its predicted execution."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ _FEW = 4
 
 
 class QuantileWindow:
-    """The last so many numbers, and the same in order. None of them may be NaN.
-
-    Args:
-        size: How many.
-    """
+    """The last ``size`` numbers, and the same in order. None of them may be NaN."""
 
     __slots__ = ("_latest", "_ranked")
 
@@ -27,7 +23,7 @@ class QuantileWindow:
         self._ranked: list[float] = []
 
     def add(self, number: float) -> list[float]:
-        """Take a number in, in place of the oldest where there is no room. Returns all, ascending, not to be kept."""
+        """Add a number in place of the oldest if it is full. Returns all, ascending, not to be kept."""
         latest, ranked = self._latest, self._ranked
         if len(latest) == latest.maxlen:
             del ranked[bisect_left(ranked, latest[0])]
@@ -37,14 +33,14 @@ class QuantileWindow:
 
 
 class Overhead:
-    """Something that comes on top of executions, as a quantile of what was lately seen.
+    """Time on top of executions, as a quantile of recent values.
 
     Args:
-        assumed_s: What is assumed until a few bundles were seen, seconds. Never less than a tenth of it is.
-        quantile: Which of the last 32 counts, 0 to 1: a high one for what is promised, the median for what is usual.
+        assumed_s: Used until a few bundles were seen. The result is never less than a tenth of it.
+        quantile: Of the last 32, 0 to 1: a high one for promises, the median for the usual value.
 
     Attributes:
-        seconds: That quantile of the last 32, seconds.
+        seconds: That quantile.
     """
 
     __slots__ = ("_least_s", "_quantile", "_window", "seconds")
@@ -56,24 +52,24 @@ class Overhead:
         self._window = QuantileWindow(_WINDOW)
 
     def observe(self, seconds: float) -> None:
-        """Learn from one bundle. Less than nothing, where the replica was free earlier than predicted, counts as 0."""
+        """Record one bundle. A negative time, of a replica that was free earlier than predicted, counts as 0."""
         ranked = self._window.add(max(0.0, seconds))
         if len(ranked) >= _FEW:
             self.seconds = max(self._least_s, ranked[int(self._quantile * (len(ranked) - 1))])
 
 
 class RoundTrip:
-    """What one model's bundles take besides waiting at the gate and their execution.
+    """Time of one model's bundles besides waiting at the gate and their execution.
 
-    That is transport, preprocessing and splitting, and how long event loops are busy with other things. So it tells
-    when an answer will be there; how long the work takes by itself is the least of it. And it is true as long as
-    bundles come back: where it alone keeps bundles from being sent, it would never be seen to fall.
+    That is transport, preprocessing and splitting, and delays of busy event loops. So it predicts when an answer
+    arrives; its minimum is the work by itself. It is valid as long as bundles come back: if it alone kept bundles from
+    being sent, its fall would never be seen.
 
     Args:
-        assumed_s: What is assumed until a few bundles were seen, seconds.
+        assumed_s: Used until a few bundles were seen.
 
     Attributes:
-        alone_s: The least in the last 10 to 20 seconds.
+        alone_s: The minimum of the last 10 to 20 seconds.
     """
 
     __slots__ = ("_before_s", "_least_s", "_observed_at", "_since", "_usual", "alone_s")
@@ -86,16 +82,16 @@ class RoundTrip:
 
     @property
     def seconds(self) -> float:
-        """What nine of ten of the last bundles took at most."""
+        """The 0.9 quantile of the last bundles."""
         return self._usual.seconds
 
     def at(self, now: float) -> float:
-        """What to expect: ``seconds``, or ``alone_s`` where no bundle has come back for a while."""
+        """The expected value: ``seconds``, or ``alone_s`` if no bundle has come back for a while."""
         usual_s = self._usual.seconds
         return usual_s if now - self._observed_at <= _SILENT_S + 2.0 * usual_s else min(usual_s, self.alone_s)
 
     def observe(self, seconds: float, now: float) -> None:
-        """Learn from one bundle: its time from sending to answer, less its wait at the gate and its execution."""
+        """Record one bundle: its time from sending to answer, less its wait at the gate and its execution."""
         self._usual.observe(seconds)
         self._observed_at = now
         if now - self._since > _MEMORY_S:

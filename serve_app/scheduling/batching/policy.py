@@ -1,6 +1,6 @@
 """How long the next batch may execute, and how long it may wait for more rows.
 
-The formulas, their sources and what each part is worth: docs/scheduling.md.
+The formulas, their sources and the worth of each part: docs/scheduling.md.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.settings import ModelScheduling
 
 _BURST = 1.5
-"""Where requests do not come in bursts, nothing is waited for that is not due at so many times the mean rate."""
+"""Without bursts, a batch waits only for requests due at this multiple of the mean rate."""
 
 
 class PendingBatch(NamedTuple):
-    """What waits for a session.
+    """The state of a batch that may wait for more rows.
 
     Attributes:
-        now: Seconds.
-        rows: Rows that wait, of all classes.
+        rows: Waiting rows of all classes.
         limit: Rows that can execute before the head's deadline, within the model's limits.
-        head_rows: Rows of the head.
         bucket: Cost bucket of the head.
-        latest_end: When the execution must end for the head to be in time, seconds.
+        latest_end: Latest end of the execution for the head to be in time, seconds.
         latency: Of the variant that the head asks for.
         arrivals: Of the model.
     """
@@ -44,8 +42,8 @@ class PendingBatch(NamedTuple):
 def dispatch_at(waiting: PendingBatch) -> float:
     """When the batch shall go if nothing changes until then, seconds; now or the past: at once.
 
-    When no reason to wait (`REASONS`) holds it any more. It never waits past the moment when another row would make
-    the head late, nor for more rows than the head allows.
+    It goes when no reason to wait (`REASONS`) holds it any more. It never waits past the moment when another row would
+    make the head late, nor for more rows than the head allows.
     """
     if waiting.rows >= waiting.limit:
         return waiting.now
@@ -57,16 +55,16 @@ def dispatch_at(waiting: PendingBatch) -> float:
 
 
 def save_a_run(waiting: PendingBatch, together_s: float) -> float:
-    """Wait for the next request where that is likely to come so soon that waiting for it saves server time.
+    """Wait for the next request if that is likely to come so soon that it saves server time.
 
-    One more entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. That is
-    so for two reasons, whose probabilities are added. It may be alone: after it nothing comes for as long as the batch
-    takes. Or there may be no room for it: with less of the same deadline left, this batch and the next one hold fewer
-    rows than one that is full, by the part ``1 - (b + b') / limit``. Else it goes with the next batch for the same
-    cost. Waiting costs one server second per second. So the batch waits as long as the expected gain grows, by the
-    hazard of the gaps between arrivals (`ArrivalPattern.worth_waiting_until`): in a burst, for the burst and not
-    longer. Where requests do not come in bursts, it waits only for what is due at over one and a half times the mean
-    rate. A model without fixed cost saves nothing by batching and never waits.
+    One more entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: its cost alone less its addition. That is so for two
+    reasons, whose probabilities are added. It may be alone: after it nothing comes for the duration of the batch. Or
+    there may be no room for it: with less of the same deadline left, this batch and the next one hold fewer rows than
+    one that is full, by the fraction ``1 - (b + b') / limit``. Otherwise it goes with the next batch for the same cost.
+    Waiting costs one server second per second. So the batch waits as long as the expected gain grows, by the hazard of
+    the gaps between arrivals (`ArrivalPattern.worth_waiting_until`): in a burst, for the burst and not longer. Without
+    bursts, it waits only for requests due at over one and a half times the mean rate. A model without fixed cost saves
+    nothing by batching and never waits.
     """
     now, rows, bucket = waiting.now, waiting.rows, waiting.bucket
     latency, arrivals = waiting.latency, waiting.arrivals
@@ -84,25 +82,22 @@ def save_a_run(waiting: PendingBatch, together_s: float) -> float:
 
 
 REASONS: Final[tuple[Callable[[PendingBatch, float], float], ...]] = (save_a_run,)
-"""Each says until when it would wait if nothing changes, seconds; now or the past: not at all.
+"""Each returns until when it would wait if nothing changes, seconds; now or the past: not at all.
 
-It is given what waits, and how long that and one more entry like the head are predicted to take. A moment that it names
-must not move while nothing comes: it is counted from an arrival, and not from now.
+Its arguments are the pending batch, and the predicted time of that and one more entry like the head. The result must
+not move while nothing arrives: it is counted from an arrival, and not from now.
 """
 
 
 def target_s(latency: LatencyModel, settings: ModelScheduling, rows: int, bucket: int, slack_s: float) -> float:
-    """The longest predicted execution time that a bundle may have, seconds (``inf``: only rows bound it).
+    """The longest predicted execution that a bundle may have, seconds (``inf``: only rows bound it).
 
-    The head's slack and the model's latency target. A target that the head alone cannot keep is given up, the latency
-    target before the deadline: a head that is late anyway does not make the batch behind it small.
+    It is bounded by the head's slack and the model's latency target. A target that the head alone cannot keep is
+    dropped, the latency target before the deadline: a late head does not make the batch behind it small.
 
     Args:
-        latency: Of the model.
-        settings: Of the model.
-        rows: Rows of the head.
-        bucket: Cost bucket of the head.
-        slack_s: Time that the head has left for execution, seconds.
+        rows: Of the head, like ``bucket``.
+        slack_s: Time that the head has left for execution.
     """
     alone = latency.predict(rows, bucket)
     if alone <= slack_s:

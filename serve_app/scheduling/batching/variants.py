@@ -1,4 +1,4 @@
-"""Latency per variant: another build of a model takes another time, and must not teach the exact one's prediction."""
+"""Latency per variant: builds of a model differ in speed, and must not spoil the exact model's prediction."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class VariantLatency:
 
     Attributes:
         exact: Of the exact model.
-        variants: By name, of those variants that were seeded or observed.
+        variants: By name, of variants that were seeded or observed.
         limited: The circuit breakers that are not closed: their variants stand in for the exact model for probes only.
-        whole: Variants whose requests are run one by one: none of them shares a bundle.
+        whole: Variants whose requests are run one by one, without sharing a bundle.
     """
 
     __slots__ = ("exact", "limited", "variants", "whole")
@@ -30,25 +30,25 @@ class VariantLatency:
         self.whole: set[str] = set()
 
     def of(self, variant: str) -> LatencyModel:
-        """What predicts for this variant; ``""`` is the exact model."""
+        """The latency model of a variant; ``""`` is the exact model."""
         return self.variants.get(variant, self.exact) if variant else self.exact
 
     def has(self, variant: str) -> bool:
-        """Whether anything is known of this variant itself, and it may stand in for the exact model at all."""
+        """Whether this variant itself was measured, and may stand in for the exact model."""
         return variant in self.variants and (variant not in self.limited or self.limited[variant].has_room())
 
     def places(self, variant: str) -> int:
-        """For how many entries more this variant may stand in for the exact model now."""
+        """Number of further entries for which this variant may stand in for the exact model now."""
         breaker = self.limited.get(variant)
         return ALL if breaker is None else breaker.places()
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
-        """Learn from one execution; see `LatencyModel.observe`."""
+        """Learn from one execution, as `LatencyModel.observe`."""
         self._learning(variant).observe(rows, bucket, seconds)
         self._drop_unknown(variant)
 
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
-        """Take the points ``(rows, bucket, seconds, variant)`` of warm-up profiles; see `LatencyModel.seed`."""
+        """Load warm-up profiles, as `LatencyModel.seed`, of points ``(rows, bucket, seconds, variant)``."""
         by_variant: dict[str, list[tuple[int, int, float]]] = {}
         for rows, bucket, seconds, variant in points:
             by_variant.setdefault(variant, []).append((rows, bucket, seconds))
@@ -60,6 +60,6 @@ class VariantLatency:
         return self.variants.setdefault(variant, LatencyModel()) if variant else self.exact
 
     def _drop_unknown(self, variant: str) -> None:
-        """Nonsense that a model ignored must not make it predict nothing where the exact model predicts something."""
+        """Remove a variant without valid data, since the exact model predicts better than nothing."""
         if variant and not self.variants[variant].known:
             del self.variants[variant]

@@ -36,11 +36,11 @@ ALL = 2**31
 """Places for any number of entries."""
 _SLICES = 10
 _BETWEEN_PROBES_S = 1.0
-"""When to try again what found no place among the probes."""
+"""Retry interval for entries that found no place among the probes, seconds."""
 
 
 class State(Enum):
-    """Where a breaker is."""
+    """State of a breaker."""
 
     CLOSED = "closed"
     HALF_OPEN = "half_open"
@@ -56,12 +56,12 @@ class Event(Enum):
 
 
 class BundleOutcome(Enum):
-    """What one answer of a replica says of the model.
+    """The verdict of one replica's answer on the model.
 
     Attributes:
         ANSWERED: At least one entry has its answer: the model works.
-        FAILURE: None has, and the model or its replica is to blame: a known good input fails as well, or what came is
-            no answer to what was asked.
+        FAILURE: None has, and the model or its replica is to blame: a known good input fails as well, or the answer
+            does not fit the request.
         SUSPECTED: None has, and the inputs may be to blame.
         NOT_COUNTED: Nothing was executed, or failed in the model: bad requests, deadlines, cancellations, no capacity.
     """
@@ -80,7 +80,7 @@ TRANSITIONS = MappingProxyType(
         (State.HALF_OPEN, Event.RECOVERED): State.CLOSED,
     }
 )
-"""Every legal move. Any other is a bug, and raises KeyError."""
+"""Every legal transition. Any other is a bug, and raises KeyError."""
 
 _ANSWERED, _FAILURE, _SUSPECTED, _NOT_COUNTED = (
     BundleOutcome.ANSWERED,
@@ -93,16 +93,11 @@ _ANSWERED, _FAILURE, _SUSPECTED, _NOT_COUNTED = (
 class CircuitBreaker:
     """The breaker of one build of a model.
 
-    Args:
-        settings: When it opens and closes.
-        now: Seconds.
-
     Attributes:
-        state: Where it is.
-        since: Since when, seconds.
-        reason: Why it left CLOSED last, for people; empty when it never has.
+        since: Start of the present state, seconds.
+        reason: Why it left CLOSED last, for people; empty if it never has.
         failures: Failures in a row, suspected ones not counted.
-        moves: How often it has come to each state.
+        moves: Number of entries into each state.
     """
 
     __slots__ = (
@@ -128,7 +123,7 @@ class CircuitBreaker:
         return f"<CircuitBreaker {self.state.value} failures={self.failures}>"
 
     def observe(self, outcome: BundleOutcome, now: float) -> None:
-        """Count one answer of a replica. While the breaker is open, answers are ignored: they tell nothing new."""
+        """Count one answer of a replica. Ignored while the breaker is open."""
         if outcome is _NOT_COUNTED or self.state is State.OPEN:
             return
         if self.state is State.HALF_OPEN:
@@ -154,11 +149,11 @@ class CircuitBreaker:
 
     @property
     def next_poll(self) -> float:
-        """When `poll` lets probes through, seconds; ``inf`` where it is not open."""
+        """When `poll` lets probes through, seconds; ``inf`` if it is not open."""
         return self.since + self._settings.reset_s if self.state is State.OPEN else inf
 
     def places(self) -> int:
-        """How many entries `admit` would let through now."""
+        """Number of entries that `admit` would let through now."""
         if self.state is not State.HALF_OPEN:
             return ALL if self.state is State.CLOSED else 0
         self._probes = [entry for entry in self._probes if entry.state is not EntryState.DONE]
@@ -169,7 +164,7 @@ class CircuitBreaker:
         return self.places() > 0
 
     def admit(self, entry: Entry) -> bool:
-        """Whether an entry may pass. In HALF_OPEN it has a probe's place then, until it has ended in whatever way."""
+        """Whether an entry may pass. In HALF_OPEN it then has a probe's place, until it has ended."""
         if not self.has_room():
             return False
         if self.state is State.HALF_OPEN:
@@ -183,7 +178,7 @@ class CircuitBreaker:
         return 0.0 if self.has_room() else _BETWEEN_PROBES_S
 
     def forgive(self) -> None:
-        """Forget what came of a replica that is not asked any more. Only in CLOSED does it change anything."""
+        """Forget the answers of a replica that was ejected. Changes something in CLOSED only."""
         if self.state is State.CLOSED:
             self._forget()
 

@@ -1,8 +1,8 @@
-"""The breakers of one model, one per build of it, and what becomes of entries whose build is not to be asked.
+"""The breakers of one model, one per build, and the fate of entries whose breaker is open.
 
 An entry for the exact model goes to the first of the model's fallbacks whose breaker lets it through; one that names a
-variant, or forbids fallbacks, is refused with the time until the next probe. The same holds for what is queued when a
-breaker opens. Verdicts on a replica that is ejected are not its model's.
+variant, or forbids fallbacks, is refused with the time until the next probe. The same holds for entries queued when a
+breaker opens. Failures of an ejected replica do not count for its model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHORTEST_RETRY_S = 1.0
 
 
 class Refused(NamedTuple):
-    """An entry that was queued when its breaker opened, and why it is not executed."""
+    """An entry that was queued when its breaker opened, with the refusal."""
 
     entry: Entry
     why: Rejection
@@ -33,16 +33,15 @@ class Breakers:
     """The breakers of one model.
 
     Args:
-        model: How the model is scheduled.
         settings: When they open and close.
-        limited: Holds the breakers that are not closed; shared with who chooses fallbacks.
+        limited: Receives the breakers that are not closed; read when fallbacks are chosen.
 
     Attributes:
-        by_variant: Every breaker there is so far; the exact model's is under ``""``.
+        by_variant: All breakers so far; the exact model's is under ``""``.
         ejection: Of the model's replicas.
         tripped: Whether any of them is not closed.
-        refused: Entries refused so far, by the variant that they asked for.
-        changes: What happened since it was last taken.
+        refused: Number of entries refused so far, by requested variant.
+        changes: Changes since they were last taken.
     """
 
     __slots__ = ("_limited", "_model", "_settings", "by_variant", "changes", "ejection", "refused", "tripped")
@@ -76,11 +75,10 @@ class Breakers:
             self._changed(variant, breaker, now)
 
     def admit(self, entry: Entry, now: float) -> Rejection | None:
-        """Let an entry pass, to a fallback if need be, or say why not.
+        """Let an entry pass, to a fallback if need be, or return the refusal.
 
         Args:
-            entry: Not queued. Its variant and batch key change where a fallback takes it.
-            now: Seconds.
+            entry: Not queued. Its variant and batch key change if a fallback takes it.
         """
         if not self.tripped:
             return None
@@ -96,7 +94,7 @@ class Breakers:
         return self._refuse(entry.variant, builds, now)
 
     def precheck(self, now: float) -> Rejection | None:
-        """Refuse early what no build of the model would take, whichever it asks for. Reserves nothing."""
+        """Refuse early if no build of the model would take an entry. Reserves nothing."""
         if not self.tripped:
             return None
         self.poll(now)
@@ -108,7 +106,7 @@ class Breakers:
         return self._refuse("", builds, now)
 
     def poll(self, now: float) -> None:
-        """Let those be probed that have been open for long enough."""
+        """Let probes through breakers that have been open for long enough."""
         for variant, breaker in self.by_variant.items():
             if breaker.state is State.OPEN:
                 breaker.poll(now)
@@ -117,11 +115,11 @@ class Breakers:
 
     @property
     def next_poll(self) -> float:
-        """When `poll` changes anything, seconds; ``inf``: not before something else happens."""
+        """When `poll` changes anything, seconds; ``inf``: not before another event."""
         return min([breaker.next_poll for breaker in self._limited.values()], default=inf)
 
     def sweep(self, queue: ModelQueue, now: float) -> list[Refused]:
-        """Take what is queued for open breakers out, or to a fallback. The caller ends what is returned."""
+        """Remove queued entries of open breakers, or move them to a fallback. The caller ends those returned."""
         self.poll(now)
         refused: list[Refused] = []
         for variant, breaker in self._limited.items():

@@ -1,12 +1,12 @@
 """Ejection: a replica that fails where the others do not gets no work for a while.
 
-A replica is ejected one failure before its model's breaker would open (see `scheduling.health.breaker` for what a
-failure is): for ``ejection_s``, and each time again for that much longer, up to ten times as long. Every ``ejection_s``
-that it then works without another ejection takes one time back. When it comes back, its first failure ejects it again.
+A replica is ejected one failure before its model's breaker would open (`scheduling.health.breaker` defines failures):
+for ``ejection_s``, and each time again for that much longer, up to ten times as long. Every ``ejection_s`` of work
+without another ejection takes one time back. After its return, its first failure ejects it again.
 
-Never all of them: at most the part ``max_ejected`` of a model's replicas, and never the last one that could be chosen.
-What the rest fails counts for the breaker, which is then the one to say that it is the model. Where others go later, or
-are held, so many come back early that this still holds (`Slots.release_holds`).
+At most the fraction ``max_ejected`` of a model's replicas is ejected, and never the last one that could be chosen.
+Failures of the rest count for the breaker. If other replicas disappear later, or are held, some return early, so that
+this still holds (`Slots.release_holds`).
 
 Source: Envoy's outlier detection (consecutive failures, ``base_ejection_time``, ``max_ejection_percent``).
 """
@@ -21,7 +21,7 @@ _LONGEST = 10
 
 
 class _Record:
-    """What is held against one replica."""
+    """Failures of one replica."""
 
     __slots__ = ("failures", "times", "until")
 
@@ -34,12 +34,9 @@ class _Record:
 class Ejection:
     """Ejects replicas of one model.
 
-    Args:
-        settings: Of its breakers.
-
     Attributes:
         count: Ejections so far.
-        records: What is held against replicas, by those that have failed.
+        records: By replicas that have failed.
     """
 
     __slots__ = ("_settings", "_threshold", "count", "records")

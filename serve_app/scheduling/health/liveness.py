@@ -14,11 +14,11 @@ _TURNS: Final = 4
 
 
 class Watch(NamedTuple):
-    """How replicas are watched, and what is called.
+    """Time-outs of replicas, and callbacks.
 
     Attributes:
-        silence_s: After so long without data a replica is unresponsive, seconds.
-        kill_s: After so long it is given up, seconds; ``None``: never.
+        silence_s: After this time without data a replica is unresponsive.
+        kill_s: After this time it is given up; ``None``: never.
         on_unresponsive: Called with the model and the replica.
         on_responsive: Called likewise, when an unresponsive one sends data again.
     """
@@ -30,19 +30,18 @@ class Watch(NamedTuple):
 
 
 class Timer(Protocol):
-    """Something that will be called."""
+    """A pending call."""
 
     def cancel(self) -> object:
-        """Do not call it."""
+        """Cancel the call."""
 
 
 class Liveness:
     """Watches one replica.
 
     Args:
-        silence_s: See `Watch`.
-        kill_s: See `Watch`.
-        call_later: Calls something after so many seconds.
+        silence_s: As of `Watch`, like ``kill_s``.
+        call_later: Schedules a call after so many seconds.
         in_flight: Whether requests are in flight.
         data_received: Whether any data has come since the last call.
         ask: Pings the replica.
@@ -51,7 +50,7 @@ class Liveness:
         on_given_up: Called once after ``kill_s``.
 
     Attributes:
-        at_rest: Whether it is to be told of what is sent next, by `begin`.
+        at_rest: Whether the next request must be reported by `begin`.
     """
 
     def __init__(
@@ -84,13 +83,13 @@ class Liveness:
         return f"<Liveness {'at rest' if self.at_rest else f'watching, {self._quiet} quiet turns'}>"
 
     def begin(self) -> None:
-        """Something has been sent."""
+        """Start to watch: a request has been sent."""
         if self.at_rest:
             self.at_rest = False
             self._timer = self._call_later(self._turn_s, self._turn)
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

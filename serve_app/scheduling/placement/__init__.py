@@ -1,1 +1,1 @@
-"""What is sent to which device, and when."""
+"""Decides what is sent to which device, and when."""

@@ -1,8 +1,8 @@
-"""Which devices are to be looked at now, and when the next one is: so that idle models cost nothing.
+"""Which devices to look at now, and when to look at the next, so that idle models cost nothing.
 
-A device is looked at after something happened to one of its models, and when the time that it has named has come.
-Nothing else can change what it would do. Times are a heap; one that a device has replaced by another stays in it until
-its turn comes, or until more than half of the heap is such.
+A device is looked at after an event of one of its models, and at the time that it has named. Nothing else can change
+its decision. Times are a heap; a replaced time stays in it until its turn comes, or until more than half of the heap is
+stale.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Agenda:
     """Devices to look at, and when.
 
     Attributes:
-        touched: Devices to which something has happened since `take`.
-        due: What each device named last, seconds; only those that named any.
+        touched: Devices with events since `take`.
+        due: The time that each device named last, seconds; only those that named any.
     """
 
     __slots__ = ("_heap", "_pushed", "due", "touched")
@@ -38,12 +38,12 @@ class Agenda:
         return len(self._heap)
 
     def touch(self, device: Device, model: ModelState) -> None:
-        """Something has happened to a model of a device."""
+        """Record an event of a device's model."""
         device.active[model] = None
         self.touched[device] = None
 
     def note(self, device: Device, at: float) -> None:
-        """Look at a device at this time, in seconds, instead of when it said before; ``inf``: never."""
+        """Look at a device at this time, seconds, instead of the time before; ``inf``: never."""
         due = self.due
         if at == inf:
             due.pop(device, None)
@@ -57,12 +57,12 @@ class Agenda:
             self._pushed = len(due)
 
     def forget(self, device: Device) -> None:
-        """A device is no more."""
+        """Remove a device."""
         self.touched.pop(device, None)
         self.note(device, inf)
 
     def take(self, now: float) -> dict[Device, None]:
-        """Whatever is to be looked at now, once each; the caller notes when each of them is to be looked at again."""
+        """Take all devices to look at now, once each; the caller notes their next times."""
         taken, heap = self.touched, self._heap
         self.touched = {}
         while heap and heap[0][0] <= now:
@@ -74,7 +74,7 @@ class Agenda:
         return taken
 
     def next_at(self) -> float:
-        """When the next device is to be looked at if none is touched, seconds; ``inf``: never."""
+        """When to look at the next device if none is touched, seconds; ``inf``: never."""
         heap = self._heap
         while heap:
             at, _, device = heap[0]

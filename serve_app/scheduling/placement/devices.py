@@ -1,8 +1,8 @@
 """Devices: which model's entries go to a replica next, and when.
 
-Every model belongs to one device. A model on its own sends its entries ahead, so that its replicas' gates can compose
-batches of them (`DedicatedDevice`). Models that share processes have a device together, which is handed to the
-scheduler: it says which of them is next, where it runs, and what else is to be done there.
+Every model belongs to one device. A model of its own sends its entries ahead, so that its replicas' gates can compose
+batches of them (`DedicatedDevice`). Models that share processes have a common device, which is passed to the scheduler:
+it decides which model is next, where it runs, and what else happens there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from serve_app.scheduling.slots import Replica
 
 _PRIORITIES = tuple(Priority)
 _COALESCE_FRACTION = 0.0625
-"""Entries that come within this part of an execution travel together to a busy replica."""
+"""Entries that arrive within this fraction of an execution travel together to a busy replica."""
 _COALESCE_S = 0.001
-"""The same where an execution is so short that a bundle, a task and a message in two processes, costs more."""
+"""The same for short executions, where a bundle, a task and a message in two processes cost more."""
 _TIED_FROM_S = 0.005
-"""Entries are tied where executions take as long: a copy costs two processes a message, and saves a part of one."""
+"""Entries are tied if executions take at least this: a copy costs two processes a message, and saves a part of one."""
 _APART_S = 0.002
 """Bundles of models whose rows take as long hold no more than share a run; where lengths differ, that is one entry."""
 _MAX_PARTS_OF_BATCH = 2
@@ -32,11 +32,11 @@ _MIN_ROWS = 2
 """A bundle for a busy replica has at most the rows of a usual batch over the first, and may have the second: what a
 batch leaves over of a bundle goes back to its router."""
 _BUNDLE_S = 0.005
-"""Beside an execution that takes as long, what a bundle costs its two processes is small: it may have so much."""
+"""Beside an execution of this length, the cost of a bundle for its two processes is small, so it may have more rows."""
 
 
 class NextBundle(NamedTuple):
-    """A bundle that was taken from a queue, and where it goes."""
+    """A bundle taken from a queue, with its destination."""
 
     model: ModelState
     replica: Replica
@@ -46,16 +46,16 @@ class NextBundle(NamedTuple):
     variant: str
     predicted_s: float
     tied: Sequence[Replica] = ()
-    """Other replicas that get the same entries: who is free first runs them."""
+    """Other replicas with the same entries: the first free one runs them."""
 
 
 class DeviceChange(NamedTuple):
-    """What an event of a device means for its models. The scheduler applies it in this order.
+    """The effect of a device's event on its models. The scheduler applies it in this order.
 
     Attributes:
-        refused: Models that nothing is to wait for now, and why.
+        refused: Models whose entries must not wait now, and why.
         replicas: By model, where it can run from now on.
-        gained: Models that can run at one more place, where also what silent replicas have is tried.
+        gained: Models that can run at one more place, where entries of silent replicas are tried, too.
     """
 
     refused: Sequence[tuple[ModelState, Rejection]] = ()
@@ -64,14 +64,14 @@ class DeviceChange(NamedTuple):
 
 
 class Device:
-    """What models compute on. Its methods do nothing unless a device says otherwise.
+    """The place where models compute. Its methods do nothing unless a subclass overrides them.
 
     Attributes:
-        name: Of a device that models share; empty for that of one model.
+        name: Of a shared device; empty for that of one model.
         models: Names of models that share it from the start.
         concurrency: Executions at once over all its models; 0: as many as they have replicas.
-        active: Models with anything queued, and those to which something else may happen.
-        recheck_at: When `next_bundle` is to be called again if nothing else happens, seconds; ``inf``: never.
+        active: Models with queued entries or other pending events.
+        recheck_at: When to call `next_bundle` again without another event, seconds; ``inf``: never.
     """
 
     __slots__ = ("active", "concurrency", "models", "name", "recheck_at")
@@ -86,47 +86,47 @@ class Device:
     # ---------------------------------------------------------------- models
 
     def join(self, model: ModelState) -> None:
-        """A model is to run here. Raises ValueError where it cannot."""
+        """Add a model. Raises ValueError if it cannot run here."""
 
     def leave(self, model: ModelState, bundles: Collection[int]) -> None:
-        """A model runs here no more, and its bundles no longer count."""
+        """Remove a model; its bundles no longer count."""
 
     # ---------------------------------------------------------------- events
 
     def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
-        """An entry of a model was accepted."""
+        """Record that an entry of a model was accepted."""
 
     def late(self, model: ModelState, now: float) -> bool:  # noqa: ARG002 - of devices with more to do
-        """An entry of a model could not be in time, and was not accepted. Returns whether that changes anything."""
+        """Record that an entry was refused since it could not be in time. Returns whether that changes anything."""
         return False
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
-        """A bundle was sent."""
+        """Record that a bundle was sent."""
 
     def ended(self, bundle_id: int) -> None:
-        """A bundle was answered, failed, or was given up."""
+        """Record that a bundle was answered, failed, or was given up."""
 
     def on_event(self, event: object, now: float) -> DeviceChange:  # noqa: ARG002 - of devices with events
-        """Something has happened that only this kind of device knows of."""
+        """Handle an event of this kind of device."""
         raise TypeError(f"{type(self).__name__} has no event {event!r}")
 
     # ------------------------------------------------------------- questions
 
     @property
     def wake_at(self) -> float:
-        """When to ask again for the next bundle, or something else happens by itself, seconds; ``inf``: never."""
+        """When to ask again for the next bundle, or for an event of its own, seconds; ``inf``: never."""
         return self.recheck_at
 
     def wait_s(self, now: float) -> float:  # noqa: ARG002 - of devices with bundles in flight
-        """How long until one more execution is predicted to have room on the device, seconds."""
+        """Predicted time until one more execution has room on the device, seconds."""
         return 0.0
 
     def ready_s(self, model: ModelState, now: float) -> float:  # noqa: ARG002 - of devices that start models
-        """How long until a model without replicas can run at all, if nothing is ahead of it, seconds."""
+        """Time until a model without replicas can run, if nothing is ahead of it, seconds."""
         return 0.0
 
     def refusal(self, model: ModelState, now: float) -> Rejection | None:  # noqa: ARG002 - of devices that start models
-        """Why nothing is to wait for a model without replicas now."""
+        """Why entries must not wait for a model without replicas now."""
         return None
 
     def can_start(self, model: ModelState) -> bool:  # noqa: ARG002 - of devices that start models
@@ -135,7 +135,7 @@ class Device:
 
     @property
     def places(self) -> int:
-        """How many processes that its models share can be reached."""
+        """Number of reachable processes that its models share."""
         return 0
 
     def snapshot(self) -> dict[str, Any]:
@@ -145,23 +145,22 @@ class Device:
     # ------------------------------------------------------------- decisions
 
     def wake(self, now: float) -> None:
-        """The time that it has named has come: make those models active to which something happens by itself now."""
+        """Activate the models with a due event of their own."""
 
     def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:
-        """Take the next bundle from a queue, for a replica with room; ``None`` when nothing goes now.
+        """Take the next bundle from a queue, for a replica with room; ``None`` if nothing goes now.
 
         Expired entries must have been taken out before. The caller counts the bundle in.
 
         Args:
-            now: Seconds.
             given_up: Receives the entries that are not worth executing any more. The caller ends them.
         """
         raise NotImplementedError
 
     def orders(self, now: float, given_up: list[Entry]) -> Sequence[Any]:  # noqa: ARG002 - of devices with orders
-        """A decision ends: what is to be done there beside running bundles; arguments as of `next_bundle`.
+        """At the end of a decision, return the orders besides bundles; arguments as of `next_bundle`.
 
-        It is asked of devices with a name. Models with nothing to do need not be active any more.
+        Called for devices with a name. Models with nothing to do need not be active any more.
         """
         return ()
 
@@ -170,10 +169,8 @@ class DedicatedDevice(Device):
     """A model whose replicas share nothing with other models.
 
     Entries go to a replica at once while there is room (`Slots`), so that its gate has them when the session is free.
-    What comes within a part of an execution travels together, unless it is more urgent than all that is there.
-
-    Args:
-        model: The model.
+    Those that arrive within a fraction of an execution travel together, unless one is more urgent than everything
+    there.
     """
 
     __slots__ = ("_model",)
@@ -185,11 +182,11 @@ class DedicatedDevice(Device):
 
     @property
     def wake_at(self) -> float:
-        """When to ask again for the next bundle, or something else happens by itself, seconds; ``inf``: never."""
+        """When to ask again for the next bundle, or for an event of its own, seconds; ``inf``: never."""
         return min(self.recheck_at, self._model.wake_at)
 
     def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:  # noqa: ARG002 - a `Device`
-        """Take the next bundle from the queue, for a replica with room; ``None`` when nothing goes now."""
+        """Take the next bundle from the queue, for a replica with room; ``None`` if nothing goes now."""
         self.recheck_at = inf
         model = self._model
         queue, slots, most = model.queue, model.slots, model.settings.max_rows
@@ -208,7 +205,7 @@ class DedicatedDevice(Device):
                 if (following := self._dealt(priority, now)) is not None:
                     return following
                 continue
-            # Of one replica nothing is to be compared.
+            # One replica needs no comparison.
             replica = slots.choose(priority, most, now, model.per_row_s if len(slots.replicas) > 1 else 0.0)
             if replica is None:
                 continue
@@ -220,13 +217,13 @@ class DedicatedDevice(Device):
                 send_at = replica.sent_at + (_COALESCE_S if 0.0 < alone_s < _APART_S else _COALESCE_FRACTION * alone_s)
                 if now < send_at:
                     self.recheck_at = send_at
-                    return None  # what is less urgent does not go before it
+                    return None  # less urgent entries do not go before it
             tied = self._tied(priority, replica, head)
             return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most), tied)
         return None
 
     def _tied(self, priority: Priority, replica: Replica, head: Entry) -> Sequence[Replica]:
-        """Where else entries go that this replica cannot begin at once, so that the first free replica runs them."""
+        """Other replicas for entries that this one cannot begin at once, so that the first free replica runs them."""
         model, copies = self._model, self._model.settings.copies
         if not replica.bundles or not replica.linked or copies == 1 or head.is_cut:
             return ()
@@ -242,7 +239,7 @@ class DedicatedDevice(Device):
         return min(model.settings.max_rows, max(_MIN_ROWS, round(model.run_rows / _MAX_PARTS_OF_BATCH), light))
 
     def _together(self, head: Entry) -> int:
-        """Most rows of a bundle with this head: what its gate would not run at once goes back, and is made again."""
+        """Most rows of a bundle with this head: rows that its gate does not run at once return, and are sent again."""
         model = self._model
         if model.per_row_s < _APART_S:
             return model.settings.max_rows
@@ -250,7 +247,7 @@ class DedicatedDevice(Device):
         return 1 if len(latency.buckets) > 1 else latency.enough(head.bucket, model.settings.max_rows)
 
     def _take(self, priority: Priority, head: Entry, replica: Replica, most: int) -> list[Entry]:
-        """Entries of one batch key, those of the class first and then of less urgent ones, as far as there is room."""
+        """Take entries of one batch key as far as there is room, those of the class before less urgent ones."""
         model = self._model
         queue, batch_key = model.queue, head.batch_key
         room = model.slots.window * model.settings.max_rows
@@ -269,8 +266,8 @@ class DedicatedDevice(Device):
     def _dealt(self, priority: Priority, now: float) -> NextBundle | None:
         """A bundle of several tenants' entries, first of the one with the fewest rows at the replicas for its weight.
 
-        A tenant with less there than its part of the room finds room in any case: else the entries of one that sends
-        more would be all that the gates can choose from.
+        A tenant with less there than its part always finds room: otherwise the gates could choose only from entries of
+        a tenant that sends more.
         """
         model = self._model
         slots, most = model.slots, model.settings.max_rows

@@ -33,7 +33,7 @@ class Calendar:
         self._cells: list[int] = []
 
     def push(self, pair: Pair) -> None:
-        """Take a pair in."""
+        """Add a pair."""
         deadline = pair[0]
         cell = int(deadline * _CELLS_PER_S) if deadline < _LATEST else _LAST_CELL
         if cell <= self._until:
@@ -45,7 +45,7 @@ class Calendar:
             heappush(self._cells, cell)
 
     def first(self) -> Pair | None:
-        """The smallest pair; ``None`` without any."""
+        """The smallest pair, or ``None``."""
         if not self._now:
             if not self._cells:
                 return None
@@ -55,7 +55,7 @@ class Calendar:
         return self._now[0]
 
     def pop(self) -> Pair | None:
-        """Take the smallest pair out; ``None`` without any."""
+        """Remove the smallest pair, or return ``None``."""
         return heappop(self._now) if self._now or self.first() is not None else None
 
     def keep(self, ids: Container[int]) -> None:

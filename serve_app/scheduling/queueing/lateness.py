@@ -1,4 +1,4 @@
-"""What clients are told whose deadline nothing could meet."""
+"""Messages to clients whose deadline nothing could meet."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ _NAME_ONE: Final = "name a longer deadline (X-Timeout-Ms, parameters.timeout)"
 
 
 def too_short(entry: Entry, solo_s: float, has_s: float) -> str:
-    """Say that a deadline is too short whatever else the server has to do.
+    """The message that a deadline is too short whatever else the server has to do.
 
     Args:
-        entry: Its request.
-        solo_s: How long the request takes if nothing else does, seconds.
-        has_s: How long it may take, seconds.
+        solo_s: Time of the request alone.
+        has_s: Time that it may take.
     """
     allows = "this request allows" if entry.default_of is None else f"class {entry.default_of.label} allows"
     return f"the model takes about {shown_s(solo_s)} alone; {allows} {shown_s(has_s)}: {advice(entry.default_of)}"
 
 
 def advice(default_of: Priority | None) -> str:
-    """What to do about a deadline that is too short; of the class that gave it, or of the request."""
+    """Advice on a deadline that is too short; of the class that gave it, or of the request."""
     return _NAME_ONE if default_of is None else f"{_NAME_ONE} or raise classes.{default_of.label}.timeout_ms"
 
 

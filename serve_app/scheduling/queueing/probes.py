@@ -16,7 +16,7 @@ class Probes:
         self._last: float | None = None
 
     def allow(self, now: float) -> bool:
-        """Whether this one passes."""
+        """Whether this one may pass."""
         if self._last is None or self._refused >= _PROBE_EVERY - 1 or now - self._last >= _PROBE_INTERVAL_S:
             self._last = now
             self._refused = 0

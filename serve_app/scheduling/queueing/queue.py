@@ -39,10 +39,10 @@ _EMPTY_ALLOWED: Final = 8
 
 
 class Merged:
-    """Several tenants' entries of one batch key as if they were in one queue, while a batch is put together.
+    """Several tenants' entries as if they were in one queue, while a batch is composed.
 
     Args:
-        queues: The tenants'. What is pushed back is not seen any more.
+        queues: The tenants'. Entries pushed back are not seen any more.
     """
 
     __slots__ = ("_batch_key", "_heads", "_queues")
@@ -53,11 +53,11 @@ class Merged:
         self._heads: list[tuple[float, int, TenantQueue]] = []
 
     def head(self, batch_key: str | None = None) -> Entry | None:
-        """As `TenantQueue.head`."""
+        """The entry with the earliest deadline, as `TenantQueue.head`."""
         return _earliest(self._queues.values(), batch_key)
 
     def take_head(self, batch_key: str) -> Entry | None:
-        """As `TenantQueue.take_head`."""
+        """Take the entry with the earliest deadline, as `TenantQueue.take_head`."""
         if batch_key != self._batch_key:
             self._batch_key = batch_key
             heads = ((queue.head(batch_key), queue) for queue in self._queues.values())
@@ -75,23 +75,18 @@ class Merged:
         return entry
 
     def first_of(self, size: Size) -> Entry | None:
-        """As `TenantQueue.first_of`."""
+        """The entry of a size with the earliest deadline, as `TenantQueue.first_of`."""
         found = [first for queue in self._queues.values() if (first := queue.first_of(size)) is not None]
         return min(found, key=_order, default=None)
 
     def push(self, entry: Entry) -> None:
-        """Give an entry back to its tenant's queue."""
+        """Return an entry to its tenant's queue."""
         self._batch_key = None
         self._queues[entry.tenant].push(entry)
 
 
 class OfSize:
-    """The entries of one size in a queue, while a batch is put together; then the others are given back.
-
-    Args:
-        queue: Where they are.
-        size: Their size.
-    """
+    """The entries of one size in a queue, while a batch is composed; `restore` returns the others."""
 
     __slots__ = ("_passed_over", "_queue", "_size")
 
@@ -101,17 +96,17 @@ class OfSize:
         self._passed_over: list[Entry] = []
 
     def take_head(self, batch_key: str) -> Entry | None:
-        """As `TenantQueue.take_head`."""
+        """Take the entry of the size with the earliest deadline, as `TenantQueue.take_head`."""
         while (entry := self._queue.take_head(batch_key)) is not None and size_of(entry) != self._size:
             self._passed_over.append(entry)
         return entry
 
     def push(self, entry: Entry) -> None:
-        """Give an entry back."""
+        """Return an entry."""
         self._queue.push(entry)
 
     def restore(self) -> None:
-        """Give everything back that was passed over."""
+        """Return all entries that were passed over."""
         for entry in self._passed_over:
             self._queue.push(entry)
 
@@ -120,9 +115,9 @@ class ClassQueue(Counts):
     """Entries of one (model, class).
 
     Attributes:
-        has_tenants: Whether there is more than one tenant that counts.
-        sizes: What its sizes of requests had.
-        service: What its tenants had.
+        has_tenants: Whether more than one tenant counts.
+        sizes: Attainment by size of request.
+        service: Server time by tenant.
     """
 
     __slots__ = ("_sole", "_tenants", "has_tenants", "service", "sizes")
@@ -158,7 +153,7 @@ class ClassQueue(Counts):
         return [queue for queue in self._tenants.values() if queue]
 
     def push(self, entry: Entry) -> None:
-        """Queue an entry. Raises ValueError when its id is queued here already."""
+        """Queue an entry. Raises ValueError if its id is queued already."""
         sole = self._sole
         if sole is not None and sole.tenant == entry.tenant:
             sole.push(entry)
@@ -167,14 +162,14 @@ class ClassQueue(Counts):
         (self._come(entry) if queue is None else queue).push(entry)
 
     def head(self, batch_key: str | None = None) -> Entry | None:
-        """The entry with the earliest deadline, of this batch key or (``None``) of all; ``None`` without any."""
+        """The entry with the earliest deadline, of this batch key or (``None``) of all, or ``None``."""
         sole = self._sole
         if sole is None:
             return _earliest(self._tenants.values(), batch_key)
         return sole.known_head if batch_key is None and sole.known_head is not None else sole.head(batch_key)
 
     def pop(self) -> Entry:
-        """Take the entry with the earliest deadline. Raises IndexError when empty."""
+        """Take the entry with the earliest deadline. Raises IndexError if empty."""
         entry = self.head()
         if entry is None:
             raise IndexError("pop from an empty queue")
@@ -190,16 +185,16 @@ class ClassQueue(Counts):
         return None if entry is None else self._tenants[entry.tenant].take_head(batch_key)
 
     def take(self, into: list[Entry], room: int, batch_key: str = "") -> int:
-        """Pop entries of one batch key in order while they fit; see `TenantQueue.take`."""
+        """Take entries of one batch key in order while they fit, as `TenantQueue.take`."""
         sole = self._sole
         return _take(self, into, room, batch_key) if sole is None else sole.take(into, room, batch_key)
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out of the middle. Raises KeyError when it is not queued here."""
+        """Remove an entry. Raises KeyError if it is not queued here."""
         self._tenants[entry.tenant].remove(entry)
 
     def expire(self, now: float, into: list[Entry]) -> None:
-        """Pop every entry whose deadline has passed."""
+        """Remove every entry whose deadline has passed."""
         sole = self._sole
         if sole is not None and (head := sole.known_head) is not None and head.deadline > now:
             return
@@ -212,7 +207,7 @@ class ClassQueue(Counts):
     # ------------------------------------------------------------- tenants
 
     def turns(self) -> tuple[TenantQueue | Merged, Sequence[TenantQueue]]:
-        """Whose entries go first, by deadline; and the tenants that fill up after them, the least served first.
+        """The queue whose entries go first, by deadline; and the tenants that fill up after it, the least served first.
 
         At least one entry must be queued.
         """
@@ -233,12 +228,12 @@ class ClassQueue(Counts):
         return waiting[0] if first == 1 else Merged(waiting[:first]), waiting[first:]
 
     def served(self, entries: Sequence[Entry], seconds: float, part: float, priority: Priority) -> None:
-        """Account for a batch that was composed.
+        """Charge a composed batch.
 
         Args:
             entries: Of the batch, all classes.
             seconds: Its predicted time.
-            part: The part of its rows that is of this class, over 0 to 1.
+            part: Fraction of its rows that is of this class, over 0 to 1.
             priority: This class.
         """
         service, sole = self.service, self._sole
@@ -261,7 +256,7 @@ class ClassQueue(Counts):
         return max([queue.weight for queue in self._tenants.values()])
 
     def _come(self, entry: Entry) -> TenantQueue:
-        """A tenant that has no queue yet gets one."""
+        """Make a queue for a new tenant."""
         tenants = self._tenants
         if self._sole is not None:
             self.service.at_level(self._sole.tenant)
@@ -274,7 +269,7 @@ class ClassQueue(Counts):
         return queue
 
     def _settle(self, queue: TenantQueue) -> None:
-        """Only one tenant waits: forget the others if they have nothing to be remembered for."""
+        """Forget the other tenants, if none of them has used server time that counts."""
         service = self.service
         others = [other for other in self._tenants if other != queue.tenant]
         if all(service.is_forgotten(other) for other in others):
@@ -289,7 +284,6 @@ def _order(entry: Entry) -> tuple[float, int]:
 
 
 def _earliest(queues: Iterable[TenantQueue], batch_key: str | None) -> Entry | None:
-    """The head with the earliest deadline of several queues."""
     best: Entry | None = None
     for queue in queues:
         head = queue.head(batch_key)
@@ -311,16 +305,16 @@ def _take(queue: ClassQueue, into: list[Entry], room: int, batch_key: str) -> in
 
 
 class ModelQueue:
-    """Everything queued for one model.
+    """All queued entries of one model.
 
     Args:
         totals: Queued per class, over all models.
-        size_fairness: See `ModelScheduling`.
+        size_fairness: As of `ModelScheduling`.
 
     Attributes:
         fresh: Per class, in order of urgency: entries that no bundle has carried yet.
-        retry: Per class: entries whose first bundle failed. They are kept apart because they travel alone.
-        total: Its rows in all classes, retries included.
+        retry: Per class: entries whose first bundle failed. They travel alone.
+        total: Rows in all classes, retries included.
     """
 
     __slots__ = ("_all", "fresh", "retry", "total")
@@ -346,21 +340,21 @@ class ModelQueue:
         return entry in (self.retry if entry.attempts else self.fresh)[entry.priority - 1]
 
     def push(self, entry: Entry) -> None:
-        """Queue an entry under its class; a retry is recognised by its attempts."""
+        """Queue an entry under its class, as a retry if it has attempts."""
         (self.retry if entry.attempts else self.fresh)[entry.priority - 1].push(entry)
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out. Raises KeyError when it is not queued."""
+        """Remove an entry. Raises KeyError if it is not queued."""
         (self.retry if entry.attempts else self.fresh)[entry.priority - 1].remove(entry)
 
     def clear(self) -> list[Entry]:
-        """Take everything out."""
+        """Remove all entries."""
         entries: list[Entry] = []
         self.expire(inf, entries)
         return entries
 
     def expire(self, now: float, into: list[Entry]) -> None:
-        """Pop every entry whose deadline has passed."""
+        """Remove every entry whose deadline has passed."""
         for queue in self._all:
             if queue.rows:
                 queue.expire(now, into)
@@ -368,13 +362,12 @@ class ModelQueue:
     def served(
         self, entries: Sequence[Entry], seconds: float, chosen: Priority, fill_parts: Iterable[tuple[Priority, float]]
     ) -> None:
-        """Account for a batch of fresh entries; see `ClassQueue.served`.
+        """Charge a batch of fresh entries, as `ClassQueue.served`.
 
         Args:
             entries: They have left the queue.
-            seconds: Predicted time.
             chosen: The class that heads it.
-            fill_parts: Other classes in it with their parts of its rows, 0 to 1.
+            fill_parts: Other classes in it with their fractions of its rows, 0 to 1.
         """
         own = 1.0
         for priority, part in fill_parts:
@@ -383,12 +376,12 @@ class ModelQueue:
         self.fresh[chosen - 1].served(entries, seconds, own, chosen)
 
     def ended(self, entries: Iterable[Entry], *, ran: bool) -> None:
-        """Fresh entries were run, or given up; those that expire are counted already."""
+        """Record that fresh entries were run, or given up; expired ones are counted already."""
         for entry in entries:
             self.fresh[entry.priority - 1].sizes.ended(entry, ran=ran)
 
     def next_deadline(self) -> float:
-        """The earliest deadline of all entries; ``inf`` when empty."""
+        """The earliest deadline of all entries; ``inf`` if empty."""
         earliest = inf
         for queue in self._all:
             if queue.rows and (head := queue.head()) is not None and head.deadline < earliest:
@@ -396,7 +389,7 @@ class ModelQueue:
         return earliest
 
     def lengths(self) -> dict[Priority, QueueLength]:
-        """What each class has queued."""
+        """Queue length per class."""
         return {
             priority: QueueLength(len(fresh) + len(retry), fresh.rows + retry.rows, fresh.nbytes + retry.nbytes)
             for priority, fresh, retry in zip(Priority, self.fresh, self.retry, strict=True)

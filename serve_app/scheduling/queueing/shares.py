@@ -1,15 +1,15 @@
-"""Guaranteed shares: why a lower class is never starved by a saturating higher one.
+"""Guaranteed shares: a lower class is never starved by a saturating higher one.
 
 Classes are near-strict: the most urgent class with work goes first. But every class earns credit, ``min_share`` of the
-predicted server time of each bundle that is dispatched while it has work waiting. Once the credit covers what its head
-would cost, it takes the room that a more urgent class leaves in its bundle before all others do: that costs the more
-urgent one nothing. Where there is no room, its credit grows until it is worth a full batch; then it goes first and
-pays for its part of the bundle (`Gate.next`). It may go into debt, since what follows the head can be
-larger than the head: over time it gets its share of server time, not more. What it gets in its turn, and rows that
-ride along in another class's bundle, are service too. They count for up to two seconds of its share in advance: a
-class that is served well anyway does not go first on top of that, and is not starved for long afterwards.
+predicted server time of each bundle that is dispatched while it has work waiting. Once the credit covers the cost of
+its head, the class is the first to use the room that a more urgent class leaves in its bundle, which costs the more
+urgent one nothing. Without room, its credit grows until it is worth a full batch; then the class goes first and pays
+for its part of the bundle (`Gate.next`). It may go into debt, since the entries after the head can be larger than the
+head: over time it gets its share of server time, not more. Its regular turns, and rows in another class's bundle, are
+service too. They count for up to two seconds of its share in advance: a class that is served well anyway does not go
+first on top of that, and is not starved for long afterwards.
 
-While predictions are 0.0 (nothing is known of the model), every bundle counts the same.
+While predictions are 0.0 (the latency is unknown), every bundle counts the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Shares:
     """The credits of one model's classes.
 
     Args:
-        min_share: Share per class, each 0 to 1.
+        min_share: Per class, each 0 to 1.
 
     Attributes:
         credit_s: Predicted server seconds that each class has earned and not used. Negative is debt.
@@ -43,7 +43,7 @@ class Shares:
         return self._min_share[priority] > 0.0 and self.credit_s[priority] >= max(cost_s, _UNKNOWN_COST_S)
 
     def held_back(self, priority: Priority, seconds: float) -> None:
-        """A class's work was held back for so long while the device could have run it: that earns its share, too."""
+        """Record that a class's work was held back while the device could have run it: that earns its share, too."""
         self.credit_s[priority] += self._min_share[priority] * seconds
 
     def dispatched(
@@ -55,13 +55,13 @@ class Shares:
         *,
         on_credit: bool,
     ) -> None:
-        """Account for one bundle.
+        """Charge one bundle.
 
         Args:
             cost_s: Predicted server time of the bundle.
             waiting: Classes that had dispatchable work when it was formed.
             chosen: The class that heads the bundle.
-            fill_parts: Other classes in the bundle with their parts of its rows, 0 to 1.
+            fill_parts: Other classes in the bundle with their fractions of its rows, 0 to 1.
             on_credit: Whether its class went first on credit, and not because it was the most urgent.
         """
         cost_s = max(cost_s, _UNKNOWN_COST_S)
@@ -78,7 +78,7 @@ class Shares:
             self._served(chosen, cost_s * own)
 
     def _served(self, priority: Priority, seconds: float) -> None:
-        """A class was served without going first on credit."""
+        """Charge a class that did not go first on credit."""
         credit = self.credit_s[priority]
         least = -_REMEMBERED_S * self._min_share[priority]
         if credit > least:
@@ -86,7 +86,7 @@ class Shares:
 
 
 def fill_parts_of(entries: Iterable[Entry], rows: int, chosen: Priority) -> list[tuple[Priority, float]]:
-    """The classes other than ``chosen`` in a batch of so many rows, with their parts of them, 0 to 1."""
+    """The classes other than ``chosen`` in a batch of so many rows, with their fractions, 0 to 1."""
     riding: dict[Priority, int] = {}
     for entry in entries:
         if entry.priority is not chosen:

@@ -1,9 +1,9 @@
 """Fairness over sizes: no kind of request is given up so often that hardly any of it is ever in time.
 
-The run with the most answers per second leaves out what costs much: in an overload that is always the same requests,
-those of many rows and long sequences. So every size of a class, its cost bucket and its rows up to the next powers of
-two, has a deficit: the answers by which it is short of a part of the class's mean attainment. A size that is short of a
-whole answer goes first, with others of its size, until it is not.
+The run with the most answers per second leaves out expensive requests: in an overload always those of many rows and
+long sequences. So every size of a class, its cost bucket and its rows up to the next powers of two, has a deficit: the
+answers by which it is short of a fraction of the class's mean attainment. A size that is short of a whole answer goes
+first, with others of its size, until it is not.
 
 Source: the deficit counter of deficit round robin (Shreedhar and Varghese, SIGCOMM 1995), in answers.
 """
@@ -19,7 +19,7 @@ Size = tuple[int, int]
 
 _RECENT: Final = 1.0 / 256
 _MOST: Final = 4.0
-"""Deficits are counted so far, in both directions, in answers: neither credit nor debt grows without bound."""
+"""Bound of deficits in both directions, in answers: neither credit nor debt grows without bound."""
 _REMEMBERED: Final = 64
 
 
@@ -32,7 +32,7 @@ class SizeFairness:
     """The deficits of one class.
 
     Args:
-        part: Of the class's mean attainment that each size is to have, 0 to 1; 0: none is ever short.
+        part: Fraction of the class's mean attainment that each size is to have, 0 to 1; 0: none is ever short.
     """
 
     __slots__ = ("_deficit", "_mean", "_part")
@@ -43,7 +43,7 @@ class SizeFairness:
         self._deficit: dict[Size, float] = {}
 
     def ended(self, entry: Entry, *, ran: bool) -> None:
-        """An entry of this class was run, or given up."""
+        """Record that an entry of this class was run, or given up."""
         deficit, answers = self._deficit, float(ran)
         self._mean += _RECENT * (answers - self._mean)
         size = size_of(entry)
@@ -53,7 +53,7 @@ class SizeFairness:
             del deficit[min(deficit, key=lambda size: abs(deficit[size]))]
 
     def short(self) -> list[Size]:
-        """The sizes that are short of an answer, the one that is short of most first."""
+        """The sizes that are short of an answer, the one with the largest deficit first."""
         deficit = self._deficit
         if max(deficit.values(), default=0.0) < 1.0:
             return []

@@ -61,15 +61,11 @@ class TenantQueue:
     """Entries of one tenant of one (model, class), earliest deadline first; equal deadlines in the order of their ids.
 
     Args:
-        counts: Of its class, which it keeps.
-        tenant: Its name.
-        weight: Its weight.
+        counts: Of its class, which it updates.
 
     Attributes:
-        tenant: Its name.
-        weight: Its weight.
         nbytes: Bytes queued.
-        known_head: The head, where it is known: most questions for it come while it stays the same.
+        known_head: The head, if known: most reads of it come while it stays the same.
     """
 
     __slots__ = (
@@ -106,7 +102,7 @@ class TenantQueue:
         return self._pairs
 
     def push(self, entry: Entry) -> None:
-        """Queue an entry. Raises ValueError when its id is queued here already."""
+        """Queue an entry. Raises ValueError if its id is queued already."""
         entries = self._entries
         if entry.id in entries:
             raise ValueError(f"entry {entry.id} is queued already")
@@ -132,7 +128,7 @@ class TenantQueue:
         totals.nbytes += nbytes
 
     def head(self, batch_key: str | None = None) -> Entry | None:
-        """The entry with the earliest deadline, of this batch key or (``None``) of all; ``None`` without any."""
+        """The entry with the earliest deadline, of this batch key or (``None``) of all, or ``None``."""
         head = self.known_head
         if head is not None and (batch_key is None or batch_key == head.batch_key):
             return head
@@ -159,7 +155,7 @@ class TenantQueue:
         return min(found, key=lambda entry: (entry.deadline, entry.id), default=None)
 
     def pop(self) -> Entry:
-        """Take the entry with the earliest deadline. Raises IndexError when empty."""
+        """Take the entry with the earliest deadline. Raises IndexError if empty."""
         entry = self.head()
         if entry is None:
             raise IndexError("pop from an empty queue")
@@ -182,12 +178,12 @@ class TenantQueue:
         return None
 
     def take(self, into: list[Entry], room: int, batch_key: str = "") -> int:
-        """Pop entries of one batch key in order while their rows fit into ``room``, and none of them `Entry.is_cut`.
+        """Take entries of one batch key in order while their rows fit into ``room``, and none of them `Entry.is_cut`.
 
         Args:
             into: Receives the entries.
-            room: Most rows to take.
-            batch_key: The batch key to take from; others are passed over.
+            room: Most rows.
+            batch_key: Other entries are passed over.
 
         Returns:
             The rows taken. The first entry that does not fit ends it and stays the head.
@@ -203,22 +199,22 @@ class TenantQueue:
         return room - left
 
     def newest(self) -> Entry:
-        """The entry that was queued last. Raises StopIteration when empty."""
+        """The entry queued last. Raises StopIteration if empty."""
         return next(reversed(self._entries.values()))
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out of the middle. Raises KeyError when it is not queued here."""
+        """Remove an entry. Raises KeyError if it is not queued here."""
         del self._entries[entry.id]
         self._forget(entry)
 
     def expire(self, now: float, into: list[Entry]) -> None:
-        """Pop every entry whose deadline has passed."""
+        """Remove every entry whose deadline has passed."""
         while (entry := self.known_head or self.head()) is not None and entry.deadline <= now:
             self.take_head(entry.batch_key)
             into.append(entry)
 
     def _first(self, batch_key: str) -> Pair | None:
-        """The first pair of a batch key that is not stale, or ``None`` when nothing of it is queued."""
+        """The first pair of a batch key that is not stale, or ``None``."""
         calendar = self._calendars.get(batch_key)
         if calendar is None:
             return None
@@ -231,7 +227,7 @@ class TenantQueue:
         return None
 
     def _forget(self, entry: Entry) -> None:
-        """Count out an entry that has left the dict, and rebuild the calendars when too much of them is stale."""
+        """Update the counts after an entry has left the dict, and rebuild the calendars if they are too stale."""
         if entry is self.known_head:
             self.known_head = None
         rows, nbytes, counts = entry.rows, entry.nbytes, self._counts

@@ -19,20 +19,20 @@ from math import inf
 from typing import Final
 
 CREDIT_BATCHES: Final = 4.0
-"""How far below the level a tenant that comes back begins, in batches."""
+"""A returning tenant begins this many batches below the level."""
 _EVEN_BATCHES: Final = 1.0
-"""Tenants that are no more than this apart, in batches, are served alike."""
+"""Tenants at most this many batches apart are served alike."""
 _RECENT: Final = 0.05
 _UNKNOWN_COST_S: Final = 1e-6
 _REMEMBERED: Final = 256
 
 
 class TenantUsage:
-    """What the tenants of one class had of one session or device.
+    """Server time that the tenants of one class have had on one session or device.
 
     Attributes:
         level_s: Weighted server seconds of the least served tenant that wants more than it gets; never falls.
-        batch_s: What a batch lately took at most, seconds.
+        batch_s: Recent peak of batch times.
     """
 
     __slots__ = ("_had_s", "batch_s", "level_s")
@@ -43,40 +43,39 @@ class TenantUsage:
         self.batch_s = 0.0
 
     def of(self, tenant: str, most_weight: float) -> float:
-        """The counter of a tenant that waits, weighted server seconds.
+        """The counter of a waiting tenant, weighted server seconds.
 
         Args:
-            tenant: Its name.
             most_weight: The largest weight of all that wait.
         """
         return max(self._had_s.get(tenant, -inf), self.level_s - CREDIT_BATCHES * self.batch_s / most_weight)
 
     def alike_s(self, most_weight: float) -> float:
-        """How far counters may be apart while their tenants are served alike."""
+        """Largest difference of counters of tenants that are served alike."""
         return _EVEN_BATCHES * self.batch_s / most_weight
 
     def is_forgotten(self, tenant: str) -> bool:
-        """Whether a tenant that comes back begins like one that was never there."""
+        """Whether a returning tenant begins like a new one."""
         return self._had_s.get(tenant, -inf) <= self.level_s - CREDIT_BATCHES * self.batch_s
 
     def batch(self, seconds: float) -> None:
-        """A batch of this predicted time was composed."""
+        """Record a composed batch of this predicted time."""
         self.batch_s = max(seconds, _UNKNOWN_COST_S, self.batch_s + _RECENT * (seconds - self.batch_s))
 
     def alone(self, seconds: float, weight: float) -> None:
-        """The only tenant was given server time: it is the level."""
+        """Charge the only tenant: it is the level."""
         self.level_s += max(seconds, _UNKNOWN_COST_S) / weight
 
     def gave(self, tenant: str, seconds: float, weight: float, most_weight: float) -> None:
-        """A tenant was given server time beside others."""
+        """Charge a tenant beside others."""
         self._had_s[tenant] = self.of(tenant, most_weight) + max(seconds, _UNKNOWN_COST_S) / weight
         if len(self._had_s) > _REMEMBERED:
             del self._had_s[min(self._had_s, key=self._had_s.__getitem__)]
 
     def reach(self, level_s: float) -> None:
-        """So much the least served had of those that still wait."""
+        """Raise the level to the counter of the least served tenant that still waits."""
         self.level_s = max(self.level_s, level_s)
 
     def at_level(self, tenant: str) -> None:
-        """A tenant that was alone is no longer."""
+        """Set the counter of a tenant that is no longer the only one."""
         self._had_s[tenant] = max(self._had_s.get(tenant, -inf), self.level_s)
