@@ -17,13 +17,11 @@ from benchmarks.scheduling.experiment import Experiment
 
 _INTRODUCTION = (
     "Written by `make bench-scheduling`; `python -m benchmarks.scheduling --only NAME` repeats one experiment. All "
-    "loads, systems and settings are in `scheduling.json`. The simulator runs the scheduler and the gate of the server "
-    "on a virtual clock, so all of it is reproducible by seed."
+    "loads, systems and settings are in `scheduling.json`. The server's scheduler and gate run on a virtual clock."
 )
 _GAINS = (
-    "Weighted goodput less that of the tuned baseline, in points of what was offered: the worst and the best workload, "
-    "and how many of all are lost by more than the noise. The aim is to lose none. `In process` is this scheduler "
-    "without the way to a replica."
+    "Weighted goodput less that of the tuned baseline, in points: the worst and the best workload, and how many of all "
+    "are lost by more than the noise. `In process` is this scheduler without the way to a replica."
 )
 _WEIGHED = (
     "A sliding window in the server's process is as good or better where requests are alike and a model takes "
@@ -40,7 +38,7 @@ _DECISIONS = {
     "replicas": "A second router costs nothing; four replicas of one class lose to one shared queue.",
     "overload": "Goodput holds up to three times the capacity, as a sliding window's does.",
     "noise": "Nothing needs to be set for noise: stalls and drift cost all systems alike.",
-    "models": "Models with a device each decide nothing: each is a server of its own.",
+    "models": "All systems answer all in time: each model is a server of its own.",
     "mixed": "Fair sizes cost goodput in overload: set `size_fairness: 0` where only the sum counts.",
     "tenants": "The calm tenant is kept apart from the flood, for a little of the sum.",
     "flash_crowd": "Without autoscaling `high` misses its aim; plan capacity for the crowd, or scale.",
@@ -48,7 +46,7 @@ _DECISIONS = {
     "shares": "Keep the guarantee: `low` is served however much `high` asks for.",
     "fairness": "Give a tenant whose deadline is below 5 x L(1), or who comes in bursts, a class of its own.",
     "sizes": "`size_fairness` keeps large requests alive, and costs most of the small ones' lead.",
-    "caps": "The default keeps weighted goodput; a larger quantile helps `low` at the cost of `high`.",
+    "caps": "At the lowest load that was tried, as here, a larger quantile helps `low` at the cost of `high`.",
     "backlog": "Raise `high_slowdown` only where the backlog counts more than the tail of `high`.",
     "frontier": "Keep the default: to refuse at arrival is earlier, and loses answers.",
     "faults": "Leave ties and the circuit breaker on.",
@@ -104,8 +102,11 @@ _MOST_ROWS, _LOAD = 16, "0.9"
 _FLOODS = "loads, deadlines in L(1), gaps"
 _COLUMNS = {
     "shares": ("load of high", "low's share", "without guarantee", "triton", "high in time", "high, triton"),
+    "caps": ("quantile", "high", "normal", "low", "weighted"),
 }
 """By experiment, the columns that the page has; all where it is not named."""
+_NO_TABLE = {"models"}
+"""Experiments whose systems do not differ."""
 _SIDE_BY_SIDE = {
     "flash_crowd": ("crowd", "system", ("high", "normal", "low")),
     "fairness": (_FLOODS, _FLOODS, ("polite", "difference", "to unfair", "strict priority")),
@@ -134,7 +135,7 @@ def render(document: Mapping[str, Any]) -> str:
         parts += ["## Beside tuned baselines", _GAINS, _table(["experiment", *columns], rows), _WEIGHED]
     for name, each in experiments.items():
         parts += [f"## {each['title']}", each["text"] if _source(each) == source else f"{each['text']} {_source(each)}"]
-        if each["tables"] and each["tables"][0]["rows"]:
+        if name not in _NO_TABLE and each["tables"] and each["tables"][0]["rows"]:
             first = each["tables"][0]
             parts.append(_table(*_shown(name, first["header"], first["rows"])))
         parts += [f"![{name}](scheduling_{name}{end}.svg)" for end in each["figures"]]
