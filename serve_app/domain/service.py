@@ -43,42 +43,41 @@ class ModelServing(NamedTuple):
 
 
 class ModelInfo(NamedTuple):
-    """What is known of a model before any replica of it runs.
+    """The description of a model before any replica of it runs.
 
     Attributes:
         name: As in the configuration.
-        version: The version being served, a decimal string.
-        versions: Every version that may be named in a path.
+        version: The served version, a decimal string.
+        versions: All versions that a path may name.
         task: ``tensors`` or a Hugging Face task name (``image-classification``, ``audio-classification``,
             ``feature-extraction``).
         signature: The tensors of the exact variant.
-        max_rows: Rows that one batch may hold.
-        max_request_rows: Rows that one request may hold.
-        default_timeout_s: Deadline per class where the request names none, seconds; it gets more where the model takes
-            longer.
-        labels: Class names, empty where the model has none.
+        max_rows: Most rows of one batch.
+        max_request_rows: Most rows of one request.
+        default_timeout_s: Default deadline per class, seconds after arrival; longer for a slow model.
+        labels: Class names, empty if the model has none.
         variants: Names of its lighter builds, which a request may ask for by ``parameters.variant``.
         serving: How it is served.
         layout: Order of the axes of the one input of a model of pictures, ``NCHW`` or ``NHWC``; empty for others.
-        joinable: By variant, whether its requests may share runs, as far as it is known now.
+        joinable: By variant, whether its requests may share runs, as far as known now.
         fixed_rows: Whether the model's file fixes the number of rows of a run.
-        levels: What the numbers of priorities mean; the same for all models.
-        formats: The same by input, as far as the configuration of a model of plain tensors says it.
-        output_labels: Names for the values of a row by output, where they are not the model's ``labels``.
+        levels: Meaning of priority numbers; the same for all models.
+        formats: As ``layout``, by input, if the configuration of a model of plain tensors has it.
+        output_labels: Names for the values of a row by output, if they are not the model's ``labels``.
         label_files: The files that those are from.
         file: Name of the model's file.
         numbered: Whether it is one of several versions, each in a folder of its own.
-        platform: What runs it, as V2's metadata name it.
-        backend: The same as Triton's model configuration names it.
-        key: What the server calls it, where it is one of several versions of a model that are served at once; empty:
-            its name. Where a model is to be named to the service, this is what names the version.
-        revision: Which state of the model's files it is of: a digest; empty where nobody has told.
+        platform: Its runtime, in V2's metadata.
+        backend: Its runtime, in Triton's model configuration.
+        key: The internal name of one of several versions served at once; empty: its name. Calls to the service name the
+            version by it.
+        revision: The state of the model's files: a digest; empty if unknown.
         streams: Whether an answer comes in parts, of any number.
-        stream_timeout_s: Where it does, for how long a whole answer may take, seconds; a request may name less.
-        pipeline: What it does, where it is a pipeline and no model.
-        own_processor: Whether its own file, or a class of the operator's, makes tensors of what clients send.
-        facts: What was understood of its folder and of the options of its processor.
-        fault: Why this router cannot serve it, though it is agreed on: one line for clients. Empty: it can.
+        stream_timeout_s: If so, the longest time of a whole answer; a request may name less.
+        pipeline: Its plan, if it is a pipeline and no model.
+        own_processor: Whether its own file, or a class of the operator's, converts requests to tensors.
+        facts: About its folder and the options of its processor.
+        fault: Why this router cannot serve the agreed state: one line for clients. Empty: it can.
     """
 
     name: str

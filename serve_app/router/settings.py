@@ -1,4 +1,4 @@
-"""What a router is made of. `serve_app.composition` makes it of a configuration, in the process of the router."""
+"""Settings of a router. `serve_app.composition` makes them from a configuration, in the router's process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HttpPort:
         host: Address to listen at.
         port: 0 for a free one.
         limits: Of its connections.
-        setting: What error messages call it: the place in the configuration, e.g. ``args.router.http.port``.
+        setting: Its place in the configuration, for error messages, e.g. ``args.router.http.port``.
     """
 
     host: str
@@ -52,7 +52,7 @@ class GrpcPort:
 
 @dataclass(frozen=True, slots=True)
 class GrpcSettings:
-    """What gRPC calls may do; see `serve_app.api.grpc_app.GrpcApp`."""
+    """Limits of gRPC calls, as of `serve_app.api.grpc_app.GrpcApp`."""
 
     open_administration: bool = False
     typed_answers: bool = False
@@ -62,12 +62,11 @@ class GrpcSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """Where the log of requests goes.
+    """The file of the request log.
 
     Attributes:
-        path: The file.
-        max_bytes: How large it grows before the next one is begun.
-        backups: How many earlier ones are kept.
+        max_bytes: Size at which the next file begins.
+        backups: Number of earlier files kept.
     """
 
     path: Path
@@ -77,13 +76,13 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """How much of answers in parts may wait for their readers.
+    """Bounds of waiting parts of answers.
 
     Attributes:
         parts: Most parts of one answer.
         nbytes: Most bytes of one answer.
         all_bytes: Most bytes of all answers of the router.
-        reader_s: For how long a model waits for a reader that has as many, seconds.
+        reader_s: Longest wait of a model for a reader with a full queue.
     """
 
     parts: int = 64
@@ -97,17 +96,17 @@ class RoutedModel:
     """A model as a router serves it.
 
     Attributes:
-        info: What clients are told of it.
-        scheduling: How its requests are scheduled; under the same name.
-        processor: Prices its requests where it takes media.
+        info: Its description for clients.
+        scheduling: Under the same name.
+        processor: Prices its requests if it takes media.
         pool: The pool that it is a member of: it has no replicas then.
-        prior: What batches cost, until a replica has measured it.
-        on_demand: Whether it may have no replica while nobody asks for it.
-        cache: Its cache of answers; ``None`` for none.
-        traffic: Of one of several versions, how requests are spread over these, as the wing of versions has it; the
-            same for all of them.
-        base: Name of the revision that it was deployed with; empty where nobody has told. Bundles name a revision to
-            replicas that were deployed with the same.
+        prior: Batch costs, until a replica has measured them.
+        on_demand: Whether it may have no replica while idle.
+        cache: Of answers; ``None`` for none.
+        traffic: Of one of several versions, the split of requests over these, in the wing's form; the same for all of
+            them.
+        base: Name of the revision that it was deployed with; empty if unknown. Bundles name a revision to replicas that
+            were deployed with the same.
     """
 
     info: ModelInfo
@@ -122,7 +121,7 @@ class RoutedModel:
 
     @property
     def name(self) -> str:
-        """What the server calls it: as clients do, or the key of one of several versions."""
+        """Its name, or the key of one of several versions."""
         return self.info.key or self.info.name
 
 
@@ -179,17 +178,17 @@ class RouterSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What a replica that can take work has told of itself.
+    """The report of a replica that can take work.
 
     Attributes:
-        executions: What it measured when it warmed up.
+        executions: Measured in its warm-up.
         joinable: Which requests may share a run, by variant.
-        not_warmed: Why it has not warmed up; ``None`` where it has.
-        identities: Digests of its builds by variant, which answers in caches belong to.
-        address: Where it listens for a link, for a replica on this node; ``None``: bundles go by the caller's way.
+        not_warmed: Why it has not warmed up; ``None`` if it has.
+        identities: Digests of its builds by variant, the keys of cached answers.
+        address: Of its link server, for a replica on this node; ``None``: bundles go by the caller's way.
         base: Name of the revision that it was deployed with, as of `RoutedModel`.
         revision: The revision that ``executions``, ``joinable``, ``not_warmed`` and ``compute`` are of.
-        compute: What it computes with; ``None``: it has not told.
+        compute: Its threads and instances; ``None``: not reported.
     """
 
     executions: Sequence[Execution] = ()

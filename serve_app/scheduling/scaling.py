@@ -37,22 +37,22 @@ def desired_replicas(load_rows: int, target_rows: float, current: int, minimum: 
 
 
 def busy_replicas(busy: Collection[float], idle_cores: float, current: int) -> int:
-    """Replicas so that each computes for about 0.8 of the time; one more than there are at most.
+    """Replicas so that each computes for about 0.8 of the time; at most one more than there are.
 
-    No more than there are where their nodes have no core left, as another would only share those that are taken, and
-    while some have not told anything: they are being started.
+    No more than there are if their nodes have no core left, since another would share the used ones, or while some have
+    not reported yet: they are being started.
 
     Args:
-        busy: For each replica, the part of the time for which it computes, on all the cores that it may use.
+        busy: For each replica, the fraction of time for which it computes, on all its cores.
         idle_cores: On the node of a replica that has most of them.
-        current: Replicas there are.
+        current: Present replicas.
     """
     wanted = _wanted(sum(busy), _BUSY, current)
     return min(wanted, current + (idle_cores >= _IDLE_CORES and len(busy) >= current))
 
 
 def routers_on(cores: int, most: int) -> int:
-    """Router processes that nodes of so many cores may have: half of the cores are left to replicas."""
+    """Most router processes of nodes with so many cores: half of the cores are left to replicas."""
     return max(1, min(most, cores // 2))
 
 
