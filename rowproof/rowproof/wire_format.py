@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-def fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
+def fields(data: memoryview | bytes, start: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
     """Yield each field's number, start, content start if its length is written, and end.
 
     Raises:
@@ -18,19 +18,19 @@ def fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, i
     place = start
     while place < end:
         first = place
-        tag, place = _number(data, place, end)
+        tag, place = read_varint(data, place, end)
         wire = tag & 7
         if not tag >> 3:
             raise ValueError("is no ONNX model: its bytes are no protobuf message")
         content: int | None = None
         if wire == 0:
-            _, place = _number(data, place, end)
+            _, place = read_varint(data, place, end)
         elif wire == 1:
             place += 8
         elif wire == 5:
             place += 4
         elif wire == 2:
-            length, content = _number(data, place, end)
+            length, content = read_varint(data, place, end)
             place = content + length
         else:
             raise ValueError("is no ONNX model: its bytes are no protobuf message")
@@ -53,7 +53,8 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _number(data: memoryview, place: int, end: int) -> tuple[int, int]:
+def read_varint(data: memoryview | bytes, place: int, end: int) -> tuple[int, int]:
+    """A varint's value and end. Raises `ValueError`."""
     number = shift = 0
     while place < end and shift < 70:
         byte = data[place]

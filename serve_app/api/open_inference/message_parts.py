@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from rowproof.wire_format import fields, read_varint
 from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app.errors import InvalidRequest
 
@@ -21,17 +22,18 @@ _OF_TEXT: Final = 16
 _GROWTH: Final = 15
 """How many more bytes each of them takes then, at most. An element of 8 bytes can be one here, and room is doubled."""
 
-_VARINT, _EIGHT_BYTES, _DELIMITED, _FOUR_BYTES = 0, 1, 2, 5
-_LONGEST_VARINT: Final = 10
+_DELIMITED: Final = 2  # wire type
 _IN_REQUEST, _IN_TENSOR, _IN_CONTENTS = range(3)
 _REQUEST: Final = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 _TENSOR: Final = pb.ModelInferRequest.InferInputTensor.DESCRIPTOR.fields_by_name
 _ELEMENTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_name
-_TENSORS: Final = frozenset(_REQUEST[name].number << 3 | _DELIMITED for name in ("inputs", "outputs"))
-_SHAPE: Final = _TENSOR["shape"].number << 3 | _DELIMITED
-_CONTENTS: Final = _TENSOR["contents"].number << 3 | _DELIMITED
-_FLOATS: Final = frozenset(_ELEMENTS[name].number << 3 | _DELIMITED for name in ("fp32_contents", "fp64_contents"))
-_TEXTS: Final = _ELEMENTS["bytes_contents"].number << 3 | _DELIMITED
+_TENSORS: Final = frozenset(_REQUEST[name].number for name in ("inputs", "outputs"))
+_SHAPE: Final = _TENSOR["shape"].number
+_CONTENTS: Final = _TENSOR["contents"].number
+_FLOATS: Final = frozenset(_ELEMENTS[name].number for name in ("fp32_contents", "fp64_contents"))
+_TEXTS: Final = _ELEMENTS["bytes_contents"].number
+_FLOAT_TAGS: Final = frozenset(number << 3 | _DELIMITED for number in _FLOATS)
+_TEXT_TAG: Final = _TEXTS << 3 | _DELIMITED
 
 
 def check_parts(body: bytes) -> int:
@@ -46,8 +48,8 @@ def check_parts(body: bytes) -> int:
     walk = _Walk(body)
     try:
         walk.fields(0, len(body), _IN_REQUEST)
-    except IndexError:
-        raise InvalidRequest("this is not a valid message: it is cut off") from None
+    except (IndexError, ValueError):
+        raise InvalidRequest(f"this is not a valid message {pb.ModelInferRequest.DESCRIPTOR.full_name}") from None
     return (MAX_GROWING - walk.growing) * _GROWTH
 
 
@@ -67,31 +69,21 @@ class _Walk:
         self.growing = MAX_GROWING
 
     def fields(self, position: int, end: int, level: int) -> None:
-        """Walk through fields, including those of tensors and large contents. Raises `IndexError`."""
-        body = self._body
-        while position < end:
-            tag, position = _varint(body, position)
-            kind = tag & 7
+        """Walk through fields, including those of tensors and large contents. Raises `IndexError` and `ValueError`."""
+        for number, _, content, after in fields(self._body, position, end):
             self.parts -= 1
-            if kind == _VARINT:
-                _, position = _varint(body, position)
-            elif kind == _DELIMITED:
-                size, position = _varint(body, position)
-                if position + size > end:
-                    raise IndexError
+            if content is not None:
+                size = after - content
                 if level == _IN_REQUEST:
-                    if tag in _TENSORS:
-                        self.fields(position, position + size, _IN_TENSOR)
+                    if number in _TENSORS:
+                        self.fields(content, after, _IN_TENSOR)
                 elif level == _IN_CONTENTS:
-                    if tag not in _FLOATS and tag != _TEXTS:
+                    if number not in _FLOATS and number != _TEXTS:
                         self._grow(size)
-                elif tag == _SHAPE:
+                elif number == _SHAPE:
                     self.parts -= size
-                elif tag == _CONTENTS and size:
-                    self._contents(position, size)
-                position += size
-            elif kind in {_EIGHT_BYTES, _FOUR_BYTES}:
-                position += 8 if kind == _EIGHT_BYTES else 4
+                elif number == _CONTENTS and size:
+                    self._contents(content, size)
             if self.parts < 0:
                 raise InvalidRequest(
                     f"the message has more than {MAX_PARTS} parts (fields, and sizes of dimensions); send few tensors"
@@ -100,19 +92,19 @@ class _Walk:
 
     def _contents(self, position: int, size: int) -> None:
         """Count typed elements. Short texts are not walked through: that would be slow, and most of them grow."""
-        if size <= self.growing and self._body[position] not in _FLOATS:
+        if size <= self.growing and self._body[position] not in _FLOAT_TAGS:
             self.growing -= size
         else:
             self.fields(self._texts(position, position + size), position + size, _IN_CONTENTS)
 
     def _texts(self, position: int, end: int) -> int:
-        """Count the leading BYTES elements of contents. Returns their end. Raises `IndexError`.
+        """Count the leading BYTES elements of contents. Returns their end. Raises `IndexError` and `ValueError`.
 
         Inlined for speed: there may be very many.
         """
         body, most = self._body, self.growing // _OF_TEXT
         elements = 0
-        while position < end and body[position] == _TEXTS and elements <= most:
+        while position < end and body[position] == _TEXT_TAG and elements <= most:
             size = body[position + 1]
             position += 2
             if size >= 0x80:
@@ -120,7 +112,7 @@ class _Walk:
                 if high < 0x80:
                     size, position = size & 0x7F | high << 7, position + 1
                 else:
-                    size, position = _varint(body, position - 1)
+                    size, position = read_varint(body, position - 1, end)
             position += size
             elements += 1
         if position > end:
@@ -140,14 +132,3 @@ class _Walk:
                 f"the message has more than {MAX_GROWING} bytes of whole numbers or BOOL in contents; send"
                 " raw_input_contents"
             )
-
-
-def _varint(body: bytes, position: int) -> tuple[int, int]:
-    """A varint's value and end. Raises `IndexError`."""
-    value = 0
-    for index in range(_LONGEST_VARINT):
-        byte = body[position + index]
-        value |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return value, position + index + 1
-    raise IndexError
