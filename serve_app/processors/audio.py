@@ -18,8 +18,8 @@ from serve_app.processors.audio_folder import AudioFolder, Spectrogram, read_aud
 from serve_app.processors.buckets import bucket_for, bucket_of, size_classes, widen
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.processor import Cost, Processor
-from serve_app.processors.ranking import FLOATS, Ranking, describe
+from serve_app.processors.processor import Cost
+from serve_app.processors.ranking import FLOATS, Ranking, RankingProcessor, describe
 
 _INTEGERS = frozenset({"INT32", "INT64"})
 _DEFAULT_MAX_SECONDS = 60.0
@@ -59,7 +59,7 @@ class AudioSettings:
     spectrogram: Spectrogram | None = None
 
 
-class AudioProcessor(Processor):
+class AudioProcessor(RankingProcessor):
     """Processor of ``audio-classification``. The cost bucket is the padded length in samples; spectrograms have one.
 
     Args:
@@ -77,11 +77,6 @@ class AudioProcessor(Processor):
         settings = _audio_settings(signature, folder, options)
         ranking = Ranking.create(signature, folder, options, "softmax")
         return cls(settings, ranking, tuple(folder.facts))
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the classes."""
-        return self.ranking.labels
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -145,15 +140,6 @@ class AudioProcessor(Processor):
             row = spectrogram(np.zeros(self.settings.sampling_rate, np.float32))
             return {self.settings.waveform: np.repeat(row[None].astype(self.settings.dtype), rows, axis=0)}
         return self._tensors(np.zeros((rows, bucket), np.float32))
-
-    def postprocess(
-        self,
-        payload: Media | Texts,
-        outputs: Tensors,
-        inputs: Tensors | None = None,  # noqa: ARG002 - as every processor
-    ) -> list[dict[str, Any]]:
-        """``[{"label": ..., "score": ...}, ...]``, by descending score."""
-        return self.ranking.rank(outputs, self.ranking.parameters(payload.parameters))[0]
 
     @staticmethod
     def _expect(payload: Media | Texts) -> Media:

@@ -19,8 +19,8 @@ from serve_app.processors.image_decoder import EXAMPLES, Box, Decoded, decode_im
 from serve_app.processors.image_folder import CropMargin, ImageRules, Resize, Size, image_rules
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.processor import Cost, Processor
-from serve_app.processors.ranking import FLOATS, Ranking, describe
+from serve_app.processors.processor import Cost
+from serve_app.processors.ranking import FLOATS, Ranking, RankingProcessor, describe
 
 _MOST_RESIZED = 4_000_000
 """Pixels of a resized picture, of which a part is cut out. Larger ones, which are long and thin, are never made."""
@@ -70,7 +70,7 @@ class ImageSettings:
     fill: tuple[int, ...] = (0,)
 
 
-class ImageProcessor(Processor):
+class ImageProcessor(RankingProcessor):
     """Processor of ``image-classification``.
 
     Args:
@@ -95,11 +95,6 @@ class ImageProcessor(Processor):
         settings = _image_settings(signature, folder, options)
         ranking = Ranking.create(signature, folder, options)
         return cls(settings, ranking, tuple(folder.facts))
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the classes."""
-        return self.ranking.labels
 
     def estimate(self, payload: Media | Texts) -> Cost:
         """One row; all images cost the same."""
@@ -134,15 +129,6 @@ class ImageProcessor(Processor):
         height, width = self.settings.size
         grey = Image.new("L" if self.settings.channels == 1 else "RGB", (width, height), 0x808080)
         return {self.settings.input: np.repeat(self._normalize(grey), rows, axis=0)}
-
-    def postprocess(
-        self,
-        payload: Media | Texts,
-        outputs: Tensors,
-        inputs: Tensors | None = None,  # noqa: ARG002 - as every processor
-    ) -> list[dict[str, Any]]:
-        """``[{"label": ..., "score": ...}, ...]``, by descending score."""
-        return self.ranking.rank(outputs, self.ranking.parameters(payload.parameters))[0]
 
     @staticmethod
     def _expect(payload: Media | Texts) -> Media:

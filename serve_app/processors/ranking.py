@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from serve_app.config.processor import Activation, ClassificationOptions
 from serve_app.errors import ConfigError, InferenceFailed
-from serve_app.payloads import ModelSignature, Tensors, TensorSpec
+from serve_app.payloads import Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.image_folder import timm_labels
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.parameters import parse_parameters
+from serve_app.processors.processor import Processor
 
 FLOATS = frozenset({"FP16", "FP32", "FP64"})
 """Datatypes that logits, vectors and normalized media can have."""
@@ -105,6 +106,26 @@ class Ranking:
 
     def _label(self, index: int) -> str:
         return self.labels[index] if self.labels else f"LABEL_{index}"
+
+
+class RankingProcessor(Processor):
+    """A processor of one row per request, whose answer is a ranking."""
+
+    ranking: Ranking
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.ranking.labels
+
+    def postprocess(
+        self,
+        payload: Media | Texts,
+        outputs: Tensors,
+        inputs: Tensors | None = None,  # noqa: ARG002 - as every processor
+    ) -> list[dict[str, Any]]:
+        """``[{"label": ..., "score": ...}, ...]``, by descending score."""
+        return self.ranking.rank(outputs, self.ranking.parameters(payload.parameters))[0]
 
 
 def activate(logits: npt.NDArray[np.float64], activation: Activation) -> npt.NDArray[np.float64]:
