@@ -3,15 +3,9 @@
 An API's `Operation` reads its requests and writes its answers. Everything else happens here, once and in this order, so
 that no API can skip a stage:
 
-==========  ==========================================================================================================
-wait        while the event loop has more to do than it can, in the order of urgency; see `Turns` admit       the API
-key, its rate, and the class that the headers ask for, before anything of the body is read look up     the model, where
-the path names it, and which of its versions answers read        the body, within the request's deadline; of a request
-whose class is known, room is asked for before that parse       what the body says beside its data: model, class,
-deadline, variant precheck    room in the queue, before the data is decoded decode      the data; large bodies in a
-thread, as for parsing and writing submit      with what is left of the deadline; cancelling the request cancels its
-work write       the answer, or each of its parts ==========
-==========================================================================================================
+wait in the order of urgency while the event loop is busy (`Turns`); admit the API key, its rate and class; look the model
+and its version up, where the path names it; read the body within the deadline, and parse it but for its data; precheck
+room in the queue; decode the data, large bodies in a thread; submit with what is left of the deadline; write the answer.
 
 At the end of a request its body is no longer counted. `Gateway.refused` counts and logs requests that never reached the
 scheduler.
@@ -412,7 +406,7 @@ class Gateway:
         """
         info = asked.info
         answer = await self.inference.submit(info.key or info.name, asked.take_payload(), asked.options)
-        return answer, await self._written(asked, answer)
+        return await self._written(asked, answer)
 
     async def parts(self, asked: Asked[_Call, _Parsed, _Reply]) -> AsyncGenerator[tuple[Answer, _Reply], None]:
         """Answer a request in parts, or one without streaming. Must be closed, which ends its work.
@@ -424,9 +418,10 @@ class Gateway:
         answers = self.inference.stream(info.key or info.name, asked.take_payload(), asked.options)
         async with aclosing(answers):
             async for answer in answers:
-                yield answer, await self._written(asked, answer)
+                yield await self._written(asked, answer)
 
-    async def _written(self, asked: Asked[_Call, _Parsed, _Reply], answer: Answer) -> _Reply:
+    async def _written(self, asked: Asked[_Call, _Parsed, _Reply], answer: Answer) -> tuple[Answer, _Reply]:
+        """Write an answer, or one of its parts. Every answer of every API passes here."""
         operation, info, version, parsed = asked.operation, asked.info, asked.version, asked.parsed
         if answer.info is not None:  # the model was loaded anew meanwhile
             info = answer.info
@@ -434,8 +429,8 @@ class Gateway:
             if version is not None and not info.key and version not in info.versions:
                 raise unknown_version(info, version)
         if operation.write_cost(info, parsed, answer) > self.bodies.offload_above:
-            return await self.bodies.offload(operation.write, info, parsed, answer)
-        return operation.write(info, parsed, answer)
+            return answer, await self.bodies.offload(operation.write, info, parsed, answer)
+        return answer, operation.write(info, parsed, answer)
 
     def _chosen(self, model: str, headers: Mapping[bytes, bytes]) -> ModelInfo:
         """The version of a model for the current request, which names none."""
