@@ -3,9 +3,9 @@
 An API's `Operation` reads its requests and writes its answers. Everything else happens here, once and in this order, so
 that no API can skip a stage:
 
-wait in the order of urgency while the event loop is busy (`Turns`); admit the API key, its rate and class; look the model
-and its version up, where the path names it; read the body within the deadline, and parse it but for its data; precheck
-room in the queue; decode the data, large bodies in a thread; submit with what is left of the deadline; write the answer.
+wait in the order of urgency while the event loop is busy (`Turns`); admit the API key, its rate and class; look the
+model and its version up, where the path names it; read the body within the deadline, and parse it but for its data;
+precheck room in the queue; decode the data, large bodies in a thread; submit with what is left of the deadline; write.
 
 At the end of a request its body is no longer counted. `Gateway.refused` counts and logs requests that never reached the
 scheduler.
