@@ -42,7 +42,7 @@ class Entry:
     Attributes:
         id: Unique in this router process.
         priority: Demotion lowers it and keeps the deadline.
-        arrival: At the scheduler, seconds on the router's monotonic clock.
+        arrival: At the scheduler, or at the gate, seconds on the monotonic clock of that process.
         deadline: When the answer becomes worthless, on the same clock; includes execution.
         rows: At least 1.
         bucket: Cost bucket within the model, e.g. padded sequence length; 0 if the model has none.
