@@ -34,7 +34,7 @@ from benchmarks.requests import Request
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.session import ending_in_order, measuring, steps
 from serve_app.config.file import IMPORT_PATH, read_document
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
 _SMALL, _LARGE = "tiny", "minilm"

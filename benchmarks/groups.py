@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.open_loop_workload import Result, Workload
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.results import Result as Simulated
 from serve_app_simulator.results import Tally
 

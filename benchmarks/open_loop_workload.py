@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.failure import BenchmarkError
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.trace import read_trace
 from serve_app_simulator.workloads import Arrivals
 

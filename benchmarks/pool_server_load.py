@@ -14,7 +14,7 @@ import numpy.typing as npt
 from benchmarks.failure import BenchmarkError
 from benchmarks.open_loop_workload import Floats, Ints, Workload
 from benchmarks.pool_members import answer, member_name, request
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import Stream
 
 POOL = "many"

@@ -21,7 +21,7 @@ from benchmarks.pool_server_counted import Counted, PoolServer
 from benchmarks.pool_server_load import Beside, ask_once, capacity
 from benchmarks.requests import write_requests
 from benchmarks.server import OUT
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import Overheads
 
 _FOLDER = OUT / "pool-server"

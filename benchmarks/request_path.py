@@ -44,12 +44,12 @@ from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
 from serve_app.api.http_app import HttpSettings, create_app
 from serve_app.cache.response_cache import ResponseCache
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, TensorSpec
 from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.settings import RoutedModel
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics

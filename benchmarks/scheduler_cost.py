@@ -26,11 +26,12 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.device import PoolDevice
 from serve_app.pools.policy.messages import HostsListed, MemberLoaded
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Dispatch
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits

@@ -34,6 +34,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
+RETURNED: Final = "returned"
+"""The code of an entry that a replica has not run, and that returns to its router."""
 _SHOWN_NAMES: Final = 10
 
 

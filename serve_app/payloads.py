@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from serve_app import errors
 from serve_app.errors import DeadlineExceeded
-from serve_app.scheduling import decisions
 
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Of a model that has rows, axis 0 is rows, and all tensors of one payload have as many."""
@@ -467,7 +467,7 @@ class Failure(NamedTuple):
 
 EntryResult: TypeAlias = Success | Failure
 
-RETURNED = Failure(decisions.RETURNED, "not run here; it goes back to its router")
+RETURNED = Failure(errors.RETURNED, "not run here; it goes back to its router")
 """The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it. Also of
 one that its router has recalled."""
 

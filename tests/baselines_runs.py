@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from simulation_builders import make_model, make_scenario
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.results import Records
 from serve_app_simulator.scenario import Overheads, Scenario
 from serve_app_simulator.system import Execution, Request, System

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from msgspec.structs import replace
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelSignature, Payload, Success, Tensors
 from serve_app.processors.processor import Processor
@@ -23,7 +24,7 @@ from serve_app.router.inference import RouterInference
 from serve_app.router.models import Models
 from serve_app.router.parts import PartQueue
 from serve_app.router.settings import RoutedModel
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.scheduler import Scheduler

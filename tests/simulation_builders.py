@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.scenario import Affine, Scenario, SimulatedModel, Stream
 from serve_app_simulator.system import Execution, Request, World

@@ -21,7 +21,7 @@ from benchmarks.jobs.asking import ask_job, ended_items, serving, setup_of, subm
 from benchmarks.open_loop import send_apart
 from benchmarks.open_loop_workload import Result, Workload, poisson
 from benchmarks.server import OUT
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 
 _MINILM = "minilm"
 _TEXT = "a text of some words, as those have that are embedded in the night when few people ask for anything else"

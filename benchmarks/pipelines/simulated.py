@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from serve_app.domain.priority import Priority
 from serve_app.pipelines.policy import Course, TimeBudget
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.run import simulate

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling import gate, scheduler
 from serve_app.scheduling.batching import run_search
 from serve_app.scheduling.batching.blocking_limit import BlockingLimit
 from serve_app.scheduling.batching.filling import Filling
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.overhead import Overhead
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.placement import devices
 from serve_app.scheduling.queueing.probes import Probes
 from serve_app.scheduling.queueing.queue import ModelQueue

@@ -10,7 +10,7 @@ from benchmarks.scheduling.conditions import MINILM, MODEL, OVERHEADS, TYPICAL, 
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Table, as_values, percent, plain, times
 from benchmarks.scheduling.laboratory import Laboratory
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.report import Estimate, estimate
 from serve_app_simulator.run import simulate

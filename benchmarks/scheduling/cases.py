@@ -27,7 +27,7 @@ from benchmarks.scheduling.conditions import (
     rate_at,
     scenario,
 )
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app_simulator.scenario import Affine, Curve, Noise, Scenario, SimulatedModel, Stream
 from serve_app_simulator.workloads import zipf

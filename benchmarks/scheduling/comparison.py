@@ -11,7 +11,7 @@ from benchmarks.scheduling.contenders import BASELINES, IN_PROCESS, OURS, SLIDIN
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory, Measured
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.report import Estimate
 from serve_app_simulator.results import Result
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from serve_app.config.profile_points import fit_affine
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.measured_curve import MeasuredCurve
 from serve_app_simulator.scenario import Affine, Curve, Noise, Overheads, Scenario, SimulatedModel, Stream

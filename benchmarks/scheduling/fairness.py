@@ -12,7 +12,7 @@ from benchmarks.scheduling.conditions import L1_S, MODEL, one_model, rate_at, sc
 from benchmarks.scheduling.contenders import OURS, SLIDING, Case, ours
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory, Measured
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.report import Estimate
 from serve_app_simulator.results import Result
 from serve_app_simulator.scenario import Scenario, Stream

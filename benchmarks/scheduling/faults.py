@@ -11,7 +11,7 @@ from benchmarks.scheduling.cases import SHARE
 from benchmarks.scheduling.conditions import LIGHT, MODEL, OVERHEADS, one_model, rate_at, scenario
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent, plain
 from benchmarks.scheduling.laboratory import Laboratory
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.settings import COPIES, BreakerSettings
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.report import Estimate, estimate

@@ -9,7 +9,7 @@ from benchmarks.scheduling.contenders import OURS, TRITON, Case
 from benchmarks.scheduling.drawing import COLOURS
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent, plain
 from benchmarks.scheduling.laboratory import Laboratory, Measured
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.plots import over_time
 from serve_app_simulator.report import Estimate, estimate
 from serve_app_simulator.scenario import SimulatedAutoscaling, SimulatedModel, Stream

@@ -25,8 +25,8 @@ from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_valu
 from benchmarks.scheduling.fairness import of_size, of_tenant
 from benchmarks.scheduling.laboratory import Laboratory
 from benchmarks.scheduling.shares import low_share
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app_simulator.report import Estimate
 from serve_app_simulator.results import Result

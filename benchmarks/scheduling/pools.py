@@ -13,8 +13,8 @@ from benchmarks.scheduling.conditions import NOISE, OVERHEADS, classes
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent, plain, times
 from benchmarks.scheduling.laboratory import Laboratory
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.report import Estimate, estimate

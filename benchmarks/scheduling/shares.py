@@ -7,7 +7,7 @@ from benchmarks.scheduling.contenders import OURS, TRITON, Case, ours
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.results import Result
 from serve_app_simulator.scenario import Stream
 

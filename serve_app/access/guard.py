@@ -19,8 +19,8 @@ from serve_app.access.rate_limiter import RateLimiter
 from serve_app.domain.keys import Key, digest_of
 from serve_app.domain.options import parse_qos_headers
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.domain.priority import Priority
 from serve_app.errors import PermissionDenied, RateLimited, Unauthenticated
-from serve_app.scheduling.entry import Priority
 
 Part: TypeAlias = Literal["docs", "metrics", "status"]
 """What may be open without a key, besides health checks."""

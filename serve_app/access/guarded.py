@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from serve_app.access.guard import Guard, allowed_class
 from serve_app.domain.keys import Key
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import (
     Administration,
     Answer,
@@ -24,7 +25,6 @@ from serve_app.domain.service import (
 )
 from serve_app.domain.versions import Asker, model_of
 from serve_app.payloads import Payload
-from serve_app.scheduling.entry import Priority
 
 
 class GuardedInference:

@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 from starlette.responses import Response
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer
 from serve_app.http.errors import Headers
-from serve_app.scheduling.entry import Priority
 
 _SERVER_TIMING: Final = b"queue;dur=%.3f, preprocess;dur=%.3f, infer;dur=%.3f, postprocess;dur=%.3f, total;dur=%.3f"
 _SHARED: Final = "batch"

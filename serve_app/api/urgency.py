@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from serve_app.access.guard import Guard
 from serve_app.domain.options import parse_qos_headers
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.domain.priority import Priority
 from serve_app.errors import ServeAppError
 from serve_app.http.turns import Urgency
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.intake import Tenant
 
 _LOOKS = frozenset({"GET", "HEAD"})

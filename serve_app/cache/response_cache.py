@@ -19,12 +19,12 @@ from serve_app.cache.metrics import CacheMetrics
 from serve_app.cache.settings import CacheSettings
 from serve_app.cache.single_flight import Caller, Lead, SingleFlight, is_plain
 from serve_app.cache.store import CacheStore
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, RequestOptions
 from serve_app.errors import DeadlineExceeded, ServeAppError
 from serve_app.payloads import Payload
 from serve_app.router.answer_cache import ModelCacheSettings, Submit
 from serve_app.router.dispatcher import Dispatcher
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.metrics import RouterMetrics
 
 

@@ -18,9 +18,10 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer
 from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError, error_from_code
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.timers import call_at
 
 _MUCH_EARLIER: Final = 0.1

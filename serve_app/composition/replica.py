@@ -22,6 +22,7 @@ from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.composition.revision import Revision, keep_revision
 from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Told
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
 from serve_app.payloads import Compute, Execution
 from serve_app.processors.processor import Processor, pads_to_buckets
@@ -35,7 +36,6 @@ from serve_app.replica.runner import BatchTogether
 from serve_app.replica.turn import Turn
 from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
 from serve_app.replica.worker import NO_SHARES, Worker
-from serve_app.scheduling.entry import Priority
 
 _log = logging.getLogger(__name__)
 

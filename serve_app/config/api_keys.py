@@ -25,8 +25,8 @@ from serve_app.config.loader import load_yaml
 from serve_app.config.problems import Location, problems_of, validation_error
 from serve_app.config.values import Positive, Section, Weight
 from serve_app.domain.keys import Key, Rate, scrubbed
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
-from serve_app.scheduling.entry import Priority
 
 ALL: Final = "*"
 """Stands for every model."""

@@ -22,8 +22,8 @@ from serve_app.config.repository import RepositoryConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section, size
 from serve_app.config.wing_sections import section
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 
 if TYPE_CHECKING:

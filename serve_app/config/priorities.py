@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from serve_app.config.problems import short_repr, validation_error
 from serve_app.domain.priorities import DEFAULT_LEVELS, MAX_LEVEL, PriorityLevels
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 
 _CLASSES: Final = {priority.label: priority for priority in Priority}
 

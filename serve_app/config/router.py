@@ -13,7 +13,7 @@ from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
 from serve_app.config.wing_sections import default, section
 from serve_app.domain.priorities import PriorityLevels
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.scaling import routers_on
 from serve_app.scheduling.settings import ClassSettings
 

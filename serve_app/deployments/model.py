@@ -27,12 +27,12 @@ from serve_app.deployments.garbage import leave_out_what_is_there
 from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.register import ClusterRegister
 from serve_app.domain.agreed import Agreed, Told
+from serve_app.domain.priority import Priority
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.cores import CoreMeter
 from serve_app.replica.process_memory import ProcessMemory, memory_problem, own_memory
 from serve_app.replica.revisions import Hosted, Revisions
 from serve_app.replica.worker import NO_SHARES
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.trace import configured_tracer, traced
 from serve_app.transport.link_server import LinkServer
 

@@ -32,6 +32,7 @@ from serve_app.deployments.register import ClusterRegister
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.domain.agreed import Agreed, Told
 from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.versions import Asker
 from serve_app.errors import ConfigError, InvalidRequest, ModelUnavailable
@@ -42,7 +43,6 @@ from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport
 from serve_app.router.siblings import Siblings
 from serve_app.router.watch import Watcher
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.statistics import Statistics
 from serve_app.transport.send import ReplicaLost
 

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 
 PREFIX: Final = "sa_"
 """Prefix of every key, by which scanners recognise leaked keys."""

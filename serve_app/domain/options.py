@@ -12,10 +12,10 @@ from typing import Final, TypeAlias
 from msgspec.structs import replace
 
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.domain.trace_context import parent_of
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
-from serve_app.scheduling.entry import Priority
 
 MAX_TIMEOUT_S: Final = 24 * 3600.0
 """A deadline further away than this is a mistake of units."""

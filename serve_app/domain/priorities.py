@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import InvalidRequest
-from serve_app.scheduling.entry import Priority
 
 MAX_LEVEL: Final = 2**64 - 1
 """The protocol's numbers have 64 bits and no sign."""

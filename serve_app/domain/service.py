@@ -14,10 +14,10 @@ from msgspec import Struct
 from serve_app.domain.facts import Fact
 from serve_app.domain.pipeline import Pipeline
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.domain.priority import Priority
 from serve_app.domain.versions import Asker
 from serve_app.errors import ModelNotFound, ModelUnavailable, some_of
 from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
-from serve_app.scheduling.entry import Priority
 
 _PROVEN = Joinable(PROVEN, "")
 

@@ -27,6 +27,7 @@ from typing import Any, Final, cast
 import httptools
 from starlette.types import ASGIApp
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.http.body import SLOWEST, BodyTooSlow
 from serve_app.http.connection_limiter import ConnectionLimiter
@@ -45,7 +46,6 @@ from serve_app.http.head import (
     without_upgrade,
 )
 from serve_app.http.turns import BUSY, Turns, Urgency
-from serve_app.scheduling.entry import Priority
 
 _MAX_PIPELINED: Final = 64
 _MOST_PATHS: Final = 256

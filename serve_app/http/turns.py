@@ -15,8 +15,8 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import QueueFull
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.intake import LATE, MOST_WAITING, NOBODY, PER_ROUND, PER_ROUND_QUEUED, SHED, Intake, Tenant
 
 BUSY: Final = QueueFull(

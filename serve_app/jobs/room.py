@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo
-from serve_app.scheduling.entry import Priority
 
 
 def room(models: Iterable[ModelInfo], batches: int) -> dict[str, int]:

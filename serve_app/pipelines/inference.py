@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from serve_app.domain.pipeline import Pipeline
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import (
     Answer,
     Inference,
@@ -36,7 +37,6 @@ from serve_app.pipelines.run import CANCELLED, PipelineRun, gone, model_of_step,
 from serve_app.pipelines.values import count_parts, pick, read_inputs
 from serve_app.router.in_work import InWork, shutting_down
 from serve_app.router.lateness import default_timeout_s, read_too_long
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.queueing.lateness import shown_s
 from serve_app.telemetry.statistics import describe
 from serve_app.telemetry.trace import RequestTrace, RequestTraces

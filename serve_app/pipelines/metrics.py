@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.metrics import LATENCY_BUCKETS, ModelStatistics
 from serve_app.telemetry.series import Counter, Distribution, Family, histogram
 

@@ -24,6 +24,7 @@ from serve_app.domain.pipeline import (
     Step,
     SwitchStep,
 )
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, Inference, ModelInfo, RequestOptions
 from serve_app.domain.versions import Asker
 from serve_app.errors import DeadlineExceeded, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
@@ -31,7 +32,6 @@ from serve_app.payloads import Payload, Tensors, payload_bytes
 from serve_app.pipelines import values
 from serve_app.pipelines.branches import Branches
 from serve_app.pipelines.policy import TimeBudget
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.trace import StepTimes
 
 _IN_A_THREAD: Final = 2**20

@@ -16,8 +16,8 @@ from serve_app.config.model import HealthConfig, ModelConfig
 from serve_app.config.names import checked_model_name, deployment_name
 from serve_app.config.problems import Location, hint, short_repr, validation_error
 from serve_app.config.values import Cpus, Positive, Seconds, Section, Size
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
-from serve_app.scheduling.entry import Priority
 
 if TYPE_CHECKING:
     from serve_app.config.args import AppArgs

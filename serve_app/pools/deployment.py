@@ -25,6 +25,7 @@ from serve_app.deployments.garbage import leave_out_what_is_there
 from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.model import BASE, LINK, SURGE_PERCENT
 from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.domain.priority import Priority
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.pools.config import PoolConfig, pools_with_members
@@ -32,7 +33,6 @@ from serve_app.pools.host import PoolHost
 from serve_app.pools.hosting import MemberLoader, MemberPlan
 from serve_app.replica.process_memory import own_memory
 from serve_app.replica.worker import NO_SHARES
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.trace import configured_tracer, traced
 from serve_app.transport.link_server import LinkServer
 

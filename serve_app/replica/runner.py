@@ -48,13 +48,14 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from serve_app.backends.memory import give_end_of_heap_back
+from serve_app.domain.priority import Priority
 from serve_app.errors import InferenceFailed, ModelUnavailable
 from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
 from serve_app.replica.execution import Executor, Progress, Ran
 from serve_app.replica.joining import Joining
 from serve_app.replica.staged import AFTER, BackgroundWork, Stage, Staged, StageEvent
 from serve_app.replica.turn import Turn
-from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, Priority
+from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry
 from serve_app.scheduling.gate import Gate
 from serve_app.threads import Task, in_thread
 from serve_app.timers import call_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Protocol
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 
 
 class TurnAsker(Protocol):

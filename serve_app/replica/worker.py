@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from serve_app.backends.backend import Backend
+from serve_app.domain.priority import Priority
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import (
     RETURNED,
@@ -48,7 +49,6 @@ from serve_app.replica.self_test import SelfTest
 from serve_app.replica.staged import SMALL_BYTES, Stage, Staged
 from serve_app.replica.turn import Turn
 from serve_app.replica.verification import Verification
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.settings import ModelScheduling
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions, reloaded_model
 from serve_app.domain.versions import Asker
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, ServeAppError
@@ -22,7 +23,7 @@ from serve_app.router.models import Models
 from serve_app.router.parts import PartQueue, Streams
 from serve_app.router.served import Served, cost_of, informed
 from serve_app.router.settings import StreamSettings
-from serve_app.scheduling.entry import EXACT_ONLY, Entry, Priority
+from serve_app.scheduling.entry import EXACT_ONLY, Entry
 from serve_app.telemetry.metrics import RouterMetrics
 from serve_app.telemetry.trace import RequestTrace, RequestTraces, origin_of
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.queueing.lateness import advice, shown_s, too_short
 
 DEFAULT_EXECUTIONS: Final = 4

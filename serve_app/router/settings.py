@@ -9,6 +9,7 @@ from pathlib import Path
 from serve_app.access.key_file_watcher import KeyFileWatcher
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import LogSettings, TlsFiles
 from serve_app.http.http1 import Limits
@@ -17,7 +18,6 @@ from serve_app.processors.processor import Processor
 from serve_app.router.answer_cache import MakeCaches, ModelCacheSettings
 from serve_app.router.part import MakePart
 from serve_app.router.versions import MakeVersions
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import NAMED_MEMBERS

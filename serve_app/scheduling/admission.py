@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import DeadlineExceeded, ModelNotFound, QueueFull
 from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.decisions import Rejection
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.queueing.lateness import too_short

@@ -20,8 +20,8 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
-from serve_app.errors import DeadlineExceeded, InferenceFailed
-from serve_app.scheduling.decisions import RETURNED, Change, Decisions, Dispatch, Rejection, Requeue
+from serve_app.errors import RETURNED, DeadlineExceeded, InferenceFailed
+from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler

@@ -7,9 +7,6 @@ from typing import Any, NamedTuple
 
 from serve_app.scheduling.entry import Entry
 
-RETURNED = "returned"
-"""The code of an entry that a replica has not run, and that returns to its router."""
-
 
 class Rejection(NamedTuple):
     """An entry was not accepted.

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.arrivals import ArrivalPattern
 from serve_app.scheduling.batching.blocking_limit import BlockingLimit, urgent_until
 from serve_app.scheduling.batching.composition import Composition, compose, execution_s
@@ -40,7 +41,7 @@ from serve_app.scheduling.batching.limits import BatchLimits
 from serve_app.scheduling.batching.overhead import Overhead
 from serve_app.scheduling.batching.policy import PendingBatch, dispatch_at, target_s
 from serve_app.scheduling.batching.variants import VariantLatency
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.instances import Instance, Instances
 from serve_app.scheduling.queueing.queue import ClassQueue, ModelQueue
 from serve_app.scheduling.queueing.shares import Shares, fill_parts_of

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 
 PER_ROUND: Final = 32
 """Requests begun in one round, which may travel in one bundle: fewer would make small batches of a burst."""

@@ -7,12 +7,13 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.overhead import RoundTrip
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.bundles import Bundle
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.health.breakers import Breakers
 from serve_app.scheduling.queueing.probes import Probes
 from serve_app.scheduling.queueing.queue import ModelQueue

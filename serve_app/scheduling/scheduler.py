@@ -27,6 +27,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.admission import (
     already_late,
     largest_tenant_queues,
@@ -36,7 +37,7 @@ from serve_app.scheduling.admission import (
 )
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Rejection, Requeue
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.health.breakers import Breakers, Refused
 from serve_app.scheduling.model_state import ModelState

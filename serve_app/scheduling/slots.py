@@ -25,7 +25,8 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.entry import Entry
 
 _HOLD_S = 1.0
 _LONGEST_HOLD_S = 30.0

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.admission import Bounds, drain_s, largest_tenant_queues, least_s, unknown_model
 from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.bundles import BundlesInFlight
 from serve_app.scheduling.decisions import QueueLength, Rejection
-from serve_app.scheduling.entry import EntryState, Priority
+from serve_app.scheduling.entry import EntryState
 from serve_app.scheduling.health.breakers import Breakers
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.devices import Device

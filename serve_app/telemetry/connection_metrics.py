@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from serve_app.domain.priority import Priority
 from serve_app.http.listener import Listener
 from serve_app.http.turns import Turns
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.readings import Gauge, Total
 
 CONNECTIONS: Final[tuple[Gauge[Listener], ...]] = (

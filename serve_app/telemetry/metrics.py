@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve_app.domain.priority import Priority
 from serve_app.payloads import BundleResult
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.view import SchedulerView
 from serve_app.telemetry.breaker_metrics import BREAKERS
 from serve_app.telemetry.model_names import ModelNames

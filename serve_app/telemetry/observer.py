@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from serve_app.domain.priority import Priority
 from serve_app.payloads import BundleResult
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 
 
 class Observer(Protocol):

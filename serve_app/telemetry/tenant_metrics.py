@@ -8,8 +8,9 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from serve_app.domain.priority import Priority
 from serve_app.payloads import Execution
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 
 OTHER: Final = "other"
 """Stands for all tenants that came when `MOST_NAMED` others had been counted."""

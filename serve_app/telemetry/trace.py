@@ -17,12 +17,12 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.trace_context import child_of
 from serve_app.errors import ServeAppError
 from serve_app.http.errors import code_of
 from serve_app.payloads import Bundle, BundleResult, Failure, Origin
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import CANCELLED, OK, RequestLog
 
 _NAME = "serve_app"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from serve_app.domain.priorities import DEFAULT_LEVELS
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.triton.fields import Fields
 from serve_app.triton.positions import Path
 

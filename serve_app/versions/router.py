@@ -10,9 +10,9 @@ from prometheus_client.registry import Collector
 
 from serve_app.api.gateway import Gateway
 from serve_app.api.routes import ApiRoutes, Find
+from serve_app.domain.priority import Priority
 from serve_app.router.part import PartContext, RouterPart
 from serve_app.router.versions import VersionsContext
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.readings import Readings
 from serve_app.versions.metrics import TRAFFIC, TrafficReading, shadow_counter
 from serve_app.versions.policy import described

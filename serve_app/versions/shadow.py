@@ -17,10 +17,10 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import DeadlineExceeded, QueueFull, ServeAppError
 from serve_app.payloads import Embeddings, Payload, held_bytes, payload_bytes
-from serve_app.scheduling.entry import Priority
 from serve_app.versions.policy import Tolerance
 
 logger = logging.getLogger(__name__)

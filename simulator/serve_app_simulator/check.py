@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from math import isfinite
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
-from serve_app.scheduling.entry import Priority
 from serve_app_simulator.scenario import Scenario, SimulatedModel, SimulatedPool, Stream
 
 

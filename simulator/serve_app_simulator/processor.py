@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.intake import LATE, MOST_WAITING, PER_ROUND, PER_ROUND_QUEUED, SHED, Intake
 from serve_app_simulator.system import Request, World
 

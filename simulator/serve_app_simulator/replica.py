@@ -14,9 +14,10 @@ from functools import partial
 from itertools import count
 from math import inf
 
-from serve_app.errors import DeadlineExceeded, InferenceFailed
-from serve_app.scheduling.decisions import RETURNED, Dispatch
-from serve_app.scheduling.entry import UNBATCHED, Entry, Priority
+from serve_app.domain.priority import Priority
+from serve_app.errors import RETURNED, DeadlineExceeded, InferenceFailed
+from serve_app.scheduling.decisions import Dispatch
+from serve_app.scheduling.entry import UNBATCHED, Entry
 from serve_app.scheduling.gate import BatchDecision, Gate
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app_simulator.system import Execution, Timer, World

@@ -9,7 +9,7 @@ from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 from serve_app.config.values import size
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.results import Result
 from serve_app_simulator.scenario import Scenario
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Literal
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 
 Curve = Callable[[int, int], float]

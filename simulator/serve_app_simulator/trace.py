@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
-from serve_app.scheduling.entry import Priority
 
 _COLUMNS = ("arrival", "model", "class", "rows", "deadline")
 _CLASSES = {priority.label: int(priority) for priority in Priority}

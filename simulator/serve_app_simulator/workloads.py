@@ -23,7 +23,7 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import Scenario, Stream
 from serve_app_simulator.system import Request
 from serve_app_simulator.trace import read_trace

@@ -18,9 +18,9 @@ from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.http_app import create_app
 from serve_app.domain.keys import Key, Rate, digest_of
+from serve_app.domain.priority import Priority
 from serve_app.domain.settings import LogSettings
 from serve_app.http.body import BodyReader
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
 

@@ -13,8 +13,8 @@ from access.conftest import KEYS, Clock, Revoking, bearer
 from serve_app.access.guard import Guard
 from serve_app.api.http_app import create_app
 from serve_app.domain.priorities import PriorityLevels
+from serve_app.domain.priority import Priority
 from serve_app.errors import PermissionDenied, RateLimited
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
 INFER = "/v2/models/double/infer"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Administration, Answer, Inference, Loaded, ModelInfo, RequestOptions
 from serve_app.domain.versions import Asker
 from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError
 from serve_app.payloads import Embeddings, Media, ModelSignature, Payload, TensorSpec, Texts
-from serve_app.scheduling.entry import Priority
 
 TIMEOUTS = {Priority.HIGH: 1.0, Priority.NORMAL: 5.0, Priority.LOW: 30.0}
 EVERY_DATATYPE = (

@@ -13,10 +13,10 @@ import pytest
 from api.conftest import LIMITS
 from api.protocol_service import MODELS, NumpyService, model
 from serve_app.api.open_inference.generate import GenerateCodec
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.payloads import TensorSpec
-from serve_app.scheduling.entry import Priority
 
 GENERATE = "/v2/models/double/generate"
 STREAM = "/v2/models/double/generate_stream"

@@ -26,10 +26,10 @@ from starlette.types import Message, Receive, Scope, Send
 from api.protocol_service import EVERY_DATATYPE, NumpyService, both
 from serve_app import __version__
 from serve_app.api.http_app import HttpSettings, create_app
+from serve_app.domain.priority import Priority
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull
 from serve_app.http.body import BodyReader
 from serve_app.http.exchange import AWAITED_SINCE
-from serve_app.scheduling.entry import Priority
 
 INFER = "/v2/models/double/infer"
 PREDICT = "/v1/models/sentences/predict"

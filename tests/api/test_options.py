@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from api.protocol_service import DOUBLE
 from serve_app.domain.options import header_timeout_s, parse_qos_headers, remaining, request_options
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import RequestOptions
 from serve_app.errors import DeadlineExceeded, InvalidRequest
-from serve_app.scheduling.entry import Priority
 
 
 @pytest.mark.parametrize(

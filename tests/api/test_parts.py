@@ -11,10 +11,10 @@ import pytest
 
 from serve_app.api.parts import Parts, parse_parts, tensors_of, write_parts
 from serve_app.domain.pipeline import PIPELINE, Output, Pipeline, PipelineInput, Reference
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import ModelSignature, Tensors, TensorSpec
-from serve_app.scheduling.entry import Priority
 
 
 def info(*inputs: PipelineInput) -> ModelInfo:

@@ -19,10 +19,10 @@ import pytest
 from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import create_app
 from serve_app.api.media import decode
+from serve_app.domain.priority import Priority
 from serve_app.domain.tasks import kind_of
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.payloads import Media, Texts
-from serve_app.scheduling.entry import Priority
 
 PICTURE = b"\x89PNG a picture, for all that the protocol knows"
 DIGEST = hashlib.sha256(PICTURE).hexdigest()

@@ -9,8 +9,8 @@ import pytest
 
 from api.protocol_service import NumpyService
 from serve_app.api.replies import server_timing, timings
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer
-from serve_app.scheduling.entry import Priority
 
 REQUEST: dict[str, Any] = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 ANSWER = Answer(

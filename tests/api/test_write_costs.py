@@ -15,8 +15,8 @@ from serve_app.api.open_inference.infer import Infer, ParsedInferRequest
 from serve_app.api.parts import Parts
 from serve_app.api.predict import MediaRequest, Predict
 from serve_app.domain.pipeline import PIPELINE, Pipeline
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo
-from serve_app.scheduling.entry import Priority
 
 BODY = b'{"inputs": [{"name": "x", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]}]%s}'
 CHAIN = TEXT._replace(task=PIPELINE, pipeline=Pipeline("chain", {}, {}, {}))

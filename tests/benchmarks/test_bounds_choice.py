@@ -14,7 +14,7 @@ from simulation_brute_force import Offered, best_weight
 from simulation_builders import HIGH, LOW, NORMAL, Fifo, make_arrivals, make_classes, make_model, make_scenario
 
 from benchmarks.scheduling.bounds.choice import Bound, bound_for
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.run import MakeSystem, simulate
 from serve_app_simulator.scenario import Affine, Device, Noise, Overheads, Scenario, SimulatedAutoscaling, Stream

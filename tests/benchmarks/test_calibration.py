@@ -22,7 +22,7 @@ from serve_app.config.file import load_file
 from serve_app.config.profile import FORMAT, Memory, Profile
 from serve_app.config.profile import Machine as ProfiledMachine
 from serve_app.config.profile_points import Point, fit_points
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import Affine, Overheads
 from serve_app_simulator.workloads import generate
 

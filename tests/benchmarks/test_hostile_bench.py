@@ -16,8 +16,8 @@ from benchmarks.overload.generator import Answers, Generator, Offer
 from benchmarks.overload.hostile import ALONE, Run, hostile_loads, measure, report, request_of
 from serve_app.api.http_app import create_app
 from serve_app.api.urgency import HeadUrgency
+from serve_app.domain.priority import Priority
 from serve_app.http.turns import Turns
-from serve_app.scheduling.entry import Priority
 
 PATH = "/v2/models/double/infer"
 BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()

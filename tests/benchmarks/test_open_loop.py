@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from benchmarks.failure import BenchmarkError
 from benchmarks.open_loop import main, make_bodies, send
 from benchmarks.open_loop_workload import Result, Workload, poisson, summary
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
-from serve_app.scheduling.entry import Priority
 from serve_app_simulator.workloads import Arrivals
 
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]

@@ -19,8 +19,8 @@ from benchmarks.pool_server_predict import load_spread, predict, scenario_of
 from benchmarks.pool_server_report import Report, draw, render
 from serve_app.composition import describe_models, expand_models, read_args, with_versions
 from serve_app.config.args import AppArgs
+from serve_app.domain.priority import Priority
 from serve_app.pipelines.composition import pipeline_infos
-from serve_app.scheduling.entry import Priority
 from serve_app_simulator.scenario import Overheads
 from serve_app_simulator.workloads import generate
 

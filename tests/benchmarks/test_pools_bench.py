@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.scheduling.baselines.pools import ModelMesh, Multiplexed, PoolSystem, Swapping
 from benchmarks.scheduling.bounds.loading import loading_bound
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.run import simulate

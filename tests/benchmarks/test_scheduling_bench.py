@@ -17,7 +17,7 @@ from benchmarks.scheduling.conditions import L1_S, MODEL, WIDE, one_model, rate_
 from benchmarks.scheduling.contenders import OURS, SLIDING, TRITON, Case, TritonWithoutCancels, ours
 from benchmarks.scheduling.experiment import Experiment, Finding, Table
 from benchmarks.scheduling.laboratory import Laboratory
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.check import check
 from serve_app_simulator.run import simulate
 from serve_app_simulator.scenario import Scenario, Stream

@@ -13,11 +13,11 @@ from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, se
 
 from serve_app.cache.response_cache import Hashing, ResponseCache
 from serve_app.cache.settings import CacheSettings
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull, ServeAppError
 from serve_app.payloads import UNVERIFIED, BundleResult, Execution, Failure, Joinable, ModelSignature, Payload, Success
 from serve_app.router.answer_cache import ModelCacheSettings
-from serve_app.scheduling.entry import Priority
 
 HIGH, NORMAL, LOW = Priority
 

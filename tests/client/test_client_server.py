@@ -10,10 +10,10 @@ from api.protocol_service import NumpyService
 from client.both_clients import EitherClient
 
 from serve_app import payloads
+from serve_app.domain.priority import Priority
 from serve_app.errors import QueueFull as ServersQueueFull
 from serve_app.errors import error_from_code
 from serve_app.http.errors import STATUSES
-from serve_app.scheduling.entry import Priority
 from serve_app_client import (
     DeadlineExceeded,
     InvalidRequest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.domain.options import MAX_TIMEOUT_S
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_client import wire
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from serve_app.config.api_keys import keys_of, parse_api_keys
 from serve_app.domain.keys import Key, Rate, new_key
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
-from serve_app.scheduling.entry import Priority
 
 HASH = "sha256:" + hashlib.sha256(b"sa_one").hexdigest()
 OTHER = "sha256:" + hashlib.sha256(b"sa_two").hexdigest()

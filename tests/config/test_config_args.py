@@ -12,8 +12,8 @@ from serve_app.backends.onnx.kind import ONNX, onnx_settings
 from serve_app.composition.access import tls_problems
 from serve_app.composition.backend import build_settings, read_options
 from serve_app.config.args import AppArgs, parse_args
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 
 MIB = 1024**2

@@ -8,8 +8,8 @@ import pytest
 
 from serve_app.config.args import parse_args
 from serve_app.domain.priorities import PriorityLevels
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
 
 HIGH, NORMAL, LOW = Priority

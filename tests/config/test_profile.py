@@ -20,9 +20,9 @@ from serve_app.composition.profile import check_profile, profile_notes, read_mod
 from serve_app.config.model import ModelConfig
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, read_profile
 from serve_app.config.profile_points import Point, fit_affine, fit_points
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
 from serve_app.scheduling.batching.latency import LatencyModel
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 

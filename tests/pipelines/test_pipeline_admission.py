@@ -13,12 +13,12 @@ from runtime_harness import MODEL, Transport, make_dispatcher, serve
 from serve_app.cache.response_cache import ResponseCache
 from serve_app.cache.settings import CacheSettings
 from serve_app.domain.pipeline import PIPELINE, ModelStep, Output, Pipeline, PipelineInput, Reference
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import DeadlineExceeded
 from serve_app.payloads import Joinable, ModelSignature, TensorSpec
 from serve_app.pipelines.inference import PipelineInference
 from serve_app.router.answer_cache import ModelCacheSettings
-from serve_app.scheduling.entry import Priority
 
 LONG_S = 2000.0
 """What the exact model is predicted to take for a row: far longer than any test."""

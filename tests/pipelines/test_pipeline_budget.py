@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import make_entry, make_scheduler
 
+from serve_app.domain.priority import Priority
 from serve_app.pipelines.policy import Course
-from serve_app.scheduling.entry import Priority
 
 NORMAL = Priority.NORMAL
 LENIENCE = 0.3

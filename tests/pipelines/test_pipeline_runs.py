@@ -33,6 +33,7 @@ from serve_app.domain.pipeline import (
     Step,
     SwitchStep,
 )
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.domain.settings import LogSettings
 from serve_app.domain.versions import Asker
@@ -48,7 +49,6 @@ from serve_app.payloads import Joinable, ModelSignature, Payload, Tensors, Tenso
 from serve_app.pipelines.inference import PipelineInference
 from serve_app.pipelines.policy import Course
 from serve_app.pipelines.run import PipelineRun
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.trace import RequestTraces
 

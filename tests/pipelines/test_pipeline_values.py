@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from serve_app.domain.pipeline import ModelStep, Output, Pipeline, PipelineInput, Reference
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo
 from serve_app.errors import InferenceFailed, InvalidRequest, PayloadTooLarge
 from serve_app.payloads import Media, ModelSignature, TensorSpec, payload_bytes
 from serve_app.pipelines import values
-from serve_app.scheduling.entry import Priority
 
 STEP = ModelStep("each", "houses", input=Reference("x"))
 

@@ -8,10 +8,10 @@ from heapq import heappop, heappush
 import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, accept, make_class, make_entry, make_scheduler
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.device import PoolDevice
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Dispatch
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 

@@ -8,11 +8,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_class, make_entry
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.device import PoolDevice
 from serve_app.pools.policy.messages import Eviction, HostsListed, Load, LoadFailed, MemberLoaded
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Decisions, Dispatch, Rejection
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 

@@ -10,11 +10,11 @@ from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, se
 
 from serve_app.cache.response_cache import ResponseCache
 from serve_app.cache.settings import CacheSettings
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.errors import DeadlineExceeded, ServeAppError
 from serve_app.payloads import BundleResult, Failure, ModelSignature
 from serve_app.router.answer_cache import ModelCacheSettings
-from serve_app.scheduling.entry import Priority
 
 HIGH, NORMAL, LOW = Priority
 TIMEOUTS_S = {HIGH: 1.0, NORMAL: 5.0, LOW: 30.0}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from runtime_harness import MODEL, Transport, classes, make_dispatcher, settle, submit, tensor
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -17,7 +18,6 @@ from serve_app.errors import (
     QueueFull,
 )
 from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Success
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.transport.send import ReplicaLost
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from runtime_harness import Transport, entry, make_dispatcher, tensor
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer
 from serve_app.errors import SlowReader
 from serve_app.payloads import BundleResult, Execution, Streamed, StreamLimits, Success
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.parts import PartQueue, Streams
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.metrics import RouterMetrics
 
 LIMITS = StreamLimits(seconds=60.0, parts=64, nbytes=10_000, reader_s=30.0)

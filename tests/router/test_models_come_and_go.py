@@ -16,13 +16,13 @@ from runtime_harness import tensor
 
 from serve_app.cache.response_cache import ResponseCache
 from serve_app.cache.settings import CacheSettings
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import ModelNotFound, ServeAppError
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success
 from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport, RoutedModel, RouterSettings
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.transport.send import ReplicaLost
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer
 from serve_app.errors import InferenceFailed, SlowReader
 from serve_app.payloads import StreamLimits
 from serve_app.router.parts import PartQueue, Streams
-from serve_app.scheduling.entry import Priority
 
 LIMITS = StreamLimits(seconds=10.0, parts=8, nbytes=800, reader_s=1.0)
 

@@ -30,12 +30,12 @@ from runtime_harness import (
     until,
 )
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, Media, Success, Tensors, Texts, WireEntry
 from serve_app.processors.processor import Cost, Processor
 from serve_app.replica.worker import Worker
 from serve_app.router.dispatcher import Dispatcher
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.transport.frames import encode_recall
 from serve_app.transport.link_server import LinkServer

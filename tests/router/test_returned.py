@@ -20,10 +20,10 @@ from runtime_harness import (
     until,
 )
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import DeadlineExceeded, InferenceFailed
 from serve_app.payloads import NOT_IN_TIME, RETURNED, Bundle, BundleResult, Execution, ModelSignature, Success, Tensors
 from serve_app.replica.worker import Worker
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.transport.send import ReplicaLost
 

@@ -13,11 +13,11 @@ import pytest
 
 from serve_app.composition import describe_models, router_settings
 from serve_app.config.args import parse_args
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
 from serve_app.payloads import Bundle, BundleResult, Execution
 from serve_app.router.router import Router
 from serve_app.router.settings import GrpcPort, HttpPort, RouterSettings
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ProcessLimits
 from serve_app.telemetry.statistics import Statistics
 

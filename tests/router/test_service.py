@@ -13,13 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime_harness import MODEL, Serving, Transport, classes, make_dispatcher, serve, tensor
 
 from serve_app.domain.agreed import Told
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppError
 from serve_app.payloads import Compute, Media, ModelSignature, TensorSpec
 from serve_app.processors import create_processor
 from serve_app.processors.processor import Cost, Processor
 from serve_app.router.served import cost_of
-from serve_app.scheduling.entry import Priority
 
 SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from runtime_harness import MODEL, Serving, Transport, make_dispatcher, serve, tensor
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.payloads import Joinable, ModelSignature, TensorSpec
-from serve_app.scheduling.entry import Priority
 
 PROVEN, EXACT = Joinable("proven", "by the graph"), Joinable("exact", "tried")
 CLOSE, CLOSER = Joinable("close", "nearly", 0.02), Joinable("close", "nearly", 0.01)

@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis_profiles import examples
 from scheduling_builders import HIGH, LOW, NORMAL, accept, load_everywhere, make_class, make_entry, make_scheduler
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.device import PoolDevice
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, ProcessLimits

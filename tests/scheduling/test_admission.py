@@ -15,9 +15,10 @@ from scheduling_builders import (
     queued_rows,
 )
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Rejection
-from serve_app.scheduling.entry import EntryState, Priority
+from serve_app.scheduling.entry import EntryState
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ProcessLimits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.agenda import Agenda
 from serve_app.scheduling.placement.devices import DedicatedDevice, Device

@@ -20,9 +20,10 @@ from scheduling_builders import (
     used_to_rows,
 )
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Decisions, Dispatch
-from serve_app.scheduling.entry import EntryState, Priority
+from serve_app.scheduling.entry import EntryState
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
 

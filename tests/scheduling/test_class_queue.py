@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import HIGH, LOW, NORMAL, make_entry
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.decisions import QueueLength
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.queueing.queue import ClassQueue, ModelQueue
 from serve_app.scheduling.queueing.tenant_queue import Totals
 

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, make_entry
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.composition import Composition, compose, execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.limits import BatchLimits
 from serve_app.scheduling.batching.variants import VariantLatency
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.health.breaker import BundleOutcome, CircuitBreaker
 from serve_app.scheduling.queueing.queue import ModelQueue
 from serve_app.scheduling.queueing.tenant_queue import Totals

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_entry, make_gate
 
-from serve_app.scheduling.entry import UNBATCHED, Entry, EntryState, Priority
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.entry import UNBATCHED, Entry, EntryState
 from serve_app.scheduling.gate import BatchDecision, Gate
 from serve_app.scheduling.settings import ModelScheduling
 

@@ -10,10 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, Policy, make_entry, make_gate
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.composition import compose, execution_s
 from serve_app.scheduling.batching.limits import BatchLimits
 from serve_app.scheduling.batching.variants import VariantLatency
-from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, EntryState, Priority
+from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, EntryState
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.queueing.queue import ModelQueue
 from serve_app.scheduling.queueing.tenant_queue import Totals

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scheduling_builders import AFFINE, make_entry
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.bundles import Bundle
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ModelScheduling

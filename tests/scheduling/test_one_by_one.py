@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_entry, make_gate, make_scheduler, used_to_rows
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
-from serve_app.scheduling.entry import UNBATCHED, Entry, Priority
+from serve_app.scheduling.entry import UNBATCHED, Entry
 from serve_app.scheduling.scheduler import Scheduler
 
 LIGHT = [(rows, bucket, seconds / 10, "light") for rows, bucket, seconds in AFFINE]

@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_entry, make_gate, make_scheduler
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.decisions import Dispatch
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.settings import ProcessLimits
 
 _NAMES = "ab"

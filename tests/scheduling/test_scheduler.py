@@ -20,8 +20,9 @@ from scheduling_builders import (
     used_to_rows,
 )
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.decisions import Decisions, Dispatch, QueueLength, Requeue
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ProcessLimits
 

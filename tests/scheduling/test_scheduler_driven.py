@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_class, make_entry, make_scheduler
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Decisions, Dispatch
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits

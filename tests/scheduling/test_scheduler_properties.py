@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis_profiles import examples
 from scheduling_builders import HIGH, LOW, NORMAL, Policy, make_class, make_entry
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, ProcessLimits

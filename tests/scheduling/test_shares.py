@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import HIGH, LOW, NORMAL
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.queueing.shares import Shares
 
 

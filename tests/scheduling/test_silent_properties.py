@@ -8,9 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, load_everywhere, make_entry, make_scheduler
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Dispatch, Requeue
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
 

@@ -6,7 +6,7 @@ from itertools import count
 
 from scheduling_builders import NORMAL, make_entry
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.queueing.sizes import SizeFairness, size_of
 from serve_app.scheduling.settings import ModelScheduling

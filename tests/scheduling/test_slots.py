@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import HIGH, LOW, NORMAL, make_entry
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.slots import Replica, Slots
 
 _MAX_ROWS = 4

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.queueing.tenants import CREDIT_BATCHES
 from serve_app.scheduling.scheduler import Scheduler

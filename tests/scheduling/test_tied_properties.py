@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_entry, make_scheduler
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.decisions import Dispatch, Requeue
-from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.entry import Entry, EntryState
 
 _NAMES = "abcd"
 _NAME = st.sampled_from(_NAMES)

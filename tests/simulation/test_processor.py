@@ -14,7 +14,7 @@ from hypothesis_profiles import examples
 from simulation_builders import HIGH, LOW, NORMAL, Scripted, make_arrivals, make_model, make_scenario
 
 from benchmarks.scheduling.baselines.serial import Serial
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.processor import Processor
 from serve_app_simulator.results import Result

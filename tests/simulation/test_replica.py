@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from simulation_builders import NORMAL, make_arrivals, make_model, make_scenario
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import DeadlineExceeded
 from serve_app.scheduling.decisions import Dispatch
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app_simulator.replica import Sent, SimulatedReplica
 from serve_app_simulator.scenario import Affine
 from serve_app_simulator.system import Request, World

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation_results import result
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.report import (
     CaseResults,

@@ -17,7 +17,7 @@ from serve_app.config.args import parse_args
 from serve_app.config.batching import BatchingConfig
 from serve_app.config.profile import Machine, Memory, Profile
 from serve_app.config.profile_points import Fit, Point
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.scenario import Affine, Failure, Noise, Overheads, Stream

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation_builders import HIGH, LOW, NORMAL, make_model, make_scenario
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import Stream
 from serve_app_simulator.workloads import Arrivals, generate
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation_builders import Fifo, Scripted, make_arrivals, make_model, make_scenario
 
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.results import DROPPED, IN_TIME, LATE, REPLACED, UNFINISHED, Records
 from serve_app_simulator.scenario import (
     Affine,

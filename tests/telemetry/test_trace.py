@@ -16,6 +16,7 @@ from runtime_harness import MODEL, Transport, make_dispatcher, serve, tensor
 
 from serve_app.cache.response_cache import ResponseCache
 from serve_app.cache.settings import CacheSettings
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.domain.settings import LogSettings
 from serve_app.errors import DeadlineExceeded, InferenceFailed
@@ -32,7 +33,6 @@ from serve_app.payloads import (
     WireEntry,
 )
 from serve_app.router.answer_cache import ModelCacheSettings
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.trace import RequestTraces, configured_tracer, traced
 from serve_app.transport.frames import Frame, decode_bundle, encode_bundle

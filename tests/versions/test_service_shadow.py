@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from runtime_harness import Sent, Transport, classes, tensor, until
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.versions import version_key
 from serve_app.payloads import ModelSignature, TensorSpec
@@ -15,7 +16,6 @@ from serve_app.router.inference import RouterInference
 from serve_app.router.models import Models
 from serve_app.router.settings import RoutedModel
 from serve_app.router.versions import VersionsContext
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics

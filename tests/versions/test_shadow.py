@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, RequestOptions
 from serve_app.errors import DeadlineExceeded, InferenceFailed, QueueFull
 from serve_app.payloads import Embeddings, Payload
-from serve_app.scheduling.entry import Priority
 from serve_app.versions.policy import Tolerance
 from serve_app.versions.shadow import MOST, MOST_BYTES, SHADOW_TENANT, SHADOW_WEIGHT, Outcome, Shadows, difference
 

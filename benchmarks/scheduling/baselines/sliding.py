@@ -14,8 +14,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, Worker, known_latency
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.latency import LatencyModel
-from serve_app.scheduling.entry import Priority
 from serve_app_simulator.scenario import SimulatedModel
 from serve_app_simulator.system import Request, Timer, World
 

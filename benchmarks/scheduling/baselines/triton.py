@@ -22,7 +22,7 @@ from math import inf
 from typing import Literal, NamedTuple, get_args
 
 from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, Worker, known_latency
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import Scenario, SimulatedModel
 from serve_app_simulator.system import Request, Timer, World
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.scheduling.bounds.exact import TOLERANCE_S, batch_costs, exact_bound
 from benchmarks.scheduling.bounds.linear import LinearBound, ModelReplicas, linear_bound
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import Scenario, SimulatedModel
 from serve_app_simulator.workloads import Arrivals
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo
 from serve_app.payloads import TensorSpec
-from serve_app.scheduling.entry import Priority
 
 
 def model_config(info: ModelInfo) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.batching.blocking_limit import BlockingLimit
 from serve_app.scheduling.batching.composition import Composition, compose, execution_s
 from serve_app.scheduling.batching.limits import BatchLimits
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.devices import Device, NextBundle
 from serve_app.scheduling.queueing.shares import Shares, fill_parts_of

@@ -24,12 +24,13 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, NamedTuple
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.composing import Candidate, ComposingDevice
 from serve_app.pools.policy.messages import HostsListed, LoadFailed, MemberLoaded, MemberMissing, Order
 from serve_app.pools.policy.residency import Host, Residency
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Rejection
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.devices import DeviceChange, NextBundle
 from serve_app.scheduling.settings import ClassSettings

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 from math import inf
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.arrivals import ArrivalPattern
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.overhead import QuantileWindow
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.settings import ModelScheduling
 
 _WINDOW_REQUESTS = 512

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.filling import Filling
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.limits import BatchLimits
 from serve_app.scheduling.batching.run_search import RunSearch
 from serve_app.scheduling.batching.variants import VariantLatency
-from serve_app.scheduling.entry import UNBATCHED, Entry, Priority
+from serve_app.scheduling.entry import UNBATCHED, Entry
 from serve_app.scheduling.health.breaker import ALL
 from serve_app.scheduling.queueing.queue import Merged, ModelQueue, OfSize
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.limits import BatchLimits
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.queueing.queue import Merged, ModelQueue
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ModelScheduling

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.blocking_limit import urgent_until
-from serve_app.scheduling.entry import Priority
 
 
 class BatchLimits(NamedTuple):

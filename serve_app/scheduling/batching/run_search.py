@@ -35,10 +35,11 @@ from __future__ import annotations
 from math import inf
 from typing import Final, NamedTuple
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.limits import BatchLimits
 from serve_app.scheduling.batching.policy import target_s
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.queueing.queue import Merged, OfSize
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ModelScheduling

@@ -12,9 +12,10 @@ from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import Any, NamedTuple
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.decisions import Rejection
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.slots import Replica
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.entry import Entry
 
 _NAME_ONE: Final = "name a longer deadline (X-Timeout-Ms, parameters.timeout)"
 

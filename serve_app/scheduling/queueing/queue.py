@@ -29,8 +29,9 @@ from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import Final
 
+from serve_app.domain.priority import Priority
 from serve_app.scheduling.decisions import QueueLength
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.queueing.sizes import Size, SizeFairness, size_of
 from serve_app.scheduling.queueing.tenant_queue import Counts, Rows, TenantQueue, Totals
 from serve_app.scheduling.queueing.tenants import TenantUsage

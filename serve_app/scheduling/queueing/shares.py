@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.entry import Entry
 
 _UNKNOWN_COST_S = 1e-6
 _REMEMBERED_S = 2.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serve_app.config.problems import place
+from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
-from serve_app.scheduling.entry import Priority
 from serve_app_simulator.scenario import Noise, Scenario, SimulatedModel, Stream
 from serve_app_simulator.scenarios.costs import capacity, loads, unit_rate
 from serve_app_simulator.scenarios.file import ScenarioFile

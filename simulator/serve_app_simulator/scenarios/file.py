@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from serve_app.config.problems import Location, nearest, short_repr, validation_error
 from serve_app.config.router import ClassesConfig
 from serve_app.config.values import Delay, Positive, Seconds, Section, Size
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import WEIGHTS, Failure, Noise, Overheads
 from serve_app_simulator.scenarios.models import DeviceConfig, SimulatedModelConfig
 from serve_app_simulator.scenarios.pools import SimulatedPoolConfig, pool_faults

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, mod
 
 from serve_app.config.problems import Location, nearest, short_repr, validation_error
 from serve_app.config.values import Delay, Milliseconds, Positive, Seconds, Section
-from serve_app.scheduling.entry import Priority
+from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import Stream
 
 ClassName = Literal["high", "normal", "low"]

@@ -28,9 +28,9 @@ from api.conformance.endpoints import (
 )
 from api.protocol_service import NumpyService
 from serve_app.access.guard import Guard
+from serve_app.domain.priority import Priority
 from serve_app.domain.settings import LogSettings
 from serve_app.errors import QueueFull, ServeAppError
-from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
 SLOW_S = 0.02

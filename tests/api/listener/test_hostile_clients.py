@@ -20,11 +20,11 @@ from serve_app.access.guard import Guard
 from serve_app.api.http_app import create_app
 from serve_app.api.urgency import HeadUrgency
 from serve_app.domain.keys import Key, digest_of
+from serve_app.domain.priority import Priority
 from serve_app.http.exchange import AWAITED_SINCE
 from serve_app.http.http1 import Limits
 from serve_app.http.listener import Listener
 from serve_app.http.turns import BUSY, Turns, Urgency
-from serve_app.scheduling.entry import Priority
 
 TIMEOUTS_S = {Priority.HIGH: 10.0, Priority.NORMAL: 30.0, Priority.LOW: 60.0}
 IMPATIENT_S = {**TIMEOUTS_S, Priority.LOW: 0.0}

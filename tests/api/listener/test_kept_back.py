@@ -21,11 +21,11 @@ from starlette.types import Receive, Scope, Send
 from api.authority import Authority
 from api.listener.raw_client import Client, echo, post, serving, until
 from serve_app.api.urgency import HeadUrgency
+from serve_app.domain.priority import Priority
 from serve_app.http.exchange import AWAITED_SINCE
 from serve_app.http.http1 import Connection, Limits, ListenerState, unread_s
 from serve_app.http.tls import Certificates
 from serve_app.http.turns import BUSY, Turns, Urgency
-from serve_app.scheduling.entry import Priority
 
 needs_tcp_info = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system does not tell")
 LOW = post(b"low", "X-Priority: low")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from api.listener.raw_client import Client, echo, post, serving, until
+from serve_app.domain.priority import Priority
 from serve_app.http.head import KnownHeads, end_of
 from serve_app.http.turns import Turns, Urgency
-from serve_app.scheduling.entry import Priority
 
 HEAD = b"POST /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
 SCOPE = {"type": "http", "path": "/v2"}

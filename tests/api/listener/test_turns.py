@@ -12,8 +12,8 @@ from api.listener.raw_client import Client, Gated, echo, post, serving, until
 from serve_app.access.guard import Guard
 from serve_app.api.urgency import HeadUrgency
 from serve_app.domain.keys import Key, digest_of
+from serve_app.domain.priority import Priority
 from serve_app.http.turns import Turns, Urgency
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.intake import Tenant
 
 TIMEOUTS_S = {Priority.HIGH: 10.0, Priority.NORMAL: 30.0, Priority.LOW: 60.0}

@@ -16,8 +16,8 @@ from local_server import LocalServer
 
 from api.protocol_service import NumpyService, both
 from serve_app.api.http_app import create_app
+from serve_app.domain.priority import Priority
 from serve_app.errors import ModelUnavailable, QueueFull
-from serve_app.scheduling.entry import Priority
 
 
 @pytest.fixture

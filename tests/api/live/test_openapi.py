@@ -21,12 +21,12 @@ from serve_app.api.openapi.document import describe, template
 from serve_app.api.openapi.pages import ASSETS
 from serve_app.api.routes import ApiRoutes
 from serve_app.domain.options import MAX_TIMEOUT_S
+from serve_app.domain.priority import Priority
 from serve_app.http.errors import STATUSES
 from serve_app.jobs.router import JobsPart
 from serve_app.payloads import DTYPES
 from serve_app.processors.embedding import EmbeddingParameters
 from serve_app.processors.ranking import RankingParameters
-from serve_app.scheduling.entry import Priority
 from serve_app.versions.routes import routes
 from serve_app.versions.tables import TrafficTables
 

@@ -15,11 +15,11 @@ from api.protocol_service import NumpyService, both, model
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import InferenceFailed, ModelNotFound
 from serve_app.http.body import BodyReader
 from serve_app.payloads import Payload, TensorSpec
-from serve_app.scheduling.entry import Priority
 
 _PAIR = tuple(TensorSpec(f"INPUT{at}", "INT32", (-1, 16)) for at in range(2))
 _RESULTS = tuple(TensorSpec(f"OUTPUT{at}", "INT32", (-1, 16)) for at in range(2))

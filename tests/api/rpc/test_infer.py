@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from api.protocol_service import EVERY_DATATYPE, MIRROR, MODELS, NumpyService
 from api.rpc.conftest import FOUR, Client, failure, parameter, request_of
 from serve_app.api.open_inference import inference_pb2 as pb
+from serve_app.domain.priority import Priority
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull
 from serve_app.http.body import BodyReader
 from serve_app.payloads import DTYPES
-from serve_app.scheduling.entry import Priority
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 SHAPE = (2, 1, 2)

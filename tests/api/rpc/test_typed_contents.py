@@ -16,10 +16,10 @@ from api.rpc.conftest import Client, failure
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.http.body import BodyReader
 from serve_app.payloads import Payload, TensorSpec
-from serve_app.scheduling.entry import Priority
 
 MIB = 2**20
 
