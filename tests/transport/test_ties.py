@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(not LinkServer.supported(), reason="needs Linux'
 
 _RACER = """
 import random, sys
-from serve_app.transport.ties import Ties
-ties, places = Ties(int(sys.argv[1])), list(range(1, int(sys.argv[2]) + 1))
+from serve_app.transport.ties import SharedTies
+ties, places = SharedTies(int(sys.argv[1])), list(range(1, int(sys.argv[2]) + 1))
 print("ready", flush=True)
 sys.stdin.readline()
 if sys.argv[3] == "shuffled":
