@@ -67,9 +67,15 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(trylast=True)  # when Hypothesis has marked its tests
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A property test that fails has the time to say what failed: see `hypothesis_profiles.TIMEOUT_S`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A property test that fails has the time to say what failed: see `hypothesis_profiles.TIMEOUT_S`.
+
+    Tests that need a wing are skipped without it.
+    """
+    wing = config.getoption("--without-wing")
     for item in items:
+        if wing is not None and any(mark.args == (wing,) for mark in item.iter_markers("wing")):
+            item.add_marker(pytest.mark.skip(reason=f"run without {wing}"))
         if item.get_closest_marker("hypothesis") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(hypothesis_profiles.TIMEOUT_S))
 

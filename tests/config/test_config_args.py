@@ -16,6 +16,8 @@ from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
 from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 
+VERSIONS = pytest.mark.wing("versions")
+
 MIB = 1024**2
 WITH_GPU = {"gpus": 1.0}
 
@@ -53,29 +55,37 @@ def with_model(**keys: Any) -> dict[str, Any]:
             with_model(versions=[3, 5], version=3),
             "args.models[0].version: leave this out: versions says which ones are served",
             id="version and versions",
+            marks=VERSIONS,
         ),
         pytest.param(
             with_model(aliases={"stable": 3}),
             "args.models[0].aliases: is for models that are served in several versions; set versions",
             id="alias without versions",
+            marks=VERSIONS,
         ),
         pytest.param(
             with_model(versions=[3, 5], aliases={"rc": 7}),
             "args.models[0].aliases.rc: there is no version '7'; versions: 3, 5",
             id="alias of no version",
+            marks=VERSIONS,
         ),
         pytest.param(
             with_model(versions=[3, 5], traffic={"rc": 7}),
             "args.models[0].traffic.rc: is no version and no alias; versions: 3, 5; aliases: stable",
             id="weight of nothing",
+            marks=VERSIONS,
         ),
         pytest.param(
-            with_model(versions=[3, 3]), "args.models[0].versions: names a version twice", id="one version twice"
+            with_model(versions=[3, 3]),
+            "args.models[0].versions: names a version twice",
+            id="one version twice",
+            marks=VERSIONS,
         ),
         pytest.param(
             with_model(versions=[3], profile="p.json"),
             "args.models[0].profile: is measured of one version; leave this out",
             id="profile of versions",
+            marks=VERSIONS,
         ),
         pytest.param({"models": [5]}, "args.models[0]: must be a mapping, got 5", id="model is a number"),
         pytest.param({"models": [{"name": "a"}]}, "args.models[0].path: required, but missing", id="missing key"),

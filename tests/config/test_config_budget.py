@@ -110,7 +110,9 @@ def test_a_variable_that_is_no_number_is_refused() -> None:
     [
         ({}, 1, 8, 8),
         ({"router": {"replicas": 3}}, 3, 3, 3),
-        ({"pools": [{"name": "p", "path": "p/*", "memory": "1GiB"}]}, 1, 1, 1),
+        pytest.param(
+            {"pools": [{"name": "p", "path": "p/*", "memory": "1GiB"}]}, 1, 1, 1, marks=pytest.mark.wing("pools")
+        ),
     ],
 )
 def test_routers_leave_half_of_the_cores_to_replicas(

@@ -270,6 +270,7 @@ def test_without_a_link_parts_come_together(tmp_path: Path) -> None:
         assert server.run(read(server, 3)) == [0, 1, 2]
 
 
+@pytest.mark.wing("cache")
 def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
     """By the setting."""
     model = write(tmp_path, "count")
