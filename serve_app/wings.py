@@ -49,7 +49,7 @@ def need(wing: str, name: str, setting: str) -> ModuleType:
 
 
 def missing(wing: str) -> str:
-    """What a user is told whose setting needs a wing that is not installed."""
+    """The message for a setting whose wing is not installed."""
     return f"needs the package {__package__}.{wing}, which is not installed"
 
 

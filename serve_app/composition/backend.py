@@ -52,7 +52,6 @@ def load_builds(
         builds: Contents of the files, by variant.
         backends: Receives the backends, also one that failed to load; existing ones are closed.
         tell: Called with notes for operators.
-        gpu_available: As of `make_backend`.
 
     Raises:
         ConfigError: One cannot be loaded.
@@ -73,7 +72,6 @@ def build_settings(
 
     Args:
         model_file: The build's file.
-        gpu_available: As of `make_backend`.
         layout: Position of its rows, from `read_builds`.
     """
     memory = model.resources.gpu_memory

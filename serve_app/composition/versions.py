@@ -16,7 +16,7 @@ def with_versions(config: AppArgs) -> AppArgs:
     Without `versions`, the configuration is unchanged. Remote models are copied here.
 
     Raises:
-        ConfigError: With one line per fault: versions or files that they name are missing, or they do not fit a device.
+        ConfigError: With one line per fault: versions, or files that they name, are missing.
     """
     wing = _wing()
     changed: AppArgs = config if wing is None else wing.with_versions(config)

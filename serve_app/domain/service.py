@@ -197,7 +197,6 @@ class Answer(Struct, frozen=True):
     """The answer to one request, with its times.
 
     Attributes:
-        value: As of `serve_app.payloads.Success`.
         priority: The class it was served in.
         queue_s: Queueing time in the router and at the replica's gate.
         total_s: Time from submission to the answer.

@@ -109,12 +109,10 @@ class Dispatcher:
         scheduler: Called by `RouterCore` only; others read it by `scheduler`.
         send: Carries one bundle to a replica and returns its result.
         observer: Records events.
-        bundle_timeout_s: As of `RouterCore`.
         recall: Recalls entries that are no longer awaited; ``None``: not possible, and they run.
         ties: Table in which replicas agree on who runs a tied entry; ``None``: they cannot, and each runs it.
         revision_for: Which state of a model a replica is to run, given both names (`Bundle.revision`). Called once for
             each bundle that is then sent.
-        carry_out: As of `RouterCore`.
     """
 
     def __init__(
@@ -243,8 +241,6 @@ class Dispatcher:
 
         Args:
             model: Raises KeyError if it is unknown.
-            successor: As of `Scheduler.remove_model`.
-            refusal: As of `Scheduler.remove_model`.
 
         Returns:
             Waits until none of its entries is under way.

@@ -290,7 +290,6 @@ class RouterCore(Generic[SentT]):
             codes: By entry, ``None`` for an answer, or its error's code: RETURNED if it was not run and comes back,
                 `DeadlineExceeded` if it was not run and will not be.
             executions: Runs that carried it; empty if nothing ran.
-            waited_s: As of `Scheduler.on_done`, like the next two.
             model_works: After a failed entry, whether the model runs an input known to be good; ``None``: unknown.
 
         Returns:

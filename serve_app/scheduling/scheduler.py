@@ -60,7 +60,6 @@ class Scheduler(SchedulerView):
     """Queues entries of several models by class and deadline, and decides which bundle goes where.
 
     Args:
-        models: As of `add_model`.
         classes: Limits of every class. Raises ValueError if one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
         devices: Shared devices, each with a name; models may join later. Raises ValueError if a model is on two.

@@ -214,7 +214,6 @@ class Slots:
 
         Args:
             predicted_s: Predicted execution time of the bundle alone.
-            suspect: As of `choose`.
             tenants: Whether rows are counted per tenant, too.
         """
         if not replica.bundles:
@@ -254,7 +253,6 @@ class Slots:
         Args:
             answered: Whether it was answered, by a session that works.
             runs_s: Predicted time until the replica's present run ends.
-            reported_backlog_s: As of `Replica`.
         """
         bundle = replica.bundles.pop(bundle_id, None)
         if bundle is not None:

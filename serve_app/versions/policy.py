@@ -90,7 +90,6 @@ class TrafficChange(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         aliases: Versions by alias; ``None`` removes one. Others stay.
         traffic: All weights.
-        sticky: As of `Traffic`, like ``shadow``.
     """
 
     aliases: dict[str, int | str | None] | msgspec.UnsetType = msgspec.UNSET

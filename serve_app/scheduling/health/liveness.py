@@ -40,7 +40,6 @@ class Liveness:
     """Watches one replica.
 
     Args:
-        silence_s: As of `Watch`, like ``kill_s``.
         call_later: Schedules a call after so many seconds.
         in_flight: Whether requests are in flight.
         data_received: Whether any data has come since the last call.

@@ -310,7 +310,6 @@ class ModelQueue:
 
     Args:
         totals: Queued per class, over all models.
-        size_fairness: As of `ModelScheduling`.
 
     Attributes:
         fresh: Per class, in order of urgency: entries that no bundle has carried yet.
