@@ -60,6 +60,21 @@ class RowCodec:
         return dump_json(array)
 
 
+class RowCodecs:
+    """The codec of each model, made for its first request and again after a load."""
+
+    def __init__(self) -> None:
+        self._codecs: dict[str, tuple[ModelInfo, RowCodec]] = {}
+
+    def of(self, info: ModelInfo) -> RowCodec:
+        """The codec of a model. Raises `InvalidRequest` as `RowCodec` does."""
+        key = info.key or info.name
+        known = self._codecs.get(key)
+        if known is None or known[0] is not info:
+            known = self._codecs[key] = info, RowCodec(info)
+        return known[1]
+
+
 def _texts(array: npt.NDArray[Any], name: str) -> Any:
     try:
         flat = [item.decode() if isinstance(item, bytes) else str(item) for item in array.reshape(-1).tolist()]

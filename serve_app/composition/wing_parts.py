@@ -14,11 +14,7 @@ from serve_app.scheduling.placement.devices import Device
 
 
 def expand_models(config: AppArgs, environ: Mapping[str, str] | None = None) -> AppArgs:
-    """Add the models that wings find, such as the members of pools; without any, it is the same configuration.
-
-    Raises:
-        ConfigError: With one line per fault.
-    """
+    """Add the models that wings find, such as the members of pools. Raises `ConfigError` with one line per fault."""
     for expand in wings.hooks("composition", "expand"):
         config = expand(config, environ)
     return config
