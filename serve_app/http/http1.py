@@ -13,9 +13,12 @@ its response in `exchange`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import fcntl
 import socket
 import sys
+import termios
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -726,11 +729,6 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- Limits of time ---
 
-    @property
-    def idle(self) -> bool:
-        """Whether no request is in progress or arriving."""
-        return self._current is None and self._held is None and not self._queue and not self._unframed
-
     def idle_since(self) -> tuple[bool, float] | None:
         """Whether there ever was a whole request, and since when none is in progress; ``None`` while one is."""
         current = self._current
@@ -742,6 +740,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close an idle connection."""
+        if self._scheme == "http":  # of TLS its goodbye comes first
+            _end_sending(self._transport.get_extra_info("socket"))
         self._transport.close()
 
     def check(self, now: float) -> None:
@@ -762,8 +762,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         discarding = self._input is Input.DISCARDING
         allowed = limits.linger_s if discarding else limits.head_s if self._unframed else limits.idle_s
-        if now - self._since > allowed:
-            self._transport.close()
+        # A request that has arrived and was not read yet would be lost.
+        if now - self._since > allowed and (discarding or not _unread(self._transport.get_extra_info("socket"))):
+            self.close()
 
     def _check_taking(self, taken: int, now: float) -> None:
         """Cut a client that does not read: progress earns time, up to the whole patience."""
@@ -776,6 +777,19 @@ class Connection(asyncio.BufferedProtocol):
 
 def _address(name: Any) -> Address | None:
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
+
+
+def _unread(sock: socket.socket) -> bool:
+    """Whether bytes wait in a socket."""
+    return any(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
+
+
+def _end_sending(sock: socket.socket) -> None:
+    """Tell the peer at once: transports close their sockets in the next round of the loop."""
+    own = socket.socket(fileno=sock.fileno())
+    with contextlib.suppress(OSError):  # the peer has gone
+        own.shutdown(socket.SHUT_WR)
+    own.detach()
 
 
 def unread_s(sock: socket.socket) -> float:

@@ -9,6 +9,7 @@ import random
 import resource
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.types import ASGIApp
 
@@ -140,25 +141,25 @@ class Listener:
         """Close without losing a sent request.
 
         New connections go to other processes on the port. Requests in progress are answered, and every answer announces
-        the close. Idle connections may send one more request for ``grace_s``, as their clients cannot know: a request
-        that meets a closed connection fails.
+        the close. Idle connections may send one more request for ``grace_s``, as their clients cannot know. A request
+        that is still on its way when its connection is closed then fails.
 
         Args:
             limit_s: Seconds after which connections are cut.
-            grace_s: Longest wait for idle connections, seconds.
+            grace_s: Longest a connection is idle, seconds.
         """
         if self._closed:
             return
         self._closed = True
         self._shared.draining = True
+        self._shared.limits = replace(self._shared.limits, idle_s=grace_s)
         for connection in tuple(self._shared.connections):
             connection.read_on()  # what its client has sent is to be answered
         await self._stop_accepting()
         started = self._shared.loop.time()
         if not await self._empty(min(grace_s, limit_s)):
             for connection in tuple(self._shared.connections):
-                if connection.idle:
-                    connection.close()
+                connection.check(self._shared.loop.time())
         if not await self._empty(limit_s - (self._shared.loop.time() - started)):
             for connection in tuple(self._shared.connections):
                 connection.abort()

@@ -9,6 +9,7 @@ import socket
 
 import pytest
 from prometheus_client import CollectorRegistry
+from starlette.types import Message, Receive, Scope, Send
 
 from api.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until, until_refused
 from api.protocol_service import NumpyService, both
@@ -237,6 +238,61 @@ async def test_closing_ends_idle_connections_after_the_grace_and_all_at_the_limi
         await app.cancelled.wait()
         with contextlib.suppress(ConnectionResetError):
             assert await busy.ended() == b""
+
+
+async def test_closing_answers_requests_that_arrive_as_idle_connections_end() -> None:
+    """One is sent in each round of the event loop, so that some come as late as a client can send them."""
+    loop = asyncio.get_running_loop()
+    async with serving(echo) as (listener, port):
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
+        await until(lambda: listener.connections == len(clients))
+        closing = asyncio.create_task(listener.close(60.0, grace_s=0.0))
+        sent = []
+        for client in clients:
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):  # else the server has ended the connection
+                client.recv(1)
+                break
+            client.sendall(post(b"x"))
+            sent.append(client)
+            await asyncio.sleep(0)
+        assert 0 < len(sent) < len(clients)
+        answers = [await loop.sock_recv(client, 1024) for client in sent]
+        for client in clients:
+            client.close()
+        await closing
+    assert {(answer[:12], b"connection: close" in answer) for answer in answers} == {(b"HTTP/1.1 200", True)}
+
+
+async def test_closing_ends_connections_that_were_answered_in_parts_meanwhile() -> None:
+    """Their clients were told that they may go on: the head of the answer had left before."""
+    app = Gated()
+
+    async def in_parts(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        await app(scope, receive, _without_head(send))
+
+    async with serving(in_parts) as (listener, port):
+        client, idle = await Client.connect(port), await Client.connect(port)
+        await client.send(post(b"x"))
+        await app.started.wait()
+        closing = asyncio.create_task(listener.close(600.0, grace_s=0.0))
+        assert await idle.ended() == b""
+        app.let.set()
+        status, headers, body = await client.answer()
+        assert (status, headers.get("connection"), body) == (200, None, b"xdone")
+        assert await client.ended() == b""
+        async with asyncio.timeout(10.0):
+            await closing
+
+
+def _without_head(send: Send) -> Send:
+    async def body(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await send(message)
+
+    return body
 
 
 async def test_two_listeners_share_a_port() -> None:
