@@ -99,6 +99,14 @@ class SteadyLoad:
             total[outcome] += number
         return total
 
+    def losses(self) -> Counter[str]:
+        """What was neither answered nor refused. One call may have met gRPC's GOAWAY, which cancels it."""
+        lost = self.outcomes()
+        for harmless in ("200", "OK", "refused"):
+            del lost[harmless]
+        lost["CANCELLED None"] -= 1
+        return +lost
+
     def _count(self, port: int, outcome: str, detail: str = "") -> None:
         with self._lock:
             self.ended[port, outcome] += 1

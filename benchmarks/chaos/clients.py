@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -121,20 +122,25 @@ class Plain(Client):
         self._url = url
         # Serve's port ends idle connections soon, and a request on one that is just ending is lost.
         connector = aiohttp.TCPConnector(limit=connections, keepalive_timeout=1.0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        traces = aiohttp.TraceConfig()
+        traces.on_connection_reuseconn.append(_note_kept)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), trace_configs=[traces]
+        )
 
     @override
     async def _ask(self, question: Question, priority: str, timeout_s: float) -> Ending:
         headers = {**question.request.headers, "X-Priority": priority, "X-Timeout-Ms": f"{timeout_s * 1e3:.0f}"}
+        seen: set[str] = set()
         try:
             async with self._session.post(
-                self._url + question.path, data=question.request.body, headers=headers
+                self._url + question.path, data=question.request.body, headers=headers, trace_request_ctx=seen
             ) as answer:
                 content = await answer.read()
         except aiohttp.ClientConnectorError as error:
             return Ending(End.UNREACHABLE, str(error))
         except aiohttp.ClientError as error:
-            return Ending(End.CUT, f"{type(error).__name__}: {error}")
+            return Ending(End.CUT, f"{type(error).__name__}{''.join(seen)}: {error}")
         if answer.status != 200:
             return Ending(End.REFUSED, code_of(answer.status, content))
         return read_answer(question, {name.lower(): value for name, value in answer.headers.items()}, content)
@@ -185,6 +191,11 @@ class Grpc(Client):
     @override
     def takes(question: Question) -> bool:
         return question.tensors is not None
+
+
+async def _note_kept(_session: object, context: SimpleNamespace, _parameters: object) -> None:
+    """Servers and proxies may end such a connection in the moment of a request (RFC 9112, 9.3.1)."""
+    context.trace_request_ctx.add(" on a kept connection")
 
 
 def as_expected(question: Question, ending: Ending) -> Ending:

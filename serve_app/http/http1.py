@@ -5,9 +5,6 @@ twice the CPU time per small request. Here bodies go from the socket straight to
 disconnection cancels the request.
 
 `Input` is a connection's input state, and `_AFTER` its transitions.
-
-Reading and answering share most of a connection's state, so both are in this file. Heads are in `head`, a request with
-its response in `exchange`.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import asyncio
 import contextlib
 import contextvars
 import fcntl
+import os
 import socket
 import sys
 import termios
@@ -690,11 +688,10 @@ class Connection(asyncio.BufferedProtocol):
         self._arriving = None
         self._move(_InputEvent.ENDED)
         self.steer()
-        if self._transport.can_write_eof():
-            try:
-                self._transport.write_eof()
-            except OSError:  # the client has cut the connection, and the event loop does not know yet
-                self._transport.abort()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has cut the connection, and the event loop does not know yet
+            self._transport.abort()
 
     def abort(self) -> None:
         """Cut the connection."""
@@ -740,15 +737,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close an idle connection."""
-        if self._scheme == "http":  # of TLS its goodbye comes first
-            _end_sending(self._transport.get_extra_info("socket"))
+        if self._scheme == "http":  # whose client hears of it at once, not in the next round of the loop
+            own = self._transport.get_extra_info("socket").fileno()
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(own)) as sock:
+                sock.shutdown(socket.SHUT_WR)
         self._transport.close()
 
     def check(self, now: float) -> None:
         """Close an overdue connection."""
         limits = self._shared.limits
-        unsent = self._transport.get_write_buffer_size()
-        if unsent:
+        if unsent := self._transport.get_write_buffer_size():
             self._check_taking(self._written - unsent, now)
             return
         self._cut_at = 0.0
@@ -762,9 +760,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         discarding = self._input is Input.DISCARDING
         allowed = limits.linger_s if discarding else limits.head_s if self._unframed else limits.idle_s
-        # A request that has arrived and was not read yet would be lost.
-        if now - self._since > allowed and (discarding or not _unread(self._transport.get_extra_info("socket"))):
-            self.close()
+        if now - self._since > allowed:
+            unread = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4))
+            if discarding or not any(unread):  # else a request that has just arrived would be lost
+                self.close()
 
     def _check_taking(self, taken: int, now: float) -> None:
         """Cut a client that does not read: progress earns time, up to the whole patience."""
@@ -777,19 +776,6 @@ class Connection(asyncio.BufferedProtocol):
 
 def _address(name: Any) -> Address | None:
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
-
-
-def _unread(sock: socket.socket) -> bool:
-    """Whether bytes wait in a socket."""
-    return any(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
-
-
-def _end_sending(sock: socket.socket) -> None:
-    """Tell the peer at once: transports close their sockets in the next round of the loop."""
-    own = socket.socket(fileno=sock.fileno())
-    with contextlib.suppress(OSError):  # the peer has gone
-        own.shutdown(socket.SHUT_WR)
-    own.detach()
 
 
 def unread_s(sock: socket.socket) -> float:

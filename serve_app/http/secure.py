@@ -172,10 +172,6 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Unsent bytes, all in the socket's transport."""
         return self._raw.get_write_buffer_size()
 
-    def can_write_eof(self) -> bool:
-        """Always true, as close_notify."""
-        return True
-
     def write_eof(self) -> None:
         """Send close_notify. Later bytes of the client are dropped."""
         if self._ready and not self._said_goodbye:
