@@ -366,6 +366,22 @@ class PartSink(Protocol):
         """Call ``taken`` with how many more parts of that entry have been read, whenever some have."""
 
 
+class RequestAttributes(Struct, frozen=True):
+    """What scheduling knows of a request besides its cost and its deadline. Passed on unchanged, up to the gate.
+
+    Attributes:
+        tenant: Shares the class with others: the name of the API key, else the client's address; empty if neither is
+            known. Equal names are one tenant.
+        weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
+    """
+
+    tenant: str = ""
+    weight: float = 1.0
+
+
+NO_ATTRIBUTES: Final = RequestAttributes()
+
+
 class WireEntry(Struct, frozen=True):
     """One entry of a bundle.
 
@@ -379,8 +395,6 @@ class WireEntry(Struct, frozen=True):
         origin: Where it comes from; ``None`` where nothing is known of that.
         exact: Whether no fallback may stand in for the exact model.
         probe: Whether it runs although it is predicted to be late.
-        tenant: Who shares the class with others.
-        weight: The tenant's weight.
         unbatched: Whether it shares no run, since it may be what a replica died of.
         place: Its place in the router's table of ties, where other replicas have it, too; 0: none has.
         stream: How its answer may be given in parts; ``None``: its model does not stream.
@@ -392,10 +406,9 @@ class WireEntry(Struct, frozen=True):
     variant: str
     payload: Payload
     origin: Origin | None = None
+    attributes: RequestAttributes = NO_ATTRIBUTES
     exact: bool = False
     probe: bool = False
-    tenant: str = ""
-    weight: float = 1.0
     unbatched: bool = False
     place: int = 0
     stream: StreamLimits | None = None

@@ -13,7 +13,17 @@ from msgspec.structs import replace
 
 from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo
-from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelSignature, Payload, Success, Tensors
+from serve_app.payloads import (
+    RETURNED,
+    Bundle,
+    BundleResult,
+    Execution,
+    ModelSignature,
+    Payload,
+    RequestAttributes,
+    Success,
+    Tensors,
+)
 from serve_app.processors.processor import Processor
 from serve_app.replica.staged import Staged
 from serve_app.replica.worker import RunBatch, RunOne, Worker
@@ -198,7 +208,7 @@ def entry(
         Work(payload, variant, parts=parts),
         variant,
         exact=exact,
-        tenant=tenant,
+        attributes=RequestAttributes(tenant),
     )
     if parts is not None:
         made.answer_by = now + parts.limits.seconds

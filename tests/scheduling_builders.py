@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import RequestAttributes
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.placement.devices import Device
@@ -55,7 +56,7 @@ def make_entry(
         variant=variant,
         exact=exact,
         default_of=default_of,
-        tenant=tenant,
+        attributes=RequestAttributes(tenant),
         answer_by=answer_by,
     )
 

@@ -92,9 +92,8 @@ class GuardedInference:
 
     def _allowed(self, model: str, options: RequestOptions) -> RequestOptions:
         key = self.check(model_of(model))
-        return replace(
-            options, priority=allowed_class(key, options.priority), key=key.name, tenant=key.name, weight=key.weight
-        )
+        attributes = replace(options.attributes, tenant=key.name, weight=key.weight)
+        return replace(options, priority=allowed_class(key, options.priority), key=key.name, attributes=attributes)
 
     def check(self, model: str) -> Key:
         """The current key. Raises `ModelNotFound` for a model that it may not use."""

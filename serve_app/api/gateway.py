@@ -387,7 +387,7 @@ class Gateway:
                 qos=qos,
             )
             if not roomy:  # most of the work is still to be done
-                service.precheck(info.key or info.name, options.priority, nbytes, options.tenant)
+                service.precheck(info.key or info.name, options.priority, nbytes, options.attributes.tenant)
             if large and operation.decode_cost(info, parsed, nbytes) > bodies.offload_above:
                 payload, held = await bodies.offload(_decoded, operation, info, parsed)
             else:

@@ -16,6 +16,7 @@ from serve_app.domain.priority import Priority
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.domain.trace_context import parent_of
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
+from serve_app.payloads import RequestAttributes
 
 MAX_TIMEOUT_S: Final = 24 * 3600.0
 """A deadline further away than this is a mistake of units."""
@@ -109,7 +110,7 @@ def request_options(
         fallback,
         request_id=request_id_of(headers),
         listener=headers.get(LISTENER, b"").decode(),
-        tenant=client_of(headers),
+        attributes=RequestAttributes(client_of(headers)),
         revision=info.revision,
     )
     if stream_timeout_us or STREAM_TIMEOUT in headers:

@@ -17,7 +17,7 @@ from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.domain.priority import Priority
 from serve_app.domain.versions import Asker
 from serve_app.errors import ModelNotFound, ModelUnavailable, some_of
-from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
+from serve_app.payloads import NO_ATTRIBUTES, PROVEN, TENSORS, Joinable, ModelSignature, Payload, RequestAttributes
 
 _PROVEN = Joinable(PROVEN, "")
 
@@ -165,9 +165,6 @@ class RequestOptions(Struct, frozen=True):
         fresh: Whether the answer must be made for this request, and not reused.
         trace_state: W3C ``tracestate`` that came with ``trace_parent``.
         listener: Its port, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
-        tenant: Shares the class with others: the name of the API key, else the client's address; empty if neither is
-            known.
-        weight: The tenant's part of its class, relative to other tenants'.
         spent_s: Time since its arrival, which counts against the default of its class. ``timeout_s`` is without it.
         revision: The state of the model that the payload was made for; empty: any.
         stream_timeout_s: For an answer in parts, the longest time of the whole, seconds from now, while ``timeout_s``
@@ -186,8 +183,7 @@ class RequestOptions(Struct, frozen=True):
     fresh: bool = False
     trace_state: str = ""
     listener: str = ""
-    tenant: str = ""
-    weight: float = 1.0
+    attributes: RequestAttributes = NO_ATTRIBUTES
     spent_s: float = 0.0
     revision: str = ""
     stream_timeout_s: float | None = None

@@ -272,7 +272,7 @@ def model_of_step(service: Inference, step: ModelStep, options: RequestOptions) 
     """The model, or the version of it, that runs a step. Raises as `Inference.find`."""
     info = service.find(step.model, step.version)
     if info.key and step.version is None:
-        return service.choose(step.model, Asker(options.tenant, options.request_id))
+        return service.choose(step.model, Asker(options.attributes.tenant, options.request_id))
     return info
 
 

@@ -257,7 +257,7 @@ class Runner:
                     )
                     if wire is not None:
                         here.batch_key = EXACT_ONLY if wire.exact and not wire.variant else wire.variant
-                        here.probe, here.tenant, here.weight = wire.probe, wire.tenant, wire.weight
+                        here.probe, here.attributes = wire.probe, wire.attributes
                         if wire.place and staged.ties is not None:
                             self._tied[here] = staged.ties, wire.place
                     if staged.whole[index] or (wire is not None and wire.unbatched):

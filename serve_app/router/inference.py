@@ -323,8 +323,7 @@ class RouterInference:
             options.variant,
             exact=not options.fallback,
             default_of=default_of,
-            tenant=options.tenant,
-            weight=options.weight,
+            attributes=options.attributes,
             spent_s=options.spent_s,
         )
 

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import NO_ATTRIBUTES, RequestAttributes
 
 EXACT_ONLY = "="
 """The batch key of entries for the exact model that no fallback may answer. No variant can have this name."""
@@ -44,8 +45,6 @@ class Entry:
         probe: Accepted although predicted to be late, to measure again; it is not given up.
         default_of: The class whose default the deadline is; ``None`` if the request names one. For messages only.
         spent_s: Time of the request before its arrival here, for messages.
-        tenant: Shares the class with others (`scheduling.queueing.tenants`). Equal names are one tenant.
-        weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
         answer_by: For an answer in parts, the deadline of the whole; ``deadline`` is for the first part, until that is
             there. 0.0: not in parts.
         begun: Id of the bundle that has brought a part of the answer, so that it cannot be tried again; 0: none.
@@ -55,6 +54,7 @@ class Entry:
         "answer_by",
         "arrival",
         "attempts",
+        "attributes",
         "avoid",
         "batch_key",
         "begun",
@@ -71,9 +71,7 @@ class Entry:
         "rows",
         "spent_s",
         "state",
-        "tenant",
         "variant",
-        "weight",
     )  # fmt: skip
 
     def __init__(
@@ -91,8 +89,7 @@ class Entry:
         *,
         exact: bool = False,
         default_of: Priority | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
+        attributes: RequestAttributes = NO_ATTRIBUTES,
         answer_by: float = 0.0,
         spent_s: float = 0.0,
     ) -> None:
@@ -113,8 +110,7 @@ class Entry:
         self.avoid: str | None = None
         self.probe = False
         self.default_of = default_of
-        self.tenant = tenant
-        self.weight = weight
+        self.attributes = attributes
         self.answer_by = answer_by
         self.begun = 0
         self.spent_s = spent_s

@@ -700,9 +700,9 @@ class Scheduler(SchedulerView):
         Returns:
             Whether there is room now.
         """
-        bounds, priority = self._bounds, entry.priority
+        bounds, priority, asker = self._bounds, entry.priority, entry.attributes
         for _ in range(_MOST_DISPLACED):
-            largest = largest_tenant_queues(self._models, bounds, priority, entry.nbytes, entry.tenant, entry.weight)
+            largest = largest_tenant_queues(self._models, bounds, priority, entry.nbytes, asker.tenant, asker.weight)
             if largest is None:
                 break
             name, queue = max(largest, key=_entries)

@@ -224,7 +224,7 @@ class Slots:
         of_tenants: dict[tuple[Priority, str], int] = {}
         if tenants:
             for entry in entries:
-                key = entry.priority, entry.tenant
+                key = entry.priority, entry.attributes.tenant
                 of_tenants[key] = of_tenants.get(key, 0) + entry.rows
             for key, more in of_tenants.items():
                 replica.tenants[key] = replica.tenants.get(key, 0) + more

@@ -38,7 +38,7 @@ class TenantCollector(Collector):
         per_row_s = executed_s / rows
         seconds, named = self._seconds, self._named
         for entry in entries:
-            tenant = entry.tenant
+            tenant = entry.attributes.tenant
             key = entry.priority, tenant if tenant in named else self._name(tenant)
             seconds[key] = seconds.get(key, 0.0) + per_row_s * entry.rows
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import DeadlineExceeded, QueueFull, ServeAppError
-from serve_app.payloads import Embeddings, Payload, held_bytes, payload_bytes
+from serve_app.payloads import Embeddings, Payload, RequestAttributes, held_bytes, payload_bytes
 from serve_app.versions.policy import Tolerance
 
 logger = logging.getLogger(__name__)
@@ -188,8 +188,7 @@ def _of_copy(options: RequestOptions, variant: str) -> RequestOptions:
         spent_s=0.0,
         cacheable=False,
         key="",
-        tenant=SHADOW_TENANT,
-        weight=SHADOW_WEIGHT,
+        attributes=RequestAttributes(SHADOW_TENANT, SHADOW_WEIGHT),
         listener=_LISTENER,
         revision="",  # which is that of the other version
     )

@@ -229,8 +229,7 @@ class SimulatedReplica:
                 entry,
                 dispatch.variant,
                 exact=entry.exact or dispatch.exact,
-                tenant=entry.tenant,
-                weight=entry.weight,
+                attributes=entry.attributes,
             )
             here.probe = entry.probe
             if entry.rows > self._max_rows or entry.attempts > 1:

@@ -11,6 +11,7 @@ from itertools import count
 from typing import NamedTuple
 
 from serve_app.errors import RETURNED
+from serve_app.payloads import RequestAttributes
 from serve_app.pools.policy.messages import HostsListed, Order
 from serve_app.scheduling.core import RouterCore, Why
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
@@ -133,7 +134,7 @@ class SimulatedRouter:
             request.bucket,
             0,
             request,
-            tenant=request.tenant,
+            attributes=RequestAttributes(request.tenant),
         )
         if request.stream >= 0 and self._newest_frame_wins:
             self._replace(entry, request.stream)

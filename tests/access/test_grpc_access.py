@@ -21,6 +21,7 @@ from serve_app.api.grpc_app import ANONYMOUS_STREAMS, GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app.http.body import BodyReader
+from serve_app.payloads import RequestAttributes
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 OPEN = {"ServerLive", "ServerReady"}
@@ -265,7 +266,7 @@ async def test_the_key_is_the_tenant(rpc: Client, service: NumpyService) -> None
     """With its weight."""
     await rpc.infer(request_of(), *bearer("heavy"))
     assert service.tenants == [("heavy", 3.0)]
-    assert [(options.tenant, options.weight) for _, _, options in service.calls] == [("heavy", 3.0)]
+    assert [options.attributes for _, _, options in service.calls] == [RequestAttributes("heavy", 3.0)]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from serve_app.api.http_app import create_app
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.domain.priority import Priority
 from serve_app.errors import PermissionDenied, RateLimited
+from serve_app.payloads import RequestAttributes
 from serve_app.telemetry.request_log import RequestLog
 
 INFER = "/v2/models/double/infer"
@@ -72,7 +73,7 @@ async def test_streams_take_a_key_and_its_model(client: httpx.AsyncClient, servi
     assert (statuses, service.calls) == ([401, 404, 403], [])
     assert (await client.post(path, json={"x": [1, 2, 3, 4]}, headers=bearer("some"))).status_code == 200
     ((_, _, options),) = service.calls
-    assert (options.key, options.tenant) == ("some", "some")
+    assert (options.key, options.attributes.tenant) == ("some", "some")
 
 
 async def test_what_is_refused_has_a_line(client: httpx.AsyncClient, lines: list[dict[str, Any]]) -> None:
@@ -370,4 +371,4 @@ async def test_the_key_is_the_tenant(client: httpx.AsyncClient, service: NumpySe
         reply = await client.post(url, headers=bearer("heavy"), **content)
         assert reply.status_code == 200
     assert service.tenants == [("heavy", 3.0)] * 2
-    assert [(options.tenant, options.weight) for _, _, options in service.calls] == [("heavy", 3.0)] * 2
+    assert [options.attributes for _, _, options in service.calls] == [RequestAttributes("heavy", 3.0)] * 2

@@ -868,4 +868,4 @@ async def test_the_address_is_the_tenant_where_there_are_no_keys(
     content: dict[str, Any] = {"json": REQUEST} if url == INFER else {"json": {"inputs": "a text"}}
     await client.post(url, headers={":client": "elsewhere"}, **content)
     assert service.tenants == [("127.0.0.1", 1.0)]
-    assert [options.tenant for _, _, options in service.calls] == ["127.0.0.1"]
+    assert [options.attributes.tenant for _, _, options in service.calls] == ["127.0.0.1"]

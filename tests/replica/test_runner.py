@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from runtime_harness import Paced, acquired, batch_same_turn, run_to_the_end, tensor
 
-from serve_app.payloads import RETURNED, Bundle, Execution, Failure, Success, Tensors, WireEntry
+from serve_app.payloads import RETURNED, Bundle, Execution, Failure, RequestAttributes, Success, Tensors, WireEntry
 from serve_app.replica.worker import BatchTogether, RunBatch, RunOne, Worker
 from serve_app.scheduling.settings import ModelScheduling
 
@@ -163,6 +163,21 @@ async def test_entries_of_two_senders_share_batches_by_their_deadlines(make_work
     backend.go.release(4)  # what comes back goes one by one, since nothing runs then
     assert first_values(await asyncio.gather(*running)) == [2.0, 51.0, 31.0, 41.0, 21.0]
     assert [[1.0], [20.0, 30.0]] == [sorted(run) for run in backend.runs[:2]]
+
+
+async def test_tenants_share_the_gate_by_what_their_entries_say(make_worker: MakeWorker) -> None:
+    """One that floods it keeps another waiting for a few runs, though the deadline of that is later."""
+    backend = Paced()
+    worker = make_worker(backend)
+    running = [asyncio.ensure_future(worker.run(bundle(1.0)))]
+    await begun(backend)
+    entries = [WireEntry(2, 40.0, 1, "", tensor(2.0), attributes=RequestAttributes("flood"))] * 16
+    entries.append(WireEntry(2, 50.0, 1, "", tensor(3.0), attributes=RequestAttributes("other")))
+    running += [asyncio.ensure_future(worker.run(Bundle([entry], "router"))) for entry in entries]
+    await asyncio.sleep(0)
+    backend.go.release(18)
+    await asyncio.gather(*running)
+    assert backend.runs.index([3.0]) < 12
 
 
 async def test_one_bundle_of_a_batch_counts_its_run(make_worker: MakeWorker) -> None:

@@ -17,7 +17,7 @@ from serve_app.errors import (
     ModelUnavailable,
     QueueFull,
 )
-from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Success
+from serve_app.payloads import Bundle, BundleResult, Execution, Failure, RequestAttributes, Success
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.transport.send import ReplicaLost
 
@@ -66,6 +66,17 @@ async def test_high_overtakes_what_came_before() -> None:
         sent.succeed()
     assert order == [3.0, 2.0, 1.0]
     await asyncio.gather(*tasks)
+
+
+async def test_what_is_known_of_a_request_goes_to_the_gate_with_it() -> None:
+    """As it is."""
+    transport = Transport()
+    dispatcher, _ = make_dispatcher(transport)
+    task = submit(dispatcher, tensor(0), tenant="reports")
+    sent = await transport.next()
+    assert [entry.attributes for entry in sent.bundle.entries] == [RequestAttributes("reports")]
+    sent.succeed()
+    await task
 
 
 async def test_an_entry_that_expires_in_the_queue_is_never_sent() -> None:

@@ -11,6 +11,7 @@ from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_entry, make_gate, make_scheduler
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import RequestAttributes
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.settings import ProcessLimits
@@ -55,7 +56,7 @@ class RecallMachine(RuleBasedStateMachine):
         """Requests come in."""
         for _ in range(number):
             entry = make_entry(priority, self.now + budget, nbytes=3, arrival=self.now)
-            entry.tenant = tenant
+            entry.attributes = RequestAttributes(tenant)
             if self.scheduler.on_arrival(entry, self.now) is None:
                 self.accepted[entry.id] = entry
         self.decide()
@@ -110,7 +111,7 @@ class RecallMachine(RuleBasedStateMachine):
         for entry in dispatch.entries:
             here = make_entry(entry.priority, entry.deadline - dispatch.overhead_s, arrival=self.now)
             here.payload = dispatch, entry
-            here.tenant = entry.tenant
+            here.attributes = entry.attributes
             replica.gate.add(here, self.now)
             there[entry.id] = here
 

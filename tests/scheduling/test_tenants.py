@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import RequestAttributes
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.queueing.tenants import CREDIT_BATCHES
@@ -33,11 +34,13 @@ def _gate() -> Gate:
 
 
 def _entry(number: int, tenant: str, deadline: float = 1000.0, weight: float = 1.0, nbytes: int = 0) -> Entry:
-    return Entry(number, MODEL, Priority.NORMAL, 0.0, deadline, nbytes=nbytes, tenant=tenant, weight=weight)
+    return Entry(
+        number, MODEL, Priority.NORMAL, 0.0, deadline, nbytes=nbytes, attributes=RequestAttributes(tenant, weight)
+    )
 
 
 def _tenants(entries: list[Entry]) -> list[str]:
-    return [entry.tenant for entry in entries]
+    return [entry.attributes.tenant for entry in entries]
 
 
 def _scheduler(queue_entries: int, overflow: str = "reject", queue_bytes: int = 1 << 30) -> Scheduler:
@@ -78,7 +81,7 @@ class TestTheGate:
         gate.next(0.0)
         gate.add(_entry(next(numbers), "small", 900.0), 0.1)
         first = gate.next(0.1).entries
-        assert "small" == first[0].tenant
+        assert "small" == first[0].attributes.tenant
 
     @pytest.mark.parametrize("weight", [1.0, 2.0, 4.0])
     def test_backlogged_tenants_share_by_weight(self, weight: float) -> None:
@@ -91,7 +94,7 @@ class TestTheGate:
                     # The light one always has the tighter deadlines.
                     gate.add(_entry(next(numbers), tenant, 1e6 + turn + of_tenant, of_tenant), float(turn))
             for entry in gate.next(float(turn)).entries:
-                rows[entry.tenant] += 1
+                rows[entry.attributes.tenant] += 1
         assert pytest.approx(weight, rel=0.05) == rows["heavy"] / rows["light"]
 
 
@@ -126,7 +129,7 @@ def test_served_time_of_backlogged_tenants_differs_by_a_few_batches(
         turn = gate.next(0.0)
         for entry in turn.entries:
             done.add(entry.id)
-            had[entry.tenant] += turn.predicted_s / turn.rows / entry.weight
+            had[entry.attributes.tenant] += turn.predicted_s / turn.rows / entry.attributes.weight
         assert abs(had[names[0]] - had[names[1]]) <= (CREDIT_BATCHES + 3) * batch_s / min(weights)
     while gate:
         done |= {entry.id for entry in gate.next(0.0).entries}

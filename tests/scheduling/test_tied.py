@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduling_builders import AFFINE, HIGH, accept, make_entry, make_scheduler
 
+from serve_app.payloads import RequestAttributes
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
@@ -375,7 +376,7 @@ def test_rows_of_tenants_are_counted_down_everywhere() -> None:
     scheduler, first = _busy("a", "b")
     entries = [make_entry(deadline=60.0) for _ in range(4)]
     for at, entry in enumerate(entries):
-        entry.tenant = "xy"[at % 2]
+        entry.attributes = RequestAttributes("xy"[at % 2])
     accept(scheduler, *entries, now=0.01)
     sent = scheduler.decide(0.01).dispatches
     assert len(sent) > 2

@@ -23,6 +23,7 @@ from serve_app.payloads import (
     Execution,
     Failure,
     Media,
+    RequestAttributes,
     StreamLimits,
     Success,
     Tensors,
@@ -76,7 +77,7 @@ entries = st.builds(
     st.integers(1, 9),
     st.sampled_from(["", "int8"]),
     payloads,
-    weight=st.floats(0.1, 10.0),
+    attributes=st.builds(RequestAttributes, st.text(max_size=5), st.floats(0.1, 10.0)),
 )
 
 

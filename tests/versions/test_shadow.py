@@ -12,7 +12,7 @@ import pytest
 from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, RequestOptions
 from serve_app.errors import DeadlineExceeded, InferenceFailed, QueueFull
-from serve_app.payloads import Embeddings, Payload
+from serve_app.payloads import Embeddings, Payload, RequestAttributes
 from serve_app.versions.policy import Tolerance
 from serve_app.versions.shadow import MOST, MOST_BYTES, SHADOW_TENANT, SHADOW_WEIGHT, Outcome, Shadows, difference
 
@@ -71,7 +71,9 @@ class Copies:
 
     def start(self, nbytes: int = 16, answer: Answer | None = None) -> None:
         """One more copy."""
-        options = RequestOptions(Priority.HIGH, 0.5, nbytes, request_id="id", key="k", tenant="k", spent_s=0.2)
+        options = RequestOptions(
+            Priority.HIGH, 0.5, nbytes, request_id="id", key="k", attributes=RequestAttributes("k"), spent_s=0.2
+        )
         self.shadows.start("m/5", ROW, options, answer or answered(0.0), {})
 
     async def outcomes(self, number: int) -> list[Outcome]:
@@ -92,8 +94,8 @@ async def test_a_copy_is_the_least_urgent_and_of_no_client() -> None:
     assert await copies.outcomes(1) == ["same"]
     ((key, options),) = copies.asked
     assert (key, options.priority, options.timeout_s, options.spent_s) == ("m/5", Priority.LOW, None, 0.0)
-    assert (options.key, options.tenant, options.listener, options.request_id) == ("", SHADOW_TENANT, "shadow", "id")
-    assert options.weight == SHADOW_WEIGHT
+    assert (options.key, options.listener, options.request_id) == ("", "shadow", "id")
+    assert options.attributes == RequestAttributes(SHADOW_TENANT, SHADOW_WEIGHT)
     assert not options.cacheable
 
 

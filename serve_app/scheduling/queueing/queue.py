@@ -83,7 +83,7 @@ class Merged:
     def push(self, entry: Entry) -> None:
         """Return an entry to its tenant's queue."""
         self._batch_key = None
-        self._queues[entry.tenant].push(entry)
+        self._queues[entry.attributes.tenant].push(entry)
 
 
 class OfSize:
@@ -136,7 +136,7 @@ class ClassQueue(Counts):
         return sum(map(len, self._tenants.values()))
 
     def __contains__(self, entry: Entry) -> bool:
-        queue = self._tenants.get(entry.tenant)
+        queue = self._tenants.get(entry.attributes.tenant)
         return queue is not None and entry in queue
 
     @property
@@ -156,10 +156,10 @@ class ClassQueue(Counts):
     def push(self, entry: Entry) -> None:
         """Queue an entry. Raises ValueError if its id is queued already."""
         sole = self._sole
-        if sole is not None and sole.tenant == entry.tenant:
+        if sole is not None and sole.tenant == entry.attributes.tenant:
             sole.push(entry)
             return
-        queue = self._tenants.get(entry.tenant)
+        queue = self._tenants.get(entry.attributes.tenant)
         (self._come(entry) if queue is None else queue).push(entry)
 
     def head(self, batch_key: str | None = None) -> Entry | None:
@@ -174,7 +174,7 @@ class ClassQueue(Counts):
         entry = self.head()
         if entry is None:
             raise IndexError("pop from an empty queue")
-        self._tenants[entry.tenant].take_head(entry.batch_key)
+        self._tenants[entry.attributes.tenant].take_head(entry.batch_key)
         return entry
 
     def take_head(self, batch_key: str) -> Entry | None:
@@ -183,7 +183,7 @@ class ClassQueue(Counts):
         if sole is not None:
             return sole.take_head(batch_key)
         entry = self.head(batch_key)
-        return None if entry is None else self._tenants[entry.tenant].take_head(batch_key)
+        return None if entry is None else self._tenants[entry.attributes.tenant].take_head(batch_key)
 
     def take(self, into: list[Entry], room: int, batch_key: str = "") -> int:
         """Take entries of one batch key in order while they fit, as `TenantQueue.take`."""
@@ -192,7 +192,7 @@ class ClassQueue(Counts):
 
     def remove(self, entry: Entry) -> None:
         """Remove an entry. Raises KeyError if it is not queued here."""
-        self._tenants[entry.tenant].remove(entry)
+        self._tenants[entry.attributes.tenant].remove(entry)
 
     def expire(self, now: float, into: list[Entry]) -> None:
         """Remove every entry whose deadline has passed."""
@@ -245,7 +245,7 @@ class ClassQueue(Counts):
         rows: dict[str, int] = {}
         for entry in entries:
             if entry.priority is priority:
-                rows[entry.tenant] = rows.get(entry.tenant, 0) + entry.rows
+                rows[entry.attributes.tenant] = rows.get(entry.attributes.tenant, 0) + entry.rows
         most = self._most_weight()
         per_row_s = seconds * part / sum(rows.values())
         for tenant, of_tenant in rows.items():
@@ -264,7 +264,7 @@ class ClassQueue(Counts):
         waiting = self.waiting()
         if len(tenants) > 2 * len(waiting) + _EMPTY_ALLOWED:
             tenants = self._tenants = {queue.tenant: queue for queue in waiting}
-        queue = tenants[entry.tenant] = TenantQueue(self, entry.tenant, entry.weight)
+        queue = tenants[entry.attributes.tenant] = TenantQueue(self, entry.attributes.tenant, entry.attributes.weight)
         self._sole = queue if len(tenants) == 1 else None
         self.has_tenants = self._sole is None
         return queue

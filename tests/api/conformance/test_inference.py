@@ -85,7 +85,7 @@ async def test_a_request_is_answered(endpoint: Endpoint, host: Host, service: Nu
     assert options.timeout_s is not None
     assert options.timeout_s < 0.7
     assert (options.cacheable, options.fallback, options.request_id) == (False, False, "id-1")
-    assert (options.tenant, options.trace_parent.split("-")[1]) == (CLIENT, trace.split("-")[1])
+    assert (options.attributes.tenant, options.trace_parent.split("-")[1]) == (CLIENT, trace.split("-")[1])
     assert options.nbytes >= len(endpoint.sample.good)
     assert options.listener
     if endpoint.name != "ModelStreamInfer":  # whose answers have no headers of their own
@@ -231,7 +231,7 @@ async def test_a_key_serves_and_is_the_tenant(endpoint: Endpoint, locked: Host, 
     """With its weight."""
     assert (await ask(endpoint, locked, headers=_shown("heavy"))).code == "ok"
     ((_, _, options),) = service.calls
-    assert (options.key, options.tenant, options.weight) == ("heavy", "heavy", 3.0)
+    assert (options.key, options.attributes.tenant, options.attributes.weight) == ("heavy", "heavy", 3.0)
     assert service.tenants == [("heavy", 3.0)]
 
 
