@@ -370,8 +370,7 @@ class RequestAttributes(Struct, frozen=True):
     """What scheduling knows of a request besides its cost and its deadline. Passed on unchanged, up to the gate.
 
     Attributes:
-        tenant: Shares the class with others: the name of the API key, else the client's address; empty if neither is
-            known. Equal names are one tenant.
+        tenant: Shares the class with others: the API key's name, else the client's address; empty if unknown.
         weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
     """
 

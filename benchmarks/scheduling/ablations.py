@@ -104,8 +104,8 @@ def _fill_high_freely(filling: Filling, queue: ModelQueue, chosen: Priority, *ar
     _fill(filling, queue, chosen, *arguments)
 
 
-def _slack_alone(latency: LatencyModel, _: ModelScheduling, rows: int, bucket: int, slack_s: float) -> float:
-    return slack_s if latency.predict(rows, bucket) <= slack_s else inf
+def _slack_alone(latency: LatencyModel, _: ModelScheduling, rows: int, bucket: int, left_s: float) -> float:
+    return left_s if latency.predict(rows, bucket) <= left_s else inf
 
 
 def _in_one_process(scenario: Scenario) -> Scenario:

@@ -19,7 +19,8 @@ class Observer(Protocol):
     def ended(self, entry: Entry, outcome: str, queue_s: float, total_s: float) -> None:
         """An accepted entry ended.
 
-        ``outcome`` is ``ok``, ``cancelled``, ``given_up``, ``poisoned``, or an error code.
+        ``outcome`` is ``ok``, ``cancelled``, ``given_up``, ``poisoned``, or an error code. An answer in
+        parts ends it with the first, when its ``deadline`` is already that of the whole.
         """
 
     def part(self, model: str) -> None:

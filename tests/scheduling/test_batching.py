@@ -148,7 +148,7 @@ def test_nothing_waits_without_fixed_cost() -> None:
 # ------------------------------------------------------------------ target
 
 
-def test_target_is_the_tighter_of_slack_and_latency_target() -> None:
+def test_target_is_the_tighter_of_deadline_and_latency_target() -> None:
     """As long as the head alone can keep it."""
     latency = _waiting().latency
 

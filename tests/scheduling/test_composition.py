@@ -258,7 +258,7 @@ def test_other_classes_fill_the_bundle_up() -> None:
 
 
 def test_fill_must_not_cost_the_head_its_deadline() -> None:
-    """No more rows than the head's slack allows."""
+    """No more rows than the head's deadline allows."""
     head = make_entry(HIGH, 0.0100001)
     bundle, _ = _compose(head, *[make_entry(LOW, 50.0) for _ in range(20)], priority=HIGH)
 

@@ -129,15 +129,15 @@ def _places(latencies: VariantLatency, variant: str, places: int) -> int:
 
 def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, room: BatchLimits) -> Composition:
     variant = entry.variant
-    slack = entry.deadline - room.slack_from
+    left = entry.deadline - room.begins_at
     alone = execution_s(latencies.of(variant), entry.rows, entry.bucket, settings.max_rows)
-    if alone > slack and not entry.batch_key:
+    if alone > left and not entry.batch_key:
         for fallback in settings.fallbacks:
             if latencies.has(fallback):
                 variant = fallback
                 alone = execution_s(latencies.of(variant), entry.rows, entry.bucket, settings.max_rows)
-                if alone <= slack:
+                if alone <= left:
                     break
-    if alone > slack and not entry.probe:
+    if alone > left and not entry.probe:
         return Composition([], 0, 0, variant, [entry])
     return Composition([entry], entry.rows, entry.bucket, variant, [])

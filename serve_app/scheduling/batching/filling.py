@@ -115,7 +115,7 @@ class Filling:
 
     def _ends(self, rows: int) -> float:
         """Predicted end of the bundle with so many rows."""
-        return self.room.slack_from + self._latency.predict(rows, self._bucket)
+        return self.room.begins_at + self._latency.predict(rows, self._bucket)
 
     def _add_run(self, tenant: TenantQueue, most: int, until: float) -> int:
         """Add the most consecutive entries of a tenant that are in time for the resulting bundle.
@@ -130,7 +130,7 @@ class Filling:
         looked_at: list[Entry] = []
         start = joining = 0
         best, best_rows = (0, 0), 0
-        latency, bucket, rows, begin = self._latency, self._bucket, self.rows, self.room.slack_from
+        latency, bucket, rows, begin = self._latency, self._bucket, self.rows, self.room.begins_at
         while rows + joining < most and len(looked_at) < 2 * self._settings.max_rows:
             following = tenant.head(self._batch_key)
             if (

@@ -13,7 +13,7 @@ class BatchLimits(NamedTuple):
     """Limits of a bundle.
 
     Attributes:
-        slack_from: When execution can begin at the chosen replica, plus the overhead, seconds.
+        begins_at: When execution can begin at the chosen replica, plus the overhead, seconds.
         max_rows: Most rows.
         longest_s: Longest predicted execution with rows of a class below `high`, so that `high` is not blocked too
             long; the head alone may take longer.
@@ -21,7 +21,7 @@ class BatchLimits(NamedTuple):
         extra_s: Longest execution for rows that can wait, and their largest addition to another; ``inf``: unbounded.
     """
 
-    slack_from: float
+    begins_at: float
     max_rows: int
     longest_s: float = inf
     fill_first: Priority | None = None
@@ -29,4 +29,4 @@ class BatchLimits(NamedTuple):
 
     def urgent_until(self, priority: Priority) -> float:
         """Latest deadline of entries of a class that are not bounded by ``extra_s``; ``inf``: none is."""
-        return urgent_until(priority, self.slack_from) if self.extra_s < inf else inf
+        return urgent_until(priority, self.begins_at) if self.extra_s < inf else inf

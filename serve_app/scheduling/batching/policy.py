@@ -89,17 +89,17 @@ not move while nothing arrives: it is counted from an arrival, and not from now.
 """
 
 
-def target_s(latency: LatencyModel, settings: ModelScheduling, rows: int, bucket: int, slack_s: float) -> float:
+def target_s(latency: LatencyModel, settings: ModelScheduling, rows: int, bucket: int, left_s: float) -> float:
     """The longest predicted execution that a bundle may have, seconds (``inf``: only rows bound it).
 
-    It is bounded by the head's slack and the model's latency target. A target that the head alone cannot keep is
+    It is bounded by ``left_s`` and the model's latency target. A target that the head alone cannot keep is
     dropped, the latency target before the deadline: a late head does not make the batch behind it small.
 
     Args:
         rows: Of the head, like ``bucket``.
-        slack_s: Time that the head has left for execution.
+        left_s: Time that the head has left for execution.
     """
     alone = latency.predict(rows, bucket)
-    if alone <= slack_s:
-        return min(slack_s, settings.slo_s) if alone <= settings.slo_s else slack_s
+    if alone <= left_s:
+        return min(left_s, settings.slo_s) if alone <= settings.slo_s else left_s
     return settings.slo_s if alone <= settings.slo_s else inf

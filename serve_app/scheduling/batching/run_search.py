@@ -15,7 +15,7 @@ which a batch saves no time per row (`LatencyModel.enough`), since longer ones w
 
 The pass ends if another head could not improve the run:
 
-    limit >= enough, capped < slack   more time would not allow more rows
+    limit >= enough, capped < left   more time would not allow more rows
     last                              nothing more is queued or may join
     a head that can wait              no such entry is given up for another
     a probe                           it is never given up
@@ -100,7 +100,7 @@ class RunSearch:
         looked_at, aside = self.looked_at, self._aside
         best: Run | None = None
         best_rate = 0.0
-        most, slack_from = room.max_rows, room.slack_from
+        most, begins_at = room.max_rows, room.begins_at
         end = rows = start = 0
         bucket = 0
         while True:
@@ -113,16 +113,16 @@ class RunSearch:
                 if head.rows >= most:
                     return best or _nothing(start)  # it goes alone, another time
                 rows, bucket, end = head.rows, head.bucket, start + 1
-            slack = head.deadline - slack_from
+            left = head.deadline - begins_at
             alone = latency.predict(head.rows, head.bucket)
-            doubtful = alone > slack
-            if doubtful and not head.probe and (settings.fallbacks or latency.typical(head.rows, head.bucket) > slack):
+            doubtful = alone > left
+            if doubtful and not head.probe and (settings.fallbacks or latency.typical(head.rows, head.bucket) > left):
                 rows -= head.rows
                 start += 1
                 if start < end and head.bucket == bucket > looked_at[start].bucket:
                     bucket = max(entry.bucket for entry in looked_at[start:end])
                 continue
-            target = alone if doubtful else target_s(latency, settings, head.rows, head.bucket, slack)
+            target = alone if doubtful else target_s(latency, settings, head.rows, head.bucket, left)
             until = room.urgent_until(head.priority)
             patient = head.deadline > until
             if patient:
@@ -174,7 +174,7 @@ class RunSearch:
             )  # half: it may be late
             if best is None or rate > best_rate * _BETTER:
                 best, best_rate = Run(start, end, rows, bucket, max(alone, target)), rate
-            if last or limit >= enough or capped < slack or head.probe:
+            if last or limit >= enough or capped < left or head.probe:
                 # A later head could not improve the run; see the table at the top.
                 return best
             rows -= head.rows
