@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from time import monotonic
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -25,6 +25,7 @@ from serve_app.access.guard import Guard, Policy
 from serve_app.access.guarded import GuardedAdministration, GuardedInference
 from serve_app.api.content_type import is_form
 from serve_app.domain.options import (
+    BodyHints,
     QosHints,
     client_of,
     header_timeout_s,
@@ -96,40 +97,6 @@ class Call(Protocol):
 
     def release(self, bodies: BodyReader) -> None:
         """Stop counting the body, after it is decoded or dropped."""
-
-
-class BodyHints(Protocol):
-    """Options in a body, beside its data; arguments of `request_options`."""
-
-    @property
-    def priority(self) -> int:
-        """The class, 0 for the default."""
-
-    @property
-    def timeout(self) -> int:
-        """Microseconds, 0 for the default."""
-
-    @property
-    def variant(self) -> str:
-        """Empty for the exact model."""
-
-    @property
-    def fallback(self) -> bool | None:
-        """Whether a fallback may answer; ``None`` where it does not say."""
-
-    @property
-    def stream_timeout(self) -> int:
-        """Microseconds for all parts of an answer, 0 for the default."""
-
-
-class Hints(NamedTuple):
-    """`BodyHints` for an API without a message for them; the defaults mean that the body has none."""
-
-    priority: int = 0
-    timeout: int = 0
-    variant: str = ""
-    fallback: bool | None = None
-    stream_timeout: int = 0
 
 
 class Operation(ABC, Generic[_Call, _Parsed, _Reply]):
@@ -374,18 +341,7 @@ class Gateway:
                     info = self._chosen(info.name, call.headers)
                 operation.check(info, call)
                 qos = call.qos(info.levels)
-            hints = operation.hints(parsed)
-            options = request_options(
-                info,
-                call.headers,
-                nbytes,
-                priority=hints.priority,
-                timeout_us=hints.timeout,
-                variant=hints.variant,
-                fallback=hints.fallback,
-                stream_timeout_us=hints.stream_timeout,
-                qos=qos,
-            )
+            options = request_options(info, call.headers, nbytes, operation.hints(parsed), qos)
             if not roomy:  # most of the work is still to be done
                 service.precheck(info.key or info.name, options.priority, nbytes, options.attributes.tenant)
             if large and operation.decode_cost(info, parsed, nbytes) > bodies.offload_above:

@@ -15,11 +15,12 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.gateway import Gateway, Hints
+from serve_app.api.gateway import Gateway
 from serve_app.api.left_out import NULL, BodyDecoder
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
+from serve_app.domain.options import Hints
 from serve_app.domain.service import Answer, Inference, ModelInfo
 from serve_app.errors import InvalidRequest, ServeAppError, some_of
 from serve_app.http.errors import Rendered, code_of, message_of, rendered, status_of

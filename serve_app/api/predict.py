@@ -9,11 +9,12 @@ import numpy.typing as npt
 import orjson
 
 from serve_app.api.content_type import WANTED, check_content_type, media_type, resolve
-from serve_app.api.gateway import Gateway, Hints
+from serve_app.api.gateway import Gateway
 from serve_app.api.media import Asked, Body, PredictRequest, parse, parse_form, payload_of
 from serve_app.api.parts import Parts, parse_parts, parse_parts_form, tensors_of, write_parts
 from serve_app.api.replies import dump_json
 from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
+from serve_app.domain.options import Hints
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.domain.tasks import kind_of
 from serve_app.errors import InvalidRequest

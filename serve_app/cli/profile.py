@@ -36,7 +36,7 @@ from serve_app.backends.warm_up import MakeInputs, first_that_runs, spaced_bucke
 from serve_app.cli.limits import has_gpu
 from serve_app.cli.profile_report import draw, summary, table
 from serve_app.composition import expand_models, read_args
-from serve_app.composition.backend import load_builds, make_backend
+from serve_app.composition.backend import load_builds
 from serve_app.composition.compute import choose_compute, with_threads
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, read_builds
@@ -128,9 +128,7 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
         ServeAppError: It failed at a shape.
     """
     if options.threads is not None:
-        model = model.model_copy(
-            update={"resources": model.resources.model_copy(update={"threads": options.threads})}
-        )  # fmt: skip
+        model = with_threads(model, options.threads)
     locations = find_files(model)
     gpu_available = model.resources.gpus > 0 and has_gpu()
     with_gpu = resolve_device(model.resources.device, gpu_available, model.name) == "cuda"
@@ -153,12 +151,11 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
         buckets = (0,) if processor is None else spaced_buckets(processor.buckets)
         compute = None
         if options.threads is None:
-            make = partial(make_backend, location=locations[""], build=builds[""], gpu_available=gpu_available)
             middle = middle_inputs(make_inputs, model.batching.configured_rows if rows else 1, buckets)
-            compute = choose_compute(model, locations, backends[""], middle, make, monotonic() - start)
-            if compute.threads != model.resources.session_threads:
-                model = with_threads(model, compute.threads)
-                load_builds(model, locations, builds, backends, tell, gpu_available=gpu_available)
+            loaded_s = monotonic() - start
+            model, compute = choose_compute(
+                model, locations, builds, backends, middle, loaded_s, tell, gpu_available=gpu_available
+            )
         began, waited = monotonic(), waited_s()
         measurements = _sweep(model, backends, make_inputs, buckets, options, out, rows=rows)
         if compute is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import psutil
 
 from serve_app.backends.backend import Backend, SessionLost
+from serve_app.backends.description import Description
+from serve_app.composition.backend import load_builds, make_backend
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import memory_of
 from serve_app.config.model import ModelConfig
@@ -34,22 +37,45 @@ def with_threads(model: ModelConfig, threads: int) -> ModelConfig:
 def choose_compute(
     model: ModelConfig,
     locations: Mapping[str, ModelLocation],
+    builds: Mapping[str, Description],
+    backends: dict[str, Backend],
+    inputs: Tensors | None,
+    loaded_s: float,
+    tell: Callable[[str], None],
+    *,
+    gpu_available: bool,
+) -> tuple[ModelConfig, Compute]:
+    """Decide a replica's threads and instances, and load its builds again where that changes the threads.
+
+    Args:
+        backends: Loaded with the configured threads, or one.
+        inputs: To measure with; ``None``: there are none that run.
+        loaded_s: Time to load all builds.
+        tell: Called with notes for operators.
+
+    Returns:
+        The model with the threads that it was loaded with last, and what was decided.
+
+    Raises:
+        SessionLost: The session has ended.
+    """
+    make = partial(make_backend, location=locations[""], build=builds[""], gpu_available=gpu_available)
+    compute = _decide(model, locations, backends[""], inputs, make, loaded_s)
+    if compute.threads != model.resources.session_threads:
+        model = with_threads(model, compute.threads)
+        load_builds(model, locations, builds, backends, tell, gpu_available=gpu_available)
+    return model, compute
+
+
+def _decide(
+    model: ModelConfig,
+    locations: Mapping[str, ModelLocation],
     backend: Backend,
     inputs: Tensors | None,
     make: Callable[[ModelConfig], Backend],
     loaded_s: float,
 ) -> Compute:
-    """Decide a replica's threads and instances, and measure what that requires.
-
-    Args:
-        backend: Its exact model, loaded with the configured threads, or one.
-        inputs: To measure with; ``None``: there are none that run.
-        make: Makes the exact model's backend of another configuration.
-        loaded_s: Time to load all builds.
-
-    Raises:
-        SessionLost: The session has ended.
-    """
+    """Measure what the decision requires; ``make`` makes the exact model's backend of another configuration."""
     if not all(location.kind.concurrent for location in locations.values()) or backend.device != "cpu":
         return of_one(model, "so its backend or device wants it")
     resources, cores, found = model.resources, min(available_cores(), MOST_INSTANCES), Measured()

@@ -15,7 +15,8 @@ from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
-from serve_app.composition.backend import load_builds, make_backend
+from serve_app.backends.samples import Samples
+from serve_app.composition.backend import load_builds
 from serve_app.composition.compute import choose_compute, choose_rows, of_one, with_threads
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, memory_of
@@ -110,61 +111,23 @@ def make_replica(
         signature, has_rows = backends[""].signature, builds[""].joinable.rows
         processor = make_processor(model, signature, locations[""], backends[""])
         samples = make_samples(model, signature, decode_sample, rows=has_rows)
-        max_rows, tolerance = model.batching.configured_rows, model.batching.tolerance
-        memory = RunMemory(model.resources.memory_limit)
-        alone = member is None and backends[""].device == "cpu"
-        chooses = alone and has_rows and model.batching.max_rows == "auto"
-        if chooses:
-            max_rows = model.most_rows
-        budget_s: float | None = model.health.warm_up_s
-        if member is not None:
-            budget_s = None if member.executions else min(model.health.warm_up_s, _SHORT_S)
-        warm = partial(
-            warm_up_replica,
-            model.name,
-            processor=makes_examples(processor),
-            samples=samples,
-            max_rows=max_rows if has_rows else 1,
-            fits=memory.fits if chooses else None,
-        )
         loaded_s = time.monotonic() - began
-        warm_up = warm(backends, budget_s=budget_s)
-        compute = of_one(model, "it is of a pool")
-        if member is None:
-            load = partial(make_backend, location=locations[""], build=builds[""], gpu_available=gpu_available)
-            compute = choose_compute(model, locations, backends[""], warm_up.middle, load, loaded_s)
-        if compute.threads != model.resources.session_threads:
-            model = with_threads(model, compute.threads)
-            load_builds(model, locations, builds, backends, _log.warning, gpu_available=gpu_available)
-            warm_up = warm(backends, budget_s=budget_s)
-        if compute.instances > 1:
-            at_once = {variant: AtOnce(backend, compute.instances) for variant, backend in backends.items()}
-            together = warm(cast("Mapping[str, Backend]", at_once), budget_s=budget_s)
-            warm_up = warm_up._replace(executions=together.executions or warm_up.executions)
-        if chooses:
-            max_rows = choose_rows(model, warm_up.executions, memory)
-            compute = compute._replace(max_rows=max_rows)
+        makes = makes_examples(processor)
+        model, compute, max_rows, warm_up = _measure(
+            model, builds, locations, backends, makes, samples, loaded_s, member, gpu_available=gpu_available
+        )
         _log.info("%s computes with %s", model.name, compute.told)
-        padding = _padding(makes_examples(processor))
-        if member is None:
-            keys = {
-                variant: _key(model, locations[variant], builds[variant], backends[variant], max_rows, padding)
-                for variant in locations
-            }
-            proofs = ProofContext(
-                model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys
-            )
-        else:
-            warm_up = warm_up._replace(executions=list(member.executions) or warm_up.executions)
-            keys = {
-                variant: identity_key(
-                    member.identities[variant], backend.device, locations[variant].kind.versions(), padding
-                )
-                for variant, backend in backends.items()
-            }
-            proofs = ProofContext(model.name, max_rows, tolerance, _SHORT_S, records, keys)
+        padding = _padding(makes)
+        keys = {
+            variant: _key(model, locations[variant], builds[variant], backend, max_rows, padding)
+            if member is None
+            else identity_key(member.identities[variant], backend.device, locations[variant].kind.versions(), padding)
+            for variant, backend in backends.items()
+        }
+        proof_s = _SHORT_S if member is not None else proof_budget_s(time.monotonic() - began)
+        proofs = ProofContext(model.name, max_rows, model.batching.tolerance, proof_s, records, keys)
         graph = {variant: build.joinable for variant, build in builds.items()}
-        verdicts = prove_replica(proofs, backends, graph, makes_examples(processor), samples, warm_up.examples)
+        verdicts = prove_replica(proofs, backends, graph, makes, samples, warm_up.examples)
         needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
         joining = Joining(model.name, verdicts, needed, model.scheduling().fallbacks)
         worker = Worker(
@@ -187,6 +150,65 @@ def make_replica(
             instances=compute.instances,
         )
     return MadeReplica(worker, warm_up, joining, compute)
+
+
+def _measure(
+    model: ModelConfig,
+    builds: Mapping[str, Description],
+    locations: Mapping[str, ModelLocation],
+    backends: dict[str, Backend],
+    processor: Processor | None,
+    samples: Samples,
+    loaded_s: float,
+    member: AsMember | None,
+    *,
+    gpu_available: bool,
+) -> tuple[ModelConfig, Compute, int, ReplicaWarmUp]:
+    """Warm a model up, and choose its threads, its instances and most rows of a batch.
+
+    Args:
+        backends: Loaded; they are loaded again with other threads.
+        processor: Makes the inputs, if there is one.
+        loaded_s: Time to load all builds.
+
+    Returns:
+        The model with its threads, what it computes with, most rows of a batch, and the measurements.
+    """
+    has_rows, max_rows = builds[""].joinable.rows, model.batching.configured_rows
+    memory = RunMemory(model.resources.memory_limit)
+    chooses = member is None and backends[""].device == "cpu" and has_rows and model.batching.max_rows == "auto"
+    if chooses:
+        max_rows = model.most_rows
+    budget_s: float | None = model.health.warm_up_s
+    if member is not None:
+        budget_s = None if member.executions else min(model.health.warm_up_s, _SHORT_S)
+    warm = partial(
+        warm_up_replica,
+        model.name,
+        processor=processor,
+        samples=samples,
+        max_rows=max_rows if has_rows else 1,
+        budget_s=budget_s,
+        fits=memory.fits if chooses else None,
+    )
+    warm_up = warm(backends)
+    if member is not None:
+        warm_up = warm_up._replace(executions=list(member.executions) or warm_up.executions)
+        return model, of_one(model, "it is of a pool"), max_rows, warm_up
+    threads = model.resources.session_threads
+    model, compute = choose_compute(
+        model, locations, builds, backends, warm_up.middle, loaded_s, _log.warning, gpu_available=gpu_available
+    )
+    if compute.threads != threads:
+        warm_up = warm(backends)
+    if compute.instances > 1:
+        at_once = {variant: AtOnce(backend, compute.instances) for variant, backend in backends.items()}
+        together = warm(cast("Mapping[str, Backend]", at_once))
+        warm_up = warm_up._replace(executions=together.executions or warm_up.executions)
+    if chooses:
+        max_rows = choose_rows(model, warm_up.executions, memory)
+        compute = compute._replace(max_rows=max_rows)
+    return model, compute, max_rows, warm_up
 
 
 def host_revision(revision: Revision, builds: Mapping[str, Description], make: Callable[..., MadeReplica]) -> Hosted:

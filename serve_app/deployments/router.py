@@ -109,13 +109,7 @@ class RouterDeployment:
         # A member of a pool stays as it was deployed.
         changed = _changed({model: agreed for model, agreed in deployed.items() if model in self._models}, register)
         settings = router_settings(
-            config,
-            infos,
-            priors=priors,
-            identities=identities,
-            log_file=log_file,
-            deployed=deployed,
-            changed=changed,
+            config, infos, priors=priors, identities=identities, log_file=log_file, deployed=deployed, changed=changed
         )
         faults = tuple(model.info.fault for model in settings.models if model.info.fault)
         if faults and not register.was_routed():  # the first router of a deployment: whoever deploys is to see them

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -48,6 +48,43 @@ QosHints: TypeAlias = tuple[Priority | None, float | None]
 """A class, and seconds until the deadline, each ``None`` if not named."""
 
 
+class BodyHints(Protocol):
+    """Options in a body, beside its data."""
+
+    @property
+    def priority(self) -> int:
+        """A number as of `PriorityLevels`; 0 for the default."""
+
+    @property
+    def timeout(self) -> int:
+        """Microseconds, 0 for the default."""
+
+    @property
+    def variant(self) -> str:
+        """Beats the header ``X-Variant``; empty for the exact model."""
+
+    @property
+    def fallback(self) -> bool | None:
+        """Whether a fallback may answer. Beats the header ``X-Fallback``; ``None`` if absent."""
+
+    @property
+    def stream_timeout(self) -> int:
+        """Microseconds for all parts of an answer, 0 for the default."""
+
+
+class Hints(NamedTuple):
+    """`BodyHints` for an API without a message for them."""
+
+    priority: int = 0
+    timeout: int = 0
+    variant: str = ""
+    fallback: bool | None = None
+    stream_timeout: int = 0
+
+
+NO_HINTS: Final = Hints()
+
+
 def headers_of(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """Headers by name. Of repeated ones the last counts, except for Cache-Control, which is a list.
 
@@ -64,12 +101,7 @@ def request_options(
     info: ModelInfo,
     headers: Mapping[bytes, bytes],
     nbytes: int,
-    *,
-    priority: int = 0,
-    timeout_us: int = 0,
-    variant: str = "",
-    fallback: bool | None = None,
-    stream_timeout_us: int = 0,
+    hints: BodyHints = NO_HINTS,
     qos: QosHints | None = None,
 ) -> RequestOptions:
     """Combine the options of body and headers.
@@ -77,21 +109,17 @@ def request_options(
     Args:
         headers: By lower-case name.
         nbytes: Bytes of the body in memory.
-        priority: ``parameters.priority`` of the body: a number as of `PriorityLevels`; 0 for the default.
-        timeout_us: ``parameters.timeout`` of the body, microseconds; 0 for the default.
-        variant: ``parameters.variant`` of the body; beats the header ``X-Variant``.
-        fallback: ``parameters.fallback`` of the body; beats the header ``X-Fallback``. ``None`` if absent.
-        stream_timeout_us: ``parameters.stream_timeout`` of the body, microseconds; 0 for the default.
         qos: Result of `parse_qos_headers` for these headers, if known already.
 
     Raises:
         InvalidRequest: A value is invalid, a deadline is not in (0, 24 hours], or there is no such variant.
     """
     chosen, timeout_s = parse_qos_headers(headers, info.levels) if qos is None else qos
-    if priority:
-        chosen = info.levels.of_number(priority)
-    if timeout_us:
-        timeout_s = _tighter(timeout_s, _microseconds("timeout", timeout_us))
+    if hints.priority:
+        chosen = info.levels.of_number(hints.priority)
+    if hints.timeout:
+        timeout_s = _tighter(timeout_s, _microseconds("timeout", hints.timeout))
+    variant, fallback = hints.variant, hints.fallback
     if not variant and (named := headers.get(b"x-variant")) is not None:
         variant = named.decode("latin-1")
     if variant and variant not in info.variants:
@@ -113,8 +141,8 @@ def request_options(
         attributes=RequestAttributes(client_of(headers)),
         revision=info.revision,
     )
-    if stream_timeout_us or STREAM_TIMEOUT in headers:
-        options = replace(options, stream_timeout_s=_stream_timeout(headers, stream_timeout_us))
+    if hints.stream_timeout or STREAM_TIMEOUT in headers:
+        options = replace(options, stream_timeout_s=_stream_timeout(headers, hints.stream_timeout))
     if b"traceparent" in headers:
         options = _in_trace(options, headers)
     control = headers.get(CACHE_CONTROL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -93,56 +94,46 @@ class RouterMetrics:
         self._tenants = TenantCollector()
         self.registry.register(self._tenants)
         self._of_models: list[Counter | Histogram | Family[Any]] = []
+        counter, distribution = partial(Counter, names=self.names), partial(Histogram, names=self.names)
         self.requests = self.show(
-            Counter(
+            counter(
                 "serve_app_requests",
                 "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time"
                 " any more), poisoned (two replicas failed with it), or the error's code.",
                 ("model", "priority", "outcome"),
-                names=self.names,
             )
         )
         self._fallbacks = self.show(
-            Counter(
+            counter(
                 "serve_app_fallback_answers",
                 "Requests for the exact model that one of its fallbacks answered.",
                 ("model", "priority", "variant"),
-                names=self.names,
             )
         )
-        self._lost = self.show(
-            Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",), names=self.names)
-        )
-        self._silent = self.show(
-            Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",), names=self.names)
-        )
-        self._parts = self.show(
-            Counter("serve_app_stream_parts", "Parts of answers that came in parts.", ("model",), names=self.names)
-        )
+        self._lost = self.show(counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",)))
+        self._silent = self.show(counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",)))
+        self._parts = self.show(counter("serve_app_stream_parts", "Parts of answers that came in parts.", ("model",)))
         self._streams = self.show(
-            Counter(
+            counter(
                 "serve_app_streams",
                 "Answers in parts, of which one has come at least, by how they ended: ok, cancelled, the error's code.",
                 ("model", "outcome"),
-                names=self.names,
             )
         )
         self._stream_times = self.show(
-            Histogram(
+            distribution(
                 "serve_app_stream_seconds",
                 "From the arrival at the scheduler to the last part, of answers that came in parts.",
                 ("model",),
                 _STREAM_BUCKETS,
-                names=self.names,
             )
         )
         self._recovery = self.show(
-            Histogram(
+            distribution(
                 "serve_app_recovery_seconds",
                 "From the loss of a replica, dead or silent, until as many are usable as before.",
                 ("model",),
                 _RECOVERY_BUCKETS,
-                names=self.names,
             )
         )
         self._answers = self.show(Family(_Answered, names=self.names))

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from api.protocol_service import DOUBLE
-from serve_app.domain.options import header_timeout_s, parse_qos_headers, remaining, request_options
+from serve_app.domain.options import Hints, header_timeout_s, parse_qos_headers, remaining, request_options
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.domain.priority import Priority
 from serve_app.domain.service import RequestOptions
@@ -53,22 +53,22 @@ def test_an_unknown_class_in_the_header_is_refused(value: bytes) -> None:
 )
 def test_the_body_numbers_a_class(number: int, expected: Priority | None) -> None:
     """As the protocol says, 0 is the default, and 1 the most urgent; those without a class of their own are low."""
-    assert expected == request_options(DOUBLE, {}, 0, priority=number).priority
+    assert expected == request_options(DOUBLE, {}, 0, Hints(priority=number)).priority
 
 
 @pytest.mark.parametrize("number", [-1, 2**64, 10**30])
 def test_an_unknown_class_in_the_body_is_refused(number: int) -> None:
     """The message names the field."""
     with pytest.raises(InvalidRequest, match=r"parameters\.priority: expected 0"):
-        request_options(DOUBLE, {}, 0, priority=number)
+        request_options(DOUBLE, {}, 0, Hints(priority=number))
 
 
 def test_the_body_beats_the_header_for_priority() -> None:
     """Unless it says 0, the default."""
     headers = {b"x-priority": b"low"}
 
-    assert request_options(DOUBLE, headers, 0, priority=1).priority is Priority.HIGH
-    assert request_options(DOUBLE, headers, 0, priority=0).priority is Priority.LOW
+    assert request_options(DOUBLE, headers, 0, Hints(priority=1)).priority is Priority.HIGH
+    assert request_options(DOUBLE, headers, 0, Hints(priority=0)).priority is Priority.LOW
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_tightest_deadline_wins(header: bytes | None, timeout_us: int, expec
     """Body in microseconds, header in milliseconds."""
     headers = {} if header is None else {b"x-timeout-ms": header}
 
-    assert expected == request_options(DOUBLE, headers, 0, timeout_us=timeout_us).timeout_s
+    assert expected == request_options(DOUBLE, headers, 0, Hints(timeout=timeout_us)).timeout_s
 
 
 @pytest.mark.parametrize("value", [b"", b"0", b"-1", b"nan", b"inf", b"1_000", b"soon", b"86400001", b"\xff", b"1e400"])
@@ -101,15 +101,15 @@ def test_an_absurd_deadline_in_the_header_is_refused(value: bytes) -> None:
 def test_an_absurd_deadline_in_the_body_is_refused(value: int) -> None:
     """Negative, or more than a day."""
     with pytest.raises(InvalidRequest, match=r"parameters\.timeout: expected microseconds"):
-        request_options(DOUBLE, {}, 0, timeout_us=value)
+        request_options(DOUBLE, {}, 0, Hints(timeout=value))
 
 
 def test_a_variant_must_exist() -> None:
     """From the body or a header; the body wins."""
     assert request_options(DOUBLE, {b"x-variant": b"int8"}, 0).variant == "int8"
-    assert request_options(DOUBLE, {b"x-variant": b"other"}, 0, variant="int8").variant == "int8"
+    assert request_options(DOUBLE, {b"x-variant": b"other"}, 0, Hints(variant="int8")).variant == "int8"
     with pytest.raises(InvalidRequest, match=r"no variant 'int4'; it has int8"):
-        request_options(DOUBLE, {}, 0, variant="int4")
+        request_options(DOUBLE, {}, 0, Hints(variant="int4"))
 
 
 def test_reading_time_is_charged_to_the_deadline() -> None:
@@ -134,9 +134,9 @@ def test_numbers_mean_what_the_configuration_says() -> None:
     numbers = (0, 1, 2, 3, 7, 8)
     expected = [None, Priority.HIGH, Priority.HIGH, Priority.NORMAL, Priority.LOW, Priority.LOW]
 
-    assert expected == [request_options(info, {}, 0, priority=number).priority for number in numbers]
+    assert expected == [request_options(info, {}, 0, Hints(priority=number)).priority for number in numbers]
     assert expected == [request_options(info, {b"x-priority": b"%d" % number}, 0).priority for number in numbers]
-    assert request_options(info, {b"x-priority": b"low"}, 0, priority=2).priority is Priority.HIGH
+    assert request_options(info, {b"x-priority": b"low"}, 0, Hints(priority=2)).priority is Priority.HIGH
     assert request_options(info, {b"x-priority": b"normal"}, 0).priority is Priority.NORMAL
 
 

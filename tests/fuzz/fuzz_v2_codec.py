@@ -65,11 +65,8 @@ def one_input(data: bytes) -> None:
             codec.info,
             headers,
             len(body),
-            priority=parameters.priority,
-            timeout_us=parameters.timeout,
-            variant=parameters.variant,
-            fallback=parameters.fallback,
-            qos=parse_qos_headers(headers, DEFAULT_LEVELS),
+            parameters,
+            parse_qos_headers(headers, DEFAULT_LEVELS),
         )
         tensors = codec.decode(parsed)
         selection = codec.select(parsed)

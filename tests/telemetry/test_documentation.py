@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from serve_process import ROOT
 
-_COUNTERS = {"Counter", "Total", "CounterMetricFamily"}
+_COUNTERS = {"Counter", "counter", "Total", "CounterMetricFamily"}
 _NO_METRICS = {"ContextVar"}
 _SERIES = re.compile("_(sum|count|bucket)$")
 
