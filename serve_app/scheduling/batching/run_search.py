@@ -96,13 +96,16 @@ class RunSearch:
 
     def best(self, latency: LatencyModel, places: int) -> Run:
         """The best run of at most ``places`` entries on a variant of this latency."""
-        own, batch_key, settings, room = self._own, self._batch_key, self._settings, self._room
-        looked_at, aside = self.looked_at, self._aside
+        own, batch_key, settings, room, looked_at = (
+            self._own,
+            self._batch_key,
+            self._settings,
+            self._room,
+            self.looked_at,
+        )
         best: Run | None = None
         best_rate = 0.0
-        most, begins_at = room.max_rows, room.begins_at
-        end = rows = start = 0
-        bucket = 0
+        start = end = rows = bucket = 0
         while True:
             if start == len(looked_at):
                 if (following := own.take_head(batch_key)) is None:
@@ -110,77 +113,95 @@ class RunSearch:
                 looked_at.append(following)
             head = looked_at[start]
             if end == start:
-                if head.rows >= most:
+                if head.rows >= room.max_rows:
                     return best or _nothing(start)  # it goes alone, another time
                 rows, bucket, end = head.rows, head.bucket, start + 1
-            left = head.deadline - begins_at
+            left = head.deadline - room.begins_at
             alone = latency.predict(head.rows, head.bucket)
-            doubtful = alone > left
-            if doubtful and not head.probe and (settings.fallbacks or latency.typical(head.rows, head.bucket) > left):
-                rows -= head.rows
-                start += 1
-                if start < end and head.bucket == bucket > looked_at[start].bucket:
-                    bucket = max(entry.bucket for entry in looked_at[start:end])
-                continue
-            target = alone if doubtful else target_s(latency, settings, head.rows, head.bucket, left)
-            until = room.urgent_until(head.priority)
-            patient = head.deadline > until
-            if patient:
-                if best is not None:
-                    return best  # everything behind can wait
-                target = min(target, room.extra_s)
-            capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
-            enough = latency.enough(bucket, most)
-            limit = latency.rows_within(capped, bucket, enough)
-            last = False
-            while rows < limit:
-                if end == len(looked_at):
-                    if (following := own.take_head(batch_key)) is None:
-                        last = True
-                        break
-                    looked_at.append(following)
-                entry = looked_at[end]
-                if entry.deadline > until and not (patient or last):
-                    last = True  # everything behind can wait too, and may add this much in all
-                    capped = min(capped, latency.predict(rows, bucket) + room.extra_s)
-                    limit = latency.rows_within(capped, bucket, enough)
-                joined = rows + entry.rows
-                if entry.bucket != bucket:
-                    longer = entry.bucket > bucket
-                    if (
-                        joined > (latency.enough(entry.bucket, most) if longer else limit)
-                        or (longer and latency.predict(joined, entry.bucket) > capped)
-                        or not latency.pays(rows, bucket, entry.rows, entry.bucket)
-                    ):
-                        # It can head a later bundle.
-                        if len(aside) < _ASIDE:
-                            aside.append(looked_at.pop(end))
-                            continue
-                        last = True
-                        break
-                elif joined > limit:
-                    break
-                if end - start == places:
-                    last = True
-                    break
-                if entry.bucket > bucket:
-                    bucket = entry.bucket
-                    enough = latency.enough(bucket, most)
-                    limit = latency.rows_within(capped, bucket, enough)
-                rows, end = joined, end + 1
-            seconds = latency.predict(rows, bucket)
-            rate = (
-                (0.5 if doubtful else 1.0) * (end - start) / seconds if seconds > 0.0 else inf
-            )  # half: it may be late
-            if best is None or rate > best_rate * _BETTER:
-                best, best_rate = Run(start, end, rows, bucket, max(alone, target)), rate
-            if last or limit >= enough or capped < left or head.probe:
-                # A later head could not improve the run; see the table at the top.
-                return best
+            late = alone > left
+            if not late or head.probe or not (settings.fallbacks or latency.typical(head.rows, head.bucket) > left):
+                target = alone if late else target_s(latency, settings, head.rows, head.bucket, left)
+                until = room.urgent_until(head.priority)
+                if head.deadline > until:
+                    if best is not None:
+                        return best  # everything behind can wait
+                    target = min(target, room.extra_s)
+                capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
+                end, rows, bucket, capped, full = self._grow(start, end, rows, bucket, capped, until, latency, places)
+                seconds = latency.predict(rows, bucket)
+                worth = 0.5 if late else 1.0  # half: it may be late
+                rate = worth * (end - start) / seconds if seconds > 0.0 else inf
+                if best is None or rate > best_rate * _BETTER:
+                    best, best_rate = Run(start, end, rows, bucket, max(alone, target)), rate
+                if full or capped < left or head.probe:
+                    # A later head could not improve the run; see the table at the top.
+                    return best
             rows -= head.rows
             start += 1
             if start < end and head.bucket == bucket > looked_at[start].bucket:
                 bucket = max(entry.bucket for entry in looked_at[start:end])
+
+    def _grow(
+        self,
+        start: int,
+        end: int,
+        rows: int,
+        bucket: int,
+        capped: float,
+        until: float,
+        latency: LatencyModel,
+        places: int,
+    ) -> tuple[int, int, int, float, bool]:
+        """Extend the run ``[start, end)`` by the entries behind it.
+
+        Args:
+            capped: The longest execution, seconds.
+            until: Entries with later deadlines can wait.
+
+        Returns:
+            The end, rows and bucket of the run; its longest execution; and whether more time would not extend it.
+        """
+        own, batch_key, room, looked_at, aside = self._own, self._batch_key, self._room, self.looked_at, self._aside
+        most, patient = room.max_rows, looked_at[start].deadline > until
+        enough = latency.enough(bucket, most)
+        limit = latency.rows_within(capped, bucket, enough)
+        last = False
+        while rows < limit:
+            if end == len(looked_at):
+                if (following := own.take_head(batch_key)) is None:
+                    last = True
+                    break
+                looked_at.append(following)
+            entry = looked_at[end]
+            if entry.deadline > until and not (patient or last):
+                last = True  # everything behind can wait too, and may add this much in all
+                capped = min(capped, latency.predict(rows, bucket) + room.extra_s)
+                limit = latency.rows_within(capped, bucket, enough)
+            joined = rows + entry.rows
+            if entry.bucket != bucket:
+                longer = entry.bucket > bucket
+                if (
+                    joined > (latency.enough(entry.bucket, most) if longer else limit)
+                    or (longer and latency.predict(joined, entry.bucket) > capped)
+                    or not latency.pays(rows, bucket, entry.rows, entry.bucket)
+                ):
+                    # It can head a later bundle.
+                    if len(aside) < _ASIDE:
+                        aside.append(looked_at.pop(end))
+                        continue
+                    last = True
+                    break
+            elif joined > limit:
+                break
+            if end - start == places:
+                last = True
+                break
+            if entry.bucket > bucket:
+                bucket = entry.bucket
+                enough = latency.enough(bucket, most)
+                limit = latency.rows_within(capped, bucket, enough)
+            rows, end = joined, end + 1
+        return end, rows, bucket, capped, last or limit >= enough
 
 
 def _nothing(start: int) -> Run:
