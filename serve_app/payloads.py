@@ -390,7 +390,6 @@ class WireEntry(Struct, frozen=True):
             when it arrives.
         rows: Rows it adds to a batch, as estimated by the router.
         variant: Name of the variant to run, empty for the exact model.
-        payload: What to run.
         origin: Where it comes from; ``None`` where nothing is known of that.
         exact: Whether no fallback may stand in for the exact model.
         probe: Whether it runs although it is predicted to be late.

@@ -236,7 +236,6 @@ class Gateway:
 
         Args:
             headers: By lower-case name.
-            model: The model in its path.
 
         Raises:
             ServeAppError: As `Guard.authorize`, and where it would change the server also as `require_admin`, or as

@@ -152,7 +152,6 @@ class GrpcApp:
 
         Args:
             name: As in `RPCS`.
-            body: The serialized request.
             context: Receives the status.
 
         Returns:

@@ -70,7 +70,6 @@ class PredictRequest(NamedTuple):
     """A decoded predict request.
 
     Attributes:
-        payload: The model's input.
         variant: Name of the requested variant; empty for the exact model.
         fallback: Whether the body allows a fallback; ``None``: unspecified.
         lone_text: Whether the body held one text, not a list.

@@ -29,7 +29,6 @@ class CacheKeys:
     """Makes the keys of one model's requests.
 
     Args:
-        model: Its name.
         identities: By variant, the exact model as ``""``: what tells one state of its files and settings from another.
     """
 
@@ -43,7 +42,6 @@ class CacheKeys:
         """The key of a request, 32 bytes.
 
         Args:
-            payload: What to run.
             variant: The variant asked for; empty for the exact model.
 
         Returns:

@@ -32,7 +32,6 @@ class ResponseCache:
     """The caches of all models that have one, in one router.
 
     Args:
-        settings: What they share.
         dispatcher: Runs what is not found.
         metrics: Counts how requests ended.
     """
@@ -126,8 +125,6 @@ class ModelResponseCache:
 
         Args:
             timeout_s: How long that may take, seconds.
-            payload: What it asks.
-            options: How it wants to be treated.
             submit: Has it executed.
 
         Raises:

@@ -34,7 +34,6 @@ class Caller:
     """One of the same requests.
 
     Attributes:
-        priority: Its class.
         arrival: When it came, seconds on the router's monotonic clock.
         deadline: When its answer becomes worthless, on the same clock.
         nbytes: Bytes that it holds while it waits.

@@ -27,7 +27,6 @@ def ask(
 
     Args:
         url: The server's address; ``None`` for the environment's or the default.
-        path: Of the request.
         headers: In addition to the API key and JSON's type.
 
     Raises:

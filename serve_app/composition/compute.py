@@ -111,7 +111,6 @@ def choose_rows(model: ModelConfig, executions: Sequence[Execution], memory: Run
     """Most rows of a batch: 32, or more if the warm-up shows that twice as many pay and they fit into memory.
 
     Args:
-        model: Its rows are to be chosen.
         executions: Measured by the warm-up.
         memory: Of its runs.
     """

@@ -15,11 +15,7 @@ from serve_app.payloads import Execution
 
 
 def check_profile(profile: Profile, model: str, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:
-    """Faults that show that this is the profile of another model, one line each. Reads the model's files.
-
-    Args:
-        model: Name of the model to serve.
-    """
+    """Faults that show that this is the profile of another model, one line each. Reads the model's files."""
     problems = []
     if profile.model != model:
         problems.append(f"model: it is the profile of {short_repr(profile.model)}, not of {short_repr(model)}")

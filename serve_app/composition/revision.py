@@ -118,7 +118,6 @@ def open_revision(
     """Open a known state of a model's files, from the kept files on this machine or their original place.
 
     Args:
-        name: Of the revision.
         version: Of the model.
 
     Raises:

@@ -194,7 +194,6 @@ def encode_description(info: ModelInfo, identities: Mapping[str, str]) -> bytes:
     """Encode the description of a state, for `Agreed.described`.
 
     Args:
-        info: For clients.
         identities: Of its builds, by variant.
     """
     return pickle.dumps((info, dict(identities)))

@@ -50,9 +50,7 @@ class Urgency(NamedTuple):
     """The urgency of a request.
 
     Attributes:
-        priority: Its class.
         seconds: Time to its deadline.
-        tenant: Shares the class with other tenants.
     """
 
     priority: Priority

@@ -40,7 +40,6 @@ def job_settings(config: JobsConfig | None, environ: Mapping[str, str] | None = 
     """How jobs are kept and run; ``None``: there are none.
 
     Args:
-        config: What is configured.
         environ: Environment variables; by default those of this process.
 
     Raises:

@@ -20,7 +20,6 @@ class NewItem(Struct, frozen=True):
     Attributes:
         model: Its model in metrics and in-flight limits; empty if only its route finds it.
         url: The path of its route.
-        body: The request's body.
         headers: The request's headers that the route reads, as JSON.
         custom_id: The client's name for it.
     """

@@ -252,7 +252,6 @@ class PipelineInference:
 
         Args:
             served: The pipeline.
-            options: Of the request.
             parts: Of those maps of which it is known, how many parts they have. Of the others as many are expected as
                 other requests had, and one is the least.
 
@@ -370,7 +369,6 @@ class _Served:
     """A pipeline as it is served.
 
     Attributes:
-        info: What is known of it.
         plan: What it does.
         first: The models that every request runs and that need no other step.
         serial: Whether no two steps could run at the same time.

@@ -96,7 +96,6 @@ class Course:
 
         Args:
             own_s: What steps cost on an idle server, seconds; steps that are missing cost nothing.
-            priority: Its class.
             certain_s: What they cost at least, where that is not ``own_s``.
         """
         certain_s = own_s if certain_s is None else certain_s
@@ -139,7 +138,6 @@ class Course:
 
         Args:
             step: Its name.
-            priority: The class of its request.
             own_s: What it cost by itself, seconds.
             took_s: From its submission to its answer, seconds.
         """

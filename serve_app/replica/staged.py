@@ -114,7 +114,6 @@ class Staged:
         runs_on: The variant for them.
         first: Whether it is the first bundle of its batch.
         stage: Changes only by `AFTER`.
-        rows: Rows that it adds to a batch.
         counts: Per entry; 0 without tensors.
         whole: Per entry, whether it runs alone and uncut.
         nbytes: Approximate size; 0 if unknown.

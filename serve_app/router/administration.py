@@ -123,22 +123,9 @@ class RouterAdministration:
     # ---------------------------------------------------------------- status and statistics
 
     def status(self) -> Mapping[str, Any]:
-        """A snapshot of the models, JSON-able.
+        """A snapshot of the models, JSON-able; docs/internals.md describes it.
 
-        Returns:
-            ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, and where it has them ``fallbacks`` and ``pool``); what `Scheduler.snapshot`
-            tells of its queues, replicas (of a member of a pool, the hosts that have loaded it) and predictions; and
-            its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed,
-            or why it cannot be served.
-            Where there are pools, ``pools`` has what `Scheduler.device_snapshots` tells.
-            ``understood`` is what was read from a model's folder, and where: `serve_app.domain.facts.Fact`.
-            ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``; ``compute``
-            what one of them computes with: ``threads``, ``instances`` and the ``reason``. ``cache``
-            of a model that has one is `ModelCache.status`.
-            ``jobs`` is there where there are jobs; see `serve_app.jobs.job_service.Jobs.status`.
-            Each of several versions of a model is shown by itself, and ``traffic`` shows how requests are spread over
-            them, by model.
+        Each of several versions of a model is shown by itself.
         """
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
         faults = {**self._load_faults, **self._models.faults}

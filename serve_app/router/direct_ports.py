@@ -7,8 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
-from serve_app.http.listener import Listener
+from serve_app.api.http_app import HttpApp
+from serve_app.errors import ConfigError
+from serve_app.http.listener import Listener, bind
+from serve_app.http.tls import Certificates
+from serve_app.http.turns import Turns
+from serve_app.router.settings import GrpcPort, HttpPort
 
 _log = logging.getLogger(__name__)
 
@@ -79,3 +85,29 @@ class DirectPorts:
             else:
                 self._faults.pop(listener.port, None)
                 return
+
+
+def listen_http(port: HttpPort, app: HttpApp, certificates: Certificates | None, turns: Turns) -> Listener:
+    """Bind a port for HTTP. Raises `ConfigError` if it cannot be had."""
+    try:
+        sock = bind(port.host, port.port)
+    except OSError as error:
+        raise _cannot_listen(port, error) from error
+    return Listener(app, sock, port.limits, certificates, app.errors_of, turns)
+
+
+def listen_grpc(port: GrpcPort, app: GrpcApp, certificates: Certificates | None) -> GrpcListener:
+    """Bind a port for gRPC. Raises `ConfigError` if it cannot be had."""
+    try:
+        return GrpcListener(app, port.host, port.port, port.limits, certificates)
+    except OSError as error:
+        raise _cannot_listen(port, error) from error
+
+
+def address_of(port: HttpPort | GrpcPort | None, listener: Listener | GrpcListener | None) -> tuple[str, int] | None:
+    """Host and port of a listener, or ``None``."""
+    return None if port is None or listener is None else (port.host, listener.port)
+
+
+def _cannot_listen(port: HttpPort | GrpcPort, error: OSError) -> ConfigError:
+    return ConfigError((f"{port.setting}: cannot listen on {port.host}:{port.port}: {error}",))

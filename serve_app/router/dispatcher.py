@@ -16,7 +16,6 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 from time import monotonic
-from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -45,15 +44,15 @@ from serve_app.payloads import (
     nbytes_of,
 )
 from serve_app.router.breaker_log import log_changes
-from serve_app.router.lateness import slower_than_classes, too_late
-from serve_app.router.parts import PartQueue
+from serve_app.router.lateness import given_up, passed, slower_than_classes, too_late
+from serve_app.router.parts import BundleParts, PartQueue
 from serve_app.router.recovery import Recovery
-from serve_app.scheduling.core import CarryOut, RouterCore, Why
+from serve_app.scheduling.core import RouterCore
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
+from serve_app.scheduling.driver import CarryOut, Why
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.queueing.lateness import shown_s
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.view import SchedulerView
 from serve_app.telemetry.observer import Observer
 from serve_app.timers import call_at
@@ -62,7 +61,6 @@ from serve_app.transport.ties import TieTable
 
 logger = logging.getLogger(__name__)
 
-OnPart: TypeAlias = Callable[[Dispatch, int, float, Tensors, str, Callable[[int], None] | None], None]
 _NOT_RUN = frozenset({RETURNED.code, DeadlineExceeded.code})
 
 
@@ -83,25 +81,6 @@ class Work(Struct):
     future: asyncio.Future[Answer] = None  # type: ignore[assignment]  # from submit on
 
 
-class _Parts:
-    """Takes the parts of a bundle's answers: a `PartSink`."""
-
-    __slots__ = ("_dispatch", "_on_part", "_readers", "_revision")
-
-    def __init__(self, dispatch: Dispatch, revision: str, on_part: OnPart) -> None:
-        self._dispatch = dispatch
-        self._revision = revision
-        self._on_part = on_part
-        self._readers: dict[int, Callable[[int], None]] = {}
-
-    def send(self, position: int, number: int, waited_s: float, outputs: Tensors) -> None:
-        del number
-        self._on_part(self._dispatch, position, waited_s, outputs, self._revision, self._readers.get(position))
-
-    def on_taken(self, position: int, taken: Callable[[int], None]) -> None:
-        self._readers[position] = taken
-
-
 class Dispatcher:
     """Drives one `RouterCore` from the event loop: its `serve_app.scheduling.core.Driver`.
 
@@ -113,6 +92,9 @@ class Dispatcher:
         ties: Table in which replicas agree on who runs a tied entry; ``None``: they cannot, and each runs it.
         revision_for: Which state of a model a replica is to run, given both names (`Bundle.revision`). Called once for
             each bundle that is then sent.
+
+    Attributes:
+        add_model: As `learn` and `on_linked`, that of `RouterCore` itself.
     """
 
     def __init__(
@@ -127,9 +109,9 @@ class Dispatcher:
         carry_out: CarryOut | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._core = RouterCore(scheduler, self, bundle_timeout_s, ties, carry_out)
+        self._core = core = RouterCore(scheduler, self, bundle_timeout_s, ties, carry_out)
         self.scheduler: SchedulerView = scheduler
-        self.learn = self._core.learn
+        self.add_model, self.learn, self.on_linked = core.add_model, core.learn, core.on_linked
         self._send = send
         self._observer = observer
         self._recall = recall
@@ -228,10 +210,6 @@ class Dispatcher:
         entry.payload.future.set_result(answer)
         return True
 
-    def add_model(self, settings: ModelScheduling, device: str | None = None) -> None:
-        """Add a model; as `Scheduler.add_model`."""
-        self._core.add_model(settings, device)
-
     def remove_model(
         self, model: str, successor: str | None = None, refusal: Rejection | None = None
     ) -> Awaitable[None]:
@@ -277,10 +255,6 @@ class Dispatcher:
         if (slowness := slower_than_classes(model, solo_s, self.scheduler.timeouts_s)) is not None:
             self._told_slow.add(model)
             logger.warning("%s", slowness)
-
-    def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
-        """Set whether a replica shares the table of ties."""
-        self._core.on_linked(model, replica, linked=linked)
 
     def on_unresponsive(self, model: str, replica: str) -> None:
         """Record that a replica with requests in flight is unresponsive."""
@@ -367,7 +341,7 @@ class Dispatcher:
         revision = self._revision_for(dispatch.model, dispatch.replica)
         shared = bool(self.scheduler.devices) and self.scheduler.device_of(dispatch.model) is not None
         member = dispatch.model if shared else ""
-        sink = _Parts(dispatch, revision, self._on_part) if dispatch.entries[0].answer_by else None
+        sink = BundleParts(dispatch, revision, self._on_part) if dispatch.entries[0].answer_by else None
         bundle = Bundle(wire, self._name, revision=revision, model=member, parts=sink)
         done = partial(self._came, dispatch, bundle)
         self._sent[dispatch.bundle_id] = dispatch, self._send(dispatch.model, bundle, dispatch.replica, nbytes, done)
@@ -382,9 +356,9 @@ class Dispatcher:
         """End an entry without an answer."""
         outcome = None
         if why is Why.EXPIRED:
-            error = self._why_late(entry, _late)
+            error = self._why_late(entry, passed)
         elif why is Why.GIVEN_UP:
-            error, outcome = self._why_late(entry, _given_up), "given_up"
+            error, outcome = self._why_late(entry, given_up), "given_up"
         elif why is Why.POISONED:
             outcome = "poisoned"
             error = InferenceFailed("two replicas failed while running this request; it is not retried")
@@ -645,11 +619,3 @@ def refused(rejection: Rejection) -> ServeAppError:
 
 def _not_in_one(entry: Entry) -> InvalidRequest:
     return InvalidRequest(f"model {entry.model} answers in parts, and here not in one: use generate_stream")
-
-
-def _late(entry: Entry) -> str:
-    return f"the deadline of {entry.allowed_s * 1000:.0f} ms passed before the answer was ready"
-
-
-def _given_up(entry: Entry) -> str:
-    return f"the deadline of {entry.allowed_s * 1000:.0f} ms could not be met any more, so the request was not executed"

@@ -43,6 +43,16 @@ def too_late(what: str, entry: Entry, solo_s: float) -> str:
     )
 
 
+def passed(entry: Entry) -> str:
+    """The fate of a request that was not answered in time, for `too_late`."""
+    return f"the deadline of {entry.allowed_s * 1000:.0f} ms passed before the answer was ready"
+
+
+def given_up(entry: Entry) -> str:
+    """The fate of a request that could not be in time, for `too_late`."""
+    return f"the deadline of {entry.allowed_s * 1000:.0f} ms could not be met any more, so the request was not executed"
+
+
 def read_too_long(priority: Priority, allowed_s: float) -> str:
     """The message if reading a request without a deadline took all the time of its class."""
     return (

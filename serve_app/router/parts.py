@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 from serve_app.domain.service import Answer
 from serve_app.errors import ServeAppError, SlowReader
-from serve_app.payloads import StreamLimits
+from serve_app.payloads import StreamLimits, Tensors
+from serve_app.scheduling.decisions import Dispatch
 
 _FLUSH = 4
 """Reads are reported to replicas after a quarter of the parts that may wait, or if nothing waits."""
+
+OnPart: TypeAlias = Callable[[Dispatch, int, float, Tensors, str, Callable[[int], None] | None], None]
+"""Called with the bundle, the entry's position, its wait at the replica, the part, the revision, and its reader."""
 
 
 class Streams:
@@ -175,3 +180,23 @@ def _nbytes(queue: PartQueue) -> int:
 
 def _nobody(_: object) -> None:
     """Ignore a report."""
+
+
+class BundleParts:
+    """Takes the parts of a bundle's answers: a `PartSink`."""
+
+    __slots__ = ("_dispatch", "_on_part", "_readers", "_revision")
+
+    def __init__(self, dispatch: Dispatch, revision: str, on_part: OnPart) -> None:
+        self._dispatch = dispatch
+        self._revision = revision
+        self._on_part = on_part
+        self._readers: dict[int, Callable[[int], None]] = {}
+
+    def send(self, position: int, number: int, waited_s: float, outputs: Tensors) -> None:  # noqa: ARG002 - in order
+        """Pass a part on."""
+        self._on_part(self._dispatch, position, waited_s, outputs, self._revision, self._readers.get(position))
+
+    def on_taken(self, position: int, taken: Callable[[int], None]) -> None:
+        """Keep the callback for the entry's reader."""
+        self._readers[position] = taken

@@ -20,20 +20,20 @@ from serve_app.domain.hosting import ChangeHost, LoadOutcome, Owner
 from serve_app.domain.options import levels_of
 from serve_app.domain.service import Inference, reloaded_model, unknown_model, unloaded_model
 from serve_app.domain.versions import model_of
-from serve_app.errors import ConfigError, ServeAppError
+from serve_app.errors import ServeAppError
 from serve_app.http.body import ALIGNMENT, allocate
-from serve_app.http.listener import Listener, bind
+from serve_app.http.listener import Listener
 from serve_app.http.tls import Certificates
 from serve_app.http.turns import Turns
 from serve_app.payloads import STALE, Bundle, BundleResult, Failure
 from serve_app.router.administration import Loading, RouterAdministration
-from serve_app.router.direct_ports import DirectPorts
+from serve_app.router.direct_ports import DirectPorts, address_of, listen_grpc, listen_http
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.inference import RouterInference
 from serve_app.router.models import Models
 from serve_app.router.part import PartContext, RouterPart
 from serve_app.router.served import may_join
-from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
+from serve_app.router.settings import ReplicaReport, RoutedModel, RouterSettings
 from serve_app.router.versions import VersionsContext, VersionStore, VersionTables
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.health.liveness import Watch
@@ -141,18 +141,11 @@ class Router:
             self._carry_out,
         )
         watch = Watch(
-            settings.replica_silence_s,
-            settings.replica_kill_s,
-            self._on_unresponsive,
-            self._dispatcher.on_responsive,
+            settings.replica_silence_s, settings.replica_kill_s, self._on_unresponsive, self._dispatcher.on_responsive
         )
         self._links = Links(ties, self._arena, self._on_link, watch)
-        make_caches = settings.make_caches
-        self._caches = None if make_caches is None else make_caches(self._dispatcher, self.metrics)
-        file = settings.log_file
-        self._log_lines = None if file is None else LineWriter(file.path, file.max_bytes, file.backups)
-        lines = self._log_lines
-        self._log = None if lines is None else RequestLog(settings.log, lines, self._loop.call_later)
+        self._caches = settings.make_caches and settings.make_caches(self._dispatcher, self.metrics)
+        self._log_lines, self._log = _open_log(settings, self._loop)
         tracer = configured_tracer()
         self._traces = None if self._log is None and tracer is None else RequestTraces(self._log, tracer)
         self.models = Models(self._dispatcher, self._caches)
@@ -196,9 +189,10 @@ class Router:
             settings.keys.start()
         certificates = None if settings.tls is None else Certificates(settings.tls)
         if settings.http_port is not None:
-            self._http_listener = self._listen_http(settings.http_port, certificates)
+            self._http_listener = http = listen_http(settings.http_port, self.app, certificates, self._turns)
+            self.metrics.registry.register(Readings(CONNECTIONS, lambda: http))
         if settings.grpc_port is not None:
-            self._grpc_listener = self._listen_grpc(settings.grpc_port, certificates)
+            self._grpc_listener = listen_grpc(settings.grpc_port, self.grpc, certificates)
         listeners = self._http_listener, self._grpc_listener
         self._ports = DirectPorts([each for each in listeners if each is not None])
         self._loop.call_later(OPEN_ANYWAY_S, self._ports.open)
@@ -297,35 +291,17 @@ class Router:
             turns=self._turns,
         )
 
-    def _listen_http(self, port: HttpPort, certificates: Certificates | None) -> Listener:
-        """Bind the port. It is opened when the models can take work: other routers may be serving on it."""
-        try:
-            sock = bind(port.host, port.port)
-        except OSError as error:
-            raise _cannot_listen(port, error) from error
-        listener = Listener(self.app, sock, port.limits, certificates, self.app.errors_of, self._turns)
-        self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
-        return listener
-
-    def _listen_grpc(self, port: GrpcPort, certificates: Certificates | None) -> GrpcListener:
-        try:
-            return GrpcListener(self.grpc, port.host, port.port, port.limits, certificates)
-        except OSError as error:
-            raise _cannot_listen(port, error) from error
-
     # ---------------------------------------------------------------- ports
 
     @property
     def http_address(self) -> tuple[str, int] | None:
         """Host and port of its own for HTTP, or ``None``."""
-        port = self._settings.http_port
-        return None if port is None or self._http_listener is None else (port.host, self._http_listener.port)
+        return address_of(self._settings.http_port, self._http_listener)
 
     @property
     def grpc_address(self) -> tuple[str, int] | None:
         """Host and port of its own for gRPC, or ``None``."""
-        port = self._settings.grpc_port
-        return None if port is None or self._grpc_listener is None else (port.host, self._grpc_listener.port)
+        return address_of(self._settings.grpc_port, self._grpc_listener)
 
     async def opened(self) -> None:
         """Open its own ports, whether models can take work or not, and wait until they are open."""
@@ -688,9 +664,14 @@ class Router:
         await self._ports.close(limit_s, grace_s)
 
 
+def _open_log(
+    settings: RouterSettings, loop: asyncio.AbstractEventLoop
+) -> tuple[LineWriter, RequestLog] | tuple[None, None]:
+    if (file := settings.log_file) is None:
+        return None, None
+    lines = LineWriter(file.path, file.max_bytes, file.backups)
+    return lines, RequestLog(settings.log, lines, loop.call_later)
+
+
 def _rejection(error: ServeAppError) -> Rejection:
     return Rejection(error.code, error.message, error.retry_after_s)
-
-
-def _cannot_listen(port: HttpPort | GrpcPort, error: OSError) -> ConfigError:
-    return ConfigError((f"{port.setting}: cannot listen on {port.host}:{port.port}: {error}",))

@@ -43,11 +43,7 @@ class ModelVersions(Protocol):
         """Key of the version that answers a request without a version."""
 
     def answered(self, info: ModelInfo, payload: Payload, options: RequestOptions, answer: Answer) -> None:
-        """Record an answer that a version has computed for a client.
-
-        Args:
-            info: Of the version.
-        """
+        """Record an answer that a version has computed for a client."""
 
 
 class VersionTables(Protocol):

@@ -76,7 +76,6 @@ class Bounds:
         """The refusal if `room` found no class.
 
         Args:
-            priority: The class asked for.
             drain_s: Predicted time until everything ahead is done; ``None`` if unknown.
         """
         settings = self._classes[priority]

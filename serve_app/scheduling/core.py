@@ -14,85 +14,24 @@ before that are reported by `part`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic
 
 from serve_app.errors import RETURNED, DeadlineExceeded, InferenceFailed
-from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Rejection, Requeue
+from serve_app.scheduling.decisions import Decisions, Dispatch, Rejection, Requeue
+from serve_app.scheduling.driver import CarryOut, Driver, Places, SentT, Why
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import ModelScheduling
 
 _PATIENCE = 4
 """Beyond the time-out, a bundle may take this many times its predicted execution before its replica is given up."""
 _LATE, _FAILED = DeadlineExceeded.code, InferenceFailed.code
 
-SentT = TypeVar("SentT")
-"""The driver's state of a bundle in flight."""
-
 Execution = tuple[int, int, float, str]
 """``(rows, bucket, seconds, variant)`` of a run of the backend."""
-
-
-class Why(Enum):
-    """Why an accepted entry ends without an answer."""
-
-    EXPIRED = "its deadline has passed"
-    GIVEN_UP = "it cannot be in time any more, or only at the cost of more others"
-    REFUSED = "its model was removed, or fails; or another tenant's entry has its place"
-    POISONED = "two replicas failed while they ran it"
-    BROKEN = "its replica was lost when a part of the answer had come"
-
-
-class Places(Protocol):
-    """Allocates places of the table in which replicas agree on who runs a tied entry."""
-
-    def place(self) -> int:
-        """Allocate a place; 0 if none is free."""
-
-    def free(self, place: int) -> None:
-        """Release a place that no entry uses any more. 0 is ignored."""
-
-
-class Driver(Protocol[SentT]):
-    """Carries out the core's decisions. No method may call the core back before it returns."""
-
-    def pump_soon(self) -> None:
-        """Call `RouterCore.pump` once after the events of this turn."""
-
-    def set_timer(self, at: float) -> None:
-        """Call `RouterCore.fire` at this time, instead of the time set before."""
-
-    def send(self, dispatch: Dispatch, now: float, places: Sequence[int]) -> SentT:
-        """Send a bundle to its replica.
-
-        Args:
-            dispatch: Names a replica.
-            places: Of its entries, if they are tied; else empty.
-        """
-
-    def wake_up(self, dispatch: Dispatch) -> None:
-        """Ask for a replica of a model that has none. The entries wait in the router."""
-
-    def recall(self, sent: SentT, dispatch: Dispatch, entries: Collection[Entry]) -> None:
-        """Ask a replica for entries of a bundle back."""
-
-    def fail(self, entry: Entry, why: Why, refusal: Rejection | None = None) -> None:
-        """End an entry without an answer; ``refusal`` is for its client if ``why`` is REFUSED."""
-
-    def timed_out(self, dispatch: Dispatch) -> None:
-        """Log that a replica did not answer a bundle in time, and gets no more work until it does."""
-
-    def changed(self, changes: Sequence[Change]) -> None:
-        """Log changes of circuit breakers and ejections."""
-
-
-CarryOut = Callable[[Any], None]
-"""Carries out an order of a device (`Device.orders`). Must not call the core back before it returns."""
 
 
 class _Flight(Generic[SentT]):
@@ -123,11 +62,15 @@ class RouterCore(Generic[SentT]):
         places: Of ties; ``None``: replicas cannot agree, and each runs what it has.
         carry_out: Carries out the orders of shared devices. Raises ValueError if it is missing and the scheduler has
             such devices.
+
+    Attributes:
+        add_model: `Scheduler.add_model` itself.
+        remove_model: `Scheduler.remove_model` itself; refused entries end with the next `pump`.
     """
 
     __slots__ = (
         "_bundle_timeout_s", "_carry_out", "_driver", "_flights", "_look_at", "_places", "_pump_scheduled", "_tied",
-        "_timer_at", "_wake_ups", "scheduler",
+        "_timer_at", "_wake_ups", "add_model", "remove_model", "scheduler",
     )  # fmt: skip
 
     def __init__(
@@ -141,6 +84,8 @@ class RouterCore(Generic[SentT]):
         if carry_out is None and scheduler.devices:
             raise ValueError("devices that models share give orders: say what carries them out")
         self.scheduler = scheduler
+        self.add_model = scheduler.add_model
+        self.remove_model = scheduler.remove_model
         self._carry_out = carry_out
         self._driver = driver
         self._bundle_timeout_s = bundle_timeout_s
@@ -183,18 +128,6 @@ class RouterCore(Generic[SentT]):
         """Whether an entry that ends late does so because its model has no replica, and gets none from its device."""
         scheduler = self.scheduler
         return entry.attempts == 0 and scheduler.usable(entry.model) == 0 and not scheduler.can_start(entry.model)
-
-    # ---------------------------------------------------------------- models
-
-    def add_model(self, settings: ModelScheduling, device: str | None = None) -> None:
-        """Add a model; as `Scheduler.add_model`."""
-        self.scheduler.add_model(settings, device)
-
-    def remove_model(
-        self, model: str, now: float, successor: str | None = None, refusal: Rejection | None = None
-    ) -> None:
-        """Remove a model; as `Scheduler.remove_model`. Refused entries end with the next `pump`."""
-        self.scheduler.remove_model(model, now, successor, refusal)
 
     # -------------------------------------------------------------- replicas
 

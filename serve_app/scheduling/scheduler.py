@@ -42,7 +42,7 @@ from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.health.breakers import Breakers, Refused
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.agenda import Agenda
-from serve_app.scheduling.placement.devices import DedicatedDevice, Device, NextBundle
+from serve_app.scheduling.placement.devices import DedicatedDevice, Device, NextBundle, shared_by
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.scheduling.silence import SilentReplicas
@@ -87,9 +87,9 @@ class Scheduler(SchedulerView):
         self._refusals: dict[str, Rejection] = {}  # of removed models
         # Made room for other tenants' entries; the next `decide` reports them, too.
         self._displaced: list[Refused] = []
-        shared_by = _shared_by(self.devices.values())
+        devices_of = shared_by(self.devices.values())
         for model in models:
-            self.add_model(model, shared_by.get(model.name))
+            self.add_model(model, devices_of.get(model.name))
 
     # ---------------------------------------------------------------- models
 
@@ -718,14 +718,3 @@ class Scheduler(SchedulerView):
 
 def _entries(of: tuple[str, TenantQueue]) -> int:
     return len(of[1])
-
-
-def _shared_by(devices: Iterable[Device]) -> dict[str, str]:
-    """Names of shared devices, by model."""
-    shared_by: dict[str, str] = {}
-    for device in devices:
-        for name in device.models:
-            if name in shared_by:
-                raise ValueError(f"device {device.name}: model {name} is on two devices")
-            shared_by[name] = device.name
-    return shared_by

@@ -49,15 +49,7 @@ class SchedulerView:
     def precheck(
         self, model: str, priority: Priority, nbytes: int, now: float, tenant: str = "", weight: float = 1.0
     ) -> Rejection | None:
-        """Refuse early what would find no room, before its payload is decoded. Reserves nothing.
-
-        Args:
-            model: Name of the model.
-            priority: The class asked for.
-            nbytes: Bytes that the entry would hold.
-            tenant: Whose it would be.
-            weight: The tenant's weight.
-        """
+        """Refuse early what would find no room, before its payload is decoded. Reserves nothing."""
         known = self._models.get(model)
         if known is None:
             return unknown_model(model)

@@ -30,7 +30,6 @@ class Remark(NamedTuple):
         level: What follows from it.
         place: ``FILE:LINE:COLUMN``.
         field: The field, as people write it.
-        text: What there is to say.
     """
 
     level: Level
@@ -48,7 +47,6 @@ class TritonDocument:
 
     Args:
         name: The file, for messages.
-        text: What is in it.
 
     Attributes:
         remarks: What was told of it so far.
@@ -124,7 +122,6 @@ class Fields:
     Args:
         document: The document.
         message: The message.
-        path: Where it is.
     """
 
     def __init__(self, document: TritonDocument, message: Message, path: Path) -> None:

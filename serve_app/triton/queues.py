@@ -20,7 +20,6 @@ class ClassSetting(NamedTuple):
     Attributes:
         name: The class.
         key: ``timeout_ms`` or ``queue``.
-        value: Its value.
         path: The field that says so.
     """
 

@@ -30,7 +30,6 @@ class RepositoryModel:
     """One folder of a repository.
 
     Attributes:
-        name: Its name.
         keys: An entry of `models`, or of `pipelines`; ``None`` where it is not served.
         notes: What is followed otherwise than there, or why it is not served, one line each.
         is_pipeline: Whether it is an ensemble.

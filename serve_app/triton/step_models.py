@@ -44,7 +44,6 @@ class Step(NamedTuple):
     Attributes:
         fields: What says so.
         name: What the pipeline calls it.
-        model: The model that runs.
         version: Of the model; ``None`` for the newest.
         inputs: By tensor of the model, which of the ensemble's it gets.
         outputs: By tensor of the model, which of the ensemble's it makes.

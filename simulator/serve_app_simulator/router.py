@@ -13,8 +13,9 @@ from typing import NamedTuple
 from serve_app.errors import RETURNED
 from serve_app.payloads import RequestAttributes
 from serve_app.pools.policy.messages import HostsListed, Order
-from serve_app.scheduling.core import RouterCore, Why
+from serve_app.scheduling.core import RouterCore
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
+from serve_app.scheduling.driver import Why
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.liveness import Liveness
 from serve_app.scheduling.scheduler import Scheduler

@@ -9,8 +9,9 @@ import pytest
 from scheduling_builders import AFFINE, make_entry, make_scheduler
 
 from serve_app.errors import RETURNED, DeadlineExceeded, InferenceFailed
-from serve_app.scheduling.core import RouterCore, Why
+from serve_app.scheduling.core import RouterCore
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
+from serve_app.scheduling.driver import Why
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, ProcessLimits
 

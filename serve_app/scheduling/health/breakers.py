@@ -33,7 +33,6 @@ class Breakers:
     """The breakers of one model.
 
     Args:
-        settings: When they open and close.
         limited: Receives the breakers that are not closed; read when fallbacks are chosen.
 
     Attributes:

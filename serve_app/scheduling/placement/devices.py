@@ -7,7 +7,7 @@ it decides which model is next, where it runs, and what else happens there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import Any, NamedTuple
@@ -316,3 +316,14 @@ class DedicatedDevice(Device):
         latency = latencies.of(head.variant) if head.variant else latencies.exact
         predicted_s = latency.predict(rows, bucket) if rows <= most else execution_s(latency, rows, bucket, most)
         return NextBundle(model, replica, entries, rows, bucket, head.variant, predicted_s, tied)
+
+
+def shared_by(devices: Iterable[Device]) -> dict[str, str]:
+    """Names of shared devices, by model. Raises ValueError if a model is on two."""
+    found: dict[str, str] = {}
+    for device in devices:
+        for name in device.models:
+            if name in found:
+                raise ValueError(f"device {device.name}: model {name} is on two devices")
+            found[name] = device.name
+    return found

@@ -235,7 +235,6 @@ class ClassQueue(Counts):
             entries: Of the batch, all classes.
             seconds: Its predicted time.
             part: Fraction of its rows that is of this class, over 0 to 1.
-            priority: This class.
         """
         service, sole = self.service, self._sole
         service.batch(seconds)

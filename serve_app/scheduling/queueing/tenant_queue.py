@@ -42,7 +42,6 @@ class Counts:
         model: Of the model over all classes.
 
     Attributes:
-        rows: Rows queued.
         row_buckets: Sum of rows times bucket, for the mean cost bucket of what waits.
         totals: Of the class over all models.
         model: Of the model over all classes.
