@@ -37,7 +37,6 @@ class ResponseCache:
     """
 
     def __init__(self, settings: CacheSettings, dispatcher: Dispatcher, metrics: RouterMetrics) -> None:
-        self._clock = dispatcher.now
         self._metrics = metrics
         self._counts: CacheMetrics | None = None
         self._flights = SingleFlight(dispatcher.end_early, settings.max_followers, settings.follower_bytes)
@@ -51,7 +50,7 @@ class ResponseCache:
             self._counts = CacheMetrics(self._metrics.names)
             self._counts.register(self._metrics.registry, self._stores)
         cache = ModelResponseCache(
-            model, settings, self._clock, self._flights, self._hashing, self._metrics, self._counts
+            model, settings, monotonic, self._flights, self._hashing, self._metrics, self._counts
         )
         self._models[model], self._stores[model] = cache, cache.store
         return cache

@@ -248,7 +248,7 @@ class RouterDeployment:
 
     async def own_statistics(self) -> tuple[str, dict[str, Statistics]]:
         """This router's name and the statistics of its models."""
-        return _own_name(), self._router.statistics()
+        return _own_name(), self._router.administration.all_statistics()
 
     async def on_traffic(self, model: str, origin: str, table: bytes) -> tuple[str, None]:
         """Take what another router tells of the traffic of a model. Gives this router's name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from time import monotonic
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -127,7 +128,7 @@ class RouterAdministration:
 
         Each of several versions of a model is shown by itself.
         """
-        snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
+        snapshot, now = self._scheduler.snapshot(), monotonic()
         faults = {**self._load_faults, **self._models.faults}
         return {
             "ready": self.ready(),
@@ -165,7 +166,7 @@ class RouterAdministration:
         served = self._models.served.get(model)
         if served is None:
             raise self._models.unknown(model)
-        return describe(served.info, self._metrics.statistics(model), self._dispatcher.now())
+        return describe(served.info, self._metrics.statistics(model), monotonic())
 
     async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
         """Statistics of several models over all routers, and over all versions of each.

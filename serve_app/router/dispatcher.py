@@ -130,10 +130,6 @@ class Dispatcher:
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self._dispatched_at)} entries and {len(self._core)} bundles in flight>"
 
-    def now(self) -> float:
-        """The clock of all deadlines in this process, seconds."""
-        return monotonic()
-
     async def submit(self, entry: Entry, queued: Callable[[Entry], None] | None = None) -> Answer:
         """Queue an entry whose payload is `Work`, and wait for its end. Cancelling the call takes it out of the queue.
 
@@ -310,7 +306,7 @@ class Dispatcher:
         """Send an empty bundle to a model without replicas, so that one is started."""
         # The call carries no entries. It may wait for a start longer than their deadlines, and nothing could take out
         # those that expire meanwhile or tell the replica how much of their budgets is left.
-        cancel = self._send(dispatch.model, Bundle([]), None, 0, partial(self._woken, dispatch))
+        cancel = self._send(dispatch.model, Bundle([]), None, 0, partial(self._came, dispatch, None))
         self._sent[dispatch.bundle_id] = dispatch, cancel
 
     def send(self, dispatch: Dispatch, now: float, places: Sequence[int]) -> Bundle:
@@ -400,15 +396,20 @@ class Dispatcher:
         solo_s = self.scheduler.solo_s(entry.model, entry.rows, entry.bucket, entry.variant)
         return DeadlineExceeded(too_late(what, entry, solo_s))
 
-    def _woken(self, dispatch: Dispatch, result: BundleResult | BaseException) -> None:
-        """Handle the end of a wake-up, as its `Done`: queue its entries again."""
-        self._end_sent(dispatch)
+    def _came(self, dispatch: Dispatch, bundle: Bundle | None, result: BundleResult | BaseException) -> None:
+        """Handle the result of a bundle, or of a wake-up, which has none; as its `Done`."""
+        del self._sent[dispatch.bundle_id]
+        self._one_ended.set()
         try:
-            self._give_back(dispatch, result)
+            if bundle is None:
+                self._give_back(dispatch, result)
+            else:
+                self._take(dispatch, bundle, result)
         except Exception as error:
             self._break(error)
 
     def _give_back(self, dispatch: Dispatch, result: BundleResult | BaseException) -> None:
+        """End a wake-up: queue its entries again."""
         if isinstance(result, ReplicaLost):
             logger.warning("No replica of %s could be woken up: %s", dispatch.model, result)
         if not isinstance(result, BaseException) or isinstance(result, ReplicaLost | asyncio.CancelledError):
@@ -418,14 +419,6 @@ class Dispatcher:
         else:  # as in `_take`
             logger.error("No replica of %s could be woken up", dispatch.model, exc_info=result)
             self._on_error(dispatch, ModelUnavailable(f"no replica of model {dispatch.model} could be started", 1.0))
-
-    def _came(self, dispatch: Dispatch, bundle: Bundle, result: BundleResult | BaseException) -> None:
-        """Handle a bundle's result, as its `Done`."""
-        self._end_sent(dispatch)
-        try:
-            self._take(dispatch, bundle, result)
-        except Exception as error:
-            self._break(error)
 
     def _take(self, dispatch: Dispatch, bundle: Bundle, result: BundleResult | BaseException) -> None:
         core = self._core
@@ -445,10 +438,6 @@ class Dispatcher:
         else:  # whatever the way to the replica raises, its entries are answered
             logger.error("A bundle for %s failed", dispatch.model, exc_info=result)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
-
-    def _end_sent(self, dispatch: Dispatch) -> None:
-        del self._sent[dispatch.bundle_id]
-        self._one_ended.set()
 
     def _on_part(
         self,

@@ -44,6 +44,7 @@ class RouterInference:
 
     Attributes:
         find: `Models.find` itself, since another call would slow down every request.
+        models: `Models.by_name`.
     """
 
     def __init__(
@@ -65,11 +66,7 @@ class RouterInference:
         self._stream_limits = StreamLimits(inf, streams.parts, streams.nbytes, streams.reader_s)
         self._in_work = InWork()
         self.find = models.find
-
-    @property
-    def models(self) -> Mapping[str, ModelInfo]:
-        """Models by name, in the order in which they were added; of several versions the stable one."""
-        return self._registry.by_name
+        self.models: Mapping[str, ModelInfo] = models.by_name
 
     @property
     def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:

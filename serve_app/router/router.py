@@ -594,10 +594,6 @@ class Router:
         """Rows of a model queued and running; 0 for an unknown model."""
         return self._scheduler.load(model) if model in self._routed else 0
 
-    def statistics(self) -> dict[str, Statistics]:
-        """The statistics of its models, by name, and of versions by key."""
-        return self.administration.all_statistics()
-
     async def _metrics_page(self) -> str:
         own = self.metrics.render()
         if self._peers is None or self._peers.alone:

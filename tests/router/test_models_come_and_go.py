@@ -108,7 +108,7 @@ async def test_a_model_is_served_from_when_it_is_added_until_it_is_removed() -> 
     assert served.router.administration.ready()
     assert await served.asked("b", 1.0, 7.0) == 7.0
     assert 'model="b"' in served.page
-    assert served.router.statistics()["b"]["inference_count"] == 1
+    assert served.router.administration.all_statistics()["b"]["inference_count"] == 1
 
     await served.router.remove_model("b")
 
@@ -116,7 +116,7 @@ async def test_a_model_is_served_from_when_it_is_added_until_it_is_removed() -> 
     assert (
         list(router.inference.models)
         == list(router.administration.status()["models"])
-        == list(served.router.statistics())
+        == list(served.router.administration.all_statistics())
         == ["a"]
     )
     assert 'model="b"' not in served.page
