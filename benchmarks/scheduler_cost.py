@@ -27,6 +27,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import NO_ATTRIBUTES
 from serve_app.pools.policy.device import PoolDevice
 from serve_app.pools.policy.messages import HostsListed, MemberLoaded
 from serve_app.pools.policy.settings import Pool
@@ -233,7 +234,9 @@ class Load:
         budget = (
             self._horizon_s * self._random.uniform(0.5, _HORIZONS) if self._case.tight else self._random.uniform(20, 40)
         )
-        return Entry(next(self._ids), _MODEL, priority, self._now, self._now + budget, variant=variant)
+        return Entry(
+            next(self._ids), _MODEL, priority, self._now, self._now + budget, variant=variant, attributes=NO_ATTRIBUTES
+        )
 
 
 def measure(case: Case, queued: int, entries: int, repetitions: int) -> tuple[float, Load]:

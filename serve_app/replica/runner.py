@@ -50,7 +50,7 @@ from msgspec import Struct
 from serve_app.backends.memory import give_end_of_heap_back
 from serve_app.domain.priority import Priority
 from serve_app.errors import InferenceFailed, ModelUnavailable
-from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
+from serve_app.payloads import EXPIRED, NO_ATTRIBUTES, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
 from serve_app.replica.execution import Executor, Progress, Ran
 from serve_app.replica.joining import Joining
 from serve_app.replica.staged import AFTER, BackgroundWork, Stage, Staged, StageEvent
@@ -254,10 +254,11 @@ class Runner:
                         0,
                         (staged, index),
                         staged.on_behalf_of if wire is None else wire.variant,
+                        attributes=NO_ATTRIBUTES if wire is None else wire.attributes,
                     )
                     if wire is not None:
                         here.batch_key = EXACT_ONLY if wire.exact and not wire.variant else wire.variant
-                        here.probe, here.attributes = wire.probe, wire.attributes
+                        here.probe = wire.probe
                         if wire.place and staged.ties is not None:
                             self._tied[here] = staged.ties, wire.place
                     if staged.whole[index] or (wire is not None and wire.unbatched):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_app.domain.priority import Priority
-from serve_app.payloads import NO_ATTRIBUTES, RequestAttributes
+
+if TYPE_CHECKING:
+    from serve_app.payloads import RequestAttributes
 
 EXACT_ONLY = "="
 """The batch key of entries for the exact model that no fallback may answer. No variant can have this name."""
@@ -87,9 +89,9 @@ class Entry:
         payload: Any = None,
         variant: str = "",
         *,
+        attributes: RequestAttributes,
         exact: bool = False,
         default_of: Priority | None = None,
-        attributes: RequestAttributes = NO_ATTRIBUTES,
         answer_by: float = 0.0,
         spent_s: float = 0.0,
     ) -> None:

@@ -12,6 +12,7 @@ from hypothesis_profiles import examples
 from scheduling_builders import HIGH, LOW, NORMAL, accept, load_everywhere, make_class, make_entry, make_scheduler
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import NO_ATTRIBUTES
 from serve_app.pools.policy.device import PoolDevice
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
@@ -127,7 +128,16 @@ class ActiveMachine(RuleBasedStateMachine):
 
         def arrival(side: _Side) -> Any:
             entry = Entry(
-                self.last_id, model, priority, self.now, deadline, rows, nbytes=3, variant=variant, exact=exact
+                self.last_id,
+                model,
+                priority,
+                self.now,
+                deadline,
+                rows,
+                nbytes=3,
+                variant=variant,
+                attributes=NO_ATTRIBUTES,
+                exact=exact,
             )
             rejection = side.scheduler.on_arrival(entry, self.now)
             if rejection is None:

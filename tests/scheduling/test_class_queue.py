@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduling_builders import HIGH, LOW, NORMAL, make_entry
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import NO_ATTRIBUTES
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.queueing.queue import ClassQueue, ModelQueue
@@ -92,7 +93,7 @@ def test_cancelled_payload_is_released_at_once() -> None:
     """The heap's memory of a cancelled entry does not keep its payload alive."""
     payload = _Payload()
     reference = weakref.ref(payload)
-    entry = Entry(10**9, "m", NORMAL, 0.0, 5.0, payload=payload)
+    entry = Entry(10**9, "m", NORMAL, 0.0, 5.0, payload=payload, attributes=NO_ATTRIBUTES)
     queue = _queue_of(make_entry(deadline=1.0), entry)
 
     queue.remove(entry)

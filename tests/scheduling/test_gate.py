@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_entry, make_gate
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import NO_ATTRIBUTES
 from serve_app.scheduling.entry import UNBATCHED, Entry, EntryState
 from serve_app.scheduling.gate import BatchDecision, Gate
 from serve_app.scheduling.settings import ModelScheduling
@@ -171,7 +172,7 @@ def test_removed_entries_never_run() -> None:
 def test_another_entry_of_the_same_id_is_not_removed() -> None:
     """It is the entry that counts."""
     entry = make_entry()
-    other = Entry(entry.id, "m", NORMAL, 0.0, 10.0)
+    other = Entry(entry.id, "m", NORMAL, 0.0, 10.0, attributes=NO_ATTRIBUTES)
     gate = make_gate(entry)
 
     assert (gate.remove(other), len(gate)) == (False, 1)

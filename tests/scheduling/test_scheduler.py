@@ -21,6 +21,7 @@ from scheduling_builders import (
 )
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import NO_ATTRIBUTES
 from serve_app.scheduling.decisions import Decisions, Dispatch, QueueLength, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
@@ -437,7 +438,7 @@ def test_ended_entries_are_released_while_their_bundle_is_still_out() -> None:
     scheduler = make_scheduler()
     payload = _Payload()
     reference = weakref.ref(payload)
-    accept(scheduler, Entry(10**9, "m", NORMAL, 0.0, 1.0, payload=payload))
+    accept(scheduler, Entry(10**9, "m", NORMAL, 0.0, 1.0, payload=payload, attributes=NO_ATTRIBUTES))
     _dispatch(scheduler)
     del payload
     scheduler.decide(1.0)

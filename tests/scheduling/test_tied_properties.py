@@ -9,6 +9,7 @@ from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_entry, make_scheduler
 
 from serve_app.domain.priority import Priority
+from serve_app.payloads import RequestAttributes
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 
@@ -59,7 +60,7 @@ class TiedMachine(RuleBasedStateMachine):
         """Requests come in, more than the replicas can begin at once."""
         for at in range(number):
             entry = make_entry(priority, self.now + budget, nbytes=3, arrival=self.now)
-            entry.tenant = str(at % 2) if self.tenants else ""
+            entry.attributes = RequestAttributes(str(at % 2) if self.tenants else "")
             if self.scheduler.on_arrival(entry, self.now) is None:
                 self.accepted[entry.id] = entry
             self.now += 0.0005

@@ -11,6 +11,7 @@ from simulation_builders import NORMAL, make_arrivals, make_model, make_scenario
 
 from serve_app.domain.priority import Priority
 from serve_app.errors import DeadlineExceeded
+from serve_app.payloads import NO_ATTRIBUTES
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry
 from serve_app_simulator.replica import Sent, SimulatedReplica
@@ -46,7 +47,7 @@ class OneBundle:
 
     def arrive(self, request: Request) -> None:
         now = self._world.now
-        entry = Entry(1, "m", NORMAL, now, request.deadline, 1, 0, 0, request)
+        entry = Entry(1, "m", NORMAL, now, request.deadline, 1, 0, 0, request, attributes=NO_ATTRIBUTES)
         entry.probe = self._probe
         dispatch = Dispatch(1, "m", "m#0", [entry], 1, 0, 0.0, exact=self._exact, overhead_s=self._overhead_s)
         self._replica.arrive(Sent(dispatch, now, (), self._ended, self._ended))
