@@ -124,10 +124,7 @@ class RouterAdministration:
     # ---------------------------------------------------------------- status and statistics
 
     def status(self) -> Mapping[str, Any]:
-        """A snapshot of the models, JSON-able; docs/internals.md describes it.
-
-        Each of several versions of a model is shown by itself.
-        """
+        """A snapshot of the models, versions by key, JSON-able; docs/internals.md describes it."""
         snapshot, now = self._scheduler.snapshot(), monotonic()
         faults = {**self._load_faults, **self._models.faults}
         return {

@@ -92,9 +92,6 @@ class Dispatcher:
         ties: Table in which replicas agree on who runs a tied entry; ``None``: they cannot, and each runs it.
         revision_for: Which state of a model a replica is to run, given both names (`Bundle.revision`). Called once for
             each bundle that is then sent.
-
-    Attributes:
-        add_model: As `learn` and `on_linked`, that of `RouterCore` itself.
     """
 
     def __init__(
@@ -111,7 +108,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._core = core = RouterCore(scheduler, self, bundle_timeout_s, ties, carry_out)
         self.scheduler: SchedulerView = scheduler
-        self.add_model, self.learn, self.on_linked = core.add_model, core.learn, core.on_linked
+        self.add_model, self.learn, self.on_linked = core.add_model, core.learn, core.on_linked  # as they are
         self._send = send
         self._observer = observer
         self._recall = recall
