@@ -80,9 +80,9 @@ def _private_cross_references() -> int:
 
 
 BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
-    "lines of serve_app": (lambda: sum(map(_lines, _files())), 73_214),
+    "lines of serve_app": (lambda: sum(map(_lines, _files())), 73_212),
     "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 13_943),
-    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_194),
+    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_192),
     "methods of the stairwell": (_methods, 203),
     "lines of the longest file": (lambda: max(map(_lines, _files())), 786),
     "lines of the longest function": (lambda: max(lines for _, lines in _functions()), 60),

@@ -660,9 +660,7 @@ class Router:
         await self._ports.close(limit_s, grace_s)
 
 
-def _open_log(
-    settings: RouterSettings, loop: asyncio.AbstractEventLoop
-) -> tuple[LineWriter, RequestLog] | tuple[None, None]:
+def _open_log(settings: RouterSettings, loop: asyncio.AbstractEventLoop) -> tuple[LineWriter | None, RequestLog | None]:
     if (file := settings.log_file) is None:
         return None, None
     lines = LineWriter(file.path, file.max_bytes, file.backups)
