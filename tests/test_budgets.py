@@ -80,8 +80,8 @@ def _private_cross_references() -> int:
 
 
 BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
-    "lines of serve_app": (lambda: sum(map(_lines, _files())), 73_212),
-    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 13_943),
+    "lines of serve_app": (lambda: sum(map(_lines, _files())), 73_209),
+    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 13_938),
     "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_192),
     "methods of the stairwell": (_methods, 203),
     "lines of the longest file": (lambda: max(map(_lines, _files())), 786),
@@ -89,7 +89,7 @@ BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
     "lines of the longest constructor": (lambda: max(lines for name, lines in _functions() if name == "__init__"), 59),
     "class names used twice": (_class_names_used_twice, 6),
     "docstrings that begin with See or As": (_private_cross_references, 24),
-    "words of the documentation": (_words, 69_877),
+    "words of the documentation": (_words, 69_876),
 }
 
 
