@@ -416,7 +416,7 @@ _UNLIMITED = StreamLimits(inf, 1, 0, 0.0)
 _LARGE_BYTES = 2**20
 """Below this, a thread would cost more of the processor than the session's thread gains when another one copies."""
 
-_TIMER_S = 0.002
-"""By how much an event loop's timers are late: they have whole milliseconds, and something else may be running."""
+_TIMER_S = 0.001
+"""By how much an event loop's timers are late until the gate has measured it: they have whole milliseconds."""
 
 _NOT_PREPROCESSED = Failure(InferenceFailed.code, "this request was not preprocessed")

@@ -38,7 +38,7 @@ from serve_app.scheduling.batching.blocking_limit import BlockingLimit, urgent_u
 from serve_app.scheduling.batching.composition import Composition, compose, execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.limits import BatchLimits
-from serve_app.scheduling.batching.overhead import Overhead
+from serve_app.scheduling.batching.overhead import Overhead, TimerLateness
 from serve_app.scheduling.batching.policy import PendingBatch, dispatch_at, target_s
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry, EntryState
@@ -53,7 +53,7 @@ _LOW = Priority.LOW
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
 _SHORT_S = 0.002
-"""Timers are about this late, so a shorter run never waits for more rows."""
+"""A single entry that runs no longer takes the fast path."""
 
 
 class BatchDecision(NamedTuple):
@@ -83,7 +83,8 @@ class Gate:
         min_share: Guaranteed share of the session's time per class, 0 to 1.
         planned: Whether routers compose batches already, as for models that share a device: then nothing waits here,
             and no batch is shortened for class `high`.
-        timer_s: Largest delay of the caller's timer, seconds; waiting ends this much before a deadline requires it.
+        timer_s: Lateness of the caller's timer until it was measured, seconds; waiting ends this much before a deadline
+            requires it.
         instances: Concurrent batches; instances are numbered from 0.
 
     Attributes:
@@ -100,7 +101,7 @@ class Gate:
         "_planned",
         "_queue",
         "_settings",
-        "_timer_s",
+        "_timer",
         "_tolerable_s",
         "latencies",
         "shares",
@@ -117,7 +118,7 @@ class Gate:
     ) -> None:
         self._settings = settings
         self._planned = planned
-        self._timer_s = timer_s
+        self._timer = TimerLateness(timer_s)
         self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES}, settings.size_fairness)
         self._arrivals = ArrivalPattern(settings.slo_s)
         self._blocking_limit = BlockingLimit()
@@ -230,6 +231,8 @@ class Gate:
 
     def next(self, now: float, instance: int = 0) -> BatchDecision:
         """Compose the next batch for a free instance."""
+        if self._timer.due < inf:
+            self._timer.woken(now)
         if (turn := self._at_once(now, instance)) is not None:
             return turn
         queue = self._queue
@@ -242,6 +245,7 @@ class Gate:
             if (recheck_at := self._wait_until(head, ready, now, on_credit=on_credit)) > now:
                 self._instances[instance].backlogged = False
                 self._end(dropped)
+                self._timer.due = recheck_at
                 return BatchDecision((), 0, 0, "", 0.0, dropped, recheck_at)
             composition = self._compose(chosen, head, fill_first, spare_s, now)
             dropped += composition.given_up
@@ -388,7 +392,7 @@ class Gate:
             or settings.policy == "eager"
             or not latency.known
             or head.rows >= settings.max_rows
-            or latency.predict(head.rows, head.bucket) <= _SHORT_S
+            or latency.predict(head.rows, head.bucket) <= (late_s := self._timer.at(now))
         ):
             return -inf
         # The largest batch that `_compose` would make: rows that may not join are not waited for.
@@ -398,17 +402,17 @@ class Gate:
             if head.deadline > urgent_until(head.priority, now):
                 target = min(target, self._blocking_limit.extra_s(settings, now))
         most = latency.rows_within(target, head.bucket, latency.enough(head.bucket, settings.max_rows))
-        latest_end = head.deadline - self._timer_s
+        latest_end = head.deadline - late_s
         rows = self._queue.fresh_rows
         starts = dispatch_at(PendingBatch(now, rows, most, head.rows, head.bucket, latest_end, latency, self._arrivals))
-        return starts if starts <= now else min(starts, self._in_time_until(ready, latency))
+        return starts if starts <= now else min(starts, self._in_time_until(ready, latency, late_s))
 
-    def _in_time_until(self, ready: Sequence[Priority], latency: LatencyModel) -> float:
+    def _in_time_until(self, ready: Sequence[Priority], latency: LatencyModel, late_s: float) -> float:
         """When the batch must start so that each class's head is in time, also with one more entry like it, seconds."""
         rows, latest = self._queue.fresh_rows, inf
         for priority in ready:
             if (head := self._queue.fresh[priority - 1].head()) is not None:
-                last_s = self._timer_s + latency.predict(rows + head.rows, head.bucket)
+                last_s = late_s + latency.predict(rows + head.rows, head.bucket)
                 latest = min(latest, head.deadline - last_s)
         return latest
 

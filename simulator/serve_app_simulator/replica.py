@@ -319,7 +319,7 @@ class SimulatedReplica:
             if self._turns is not None:
                 self._turns.leave(self._world.now)
             if turn.recheck_at < inf:
-                self._reopen_at(turn.recheck_at)
+                self._reopen_at(turn.recheck_at + self._world.hop_s("timer"))
         for sent in ended:
             if not sent.waiting and not sent.runs:
                 self._reply(sent, sent.done)

@@ -440,6 +440,33 @@ def test_a_more_urgent_rider_opens_sooner() -> None:
     assert filler in gate.next(turn.recheck_at).entries
 
 
+@pytest.mark.parametrize("late_s", [0.0001, 0.0005, 0.003])
+def test_waiting_ends_as_much_earlier_as_timers_are_late(late_s: float) -> None:
+    """Assumed is 1 ms. Late calls teach it, and then the head is in time although the timer is late."""
+    gate, now = make_gate(policy="auto", in_burst=True, now=5.0, timer_s=0.001), 5.0
+    for _ in range(8):
+        gate.add(entry := make_entry(deadline=now + 0.0105, arrival=now), now)
+        turn = gate.next(now)
+        now = turn.recheck_at + late_s
+        while not (turn := gate.next(now)).entries and not turn.dropped:
+            now = turn.recheck_at + late_s
+        gate.ended()
+
+    assert turn.entries == [entry]
+    gate.add(make_entry(deadline=now + 0.0075 + late_s, arrival=now), now)
+    assert gate.next(now).recheck_at == pytest.approx(now + 0.0005)
+
+
+def test_a_run_that_is_shorter_than_timers_are_late_waits_for_nobody() -> None:
+    """6 ms for one row."""
+    waits = [
+        make_gate(make_entry(deadline=5.02), policy="auto", in_burst=True, now=5.0, timer_s=timer_s).next(5.0).rows == 0
+        for timer_s in (0.0, 0.005, 0.006)
+    ]
+
+    assert waits == [True, True, False]
+
+
 def test_a_planned_batch_waits_for_nobody() -> None:
     """The routers have waited, if at all; and what cannot be in time is given up as ever."""
     for policy in _POLICIES:

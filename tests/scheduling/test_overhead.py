@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.batching.overhead import Overhead, QuantileWindow, RoundTrip
+from serve_app.scheduling.batching.overhead import Overhead, QuantileWindow, RoundTrip, TimerLateness
 
 
 def _overhead(*samples: float) -> Overhead:
@@ -87,3 +87,33 @@ def test_a_long_round_trip_is_not_expected_for_ever() -> None:
 def test_without_observations_it_is_what_was_assumed() -> None:
     """Then as for everything on top of executions."""
     assert RoundTrip(0.002).at(5.0) == RoundTrip(0.002).alone_s == RoundTrip(0.002).seconds == 0.002
+
+
+def _lateness(*times: float) -> TimerLateness:
+    lateness = TimerLateness(0.002)
+    for seconds in times:
+        lateness.due = 5.0
+        lateness.woken(5.0 + seconds)
+    return lateness
+
+
+def test_timers_are_as_late_as_they_usually_were() -> None:
+    """The median counts, and until four were seen what was assumed."""
+    assert _lateness(0.009, 0.009, 0.009).at(5.0) == 0.002
+    assert _lateness(0.0005, 0.0007, 0.0009, 0.02, 0.0006).at(5.0) == pytest.approx(0.0007)
+
+
+def test_a_timer_that_was_not_due_says_nothing() -> None:
+    """An arrival came first, or no timer was set."""
+    lateness = _lateness(*[0.001] * 4)
+    for due in (9.0, float("inf")):
+        lateness.due = due
+        lateness.woken(8.0)
+        assert (lateness.at(8.0), lateness.due) == (pytest.approx(0.001), float("inf"))
+
+
+def test_lateness_is_measured_again_after_a_while() -> None:
+    """What was late for a time does not keep timers from being set for ever."""
+    lateness = _lateness(*[0.5] * 8)
+
+    assert [lateness.at(now) for now in (6.0, 15.0, 16.0)] == [0.5, 0.5, 0.002]
