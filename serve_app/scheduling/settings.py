@@ -67,7 +67,7 @@ class ModelScheduling:
         variants: All variants that a request may name.
         breaker: When its circuit breakers open and close; ``None``: there are none.
         copies: Most replicas that have an entry at once: who is free first runs it. 1: the one that was chosen.
-        size_fairness: Least attainment of each size of request as a part of its class's mean, 0 to 1; 0: any.
+        size_fairness: Guaranteed attainment of each size of request as a part of its class's mean, 0 to 1.
         high_slowdown: How many times its 99th percentile class `high` may take beside rows that can wait; over 1.
     """
 
@@ -81,7 +81,7 @@ class ModelScheduling:
     variants: tuple[str, ...] = ()
     breaker: BreakerSettings | None = None
     copies: int = COPIES
-    size_fairness: float = 0.5
+    size_fairness: float = 0.0
     high_slowdown: float = 1.2
 
 
