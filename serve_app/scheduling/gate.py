@@ -86,6 +86,7 @@ class Gate:
         timer_s: Lateness of the caller's timer until it was measured, seconds; waiting ends this much before a deadline
             requires it.
         instances: Concurrent batches; instances are numbered from 0.
+        protect: Part of class `high` that runs in time whatever that costs the others, 0 to 1; 0: none.
 
     Attributes:
         latencies: Measured execution times.
@@ -115,13 +116,14 @@ class Gate:
         planned: bool = False,
         timer_s: float = 0.0,
         instances: int = 1,
+        protect: float = 0.0,
     ) -> None:
         self._settings = settings
         self._planned = planned
         self._timer = TimerLateness(timer_s)
         self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES}, settings.size_fairness)
         self._arrivals = ArrivalPattern(settings.slo_s)
-        self._blocking_limit = BlockingLimit()
+        self._blocking_limit = BlockingLimit(protect)
         # The longest batch that each entry of class `high` tolerated when it arrived.
         self._tolerable_s: dict[Entry, float] = {}
         self._pause = Overhead(0.0, 0.5)
@@ -311,6 +313,7 @@ class Gate:
             entry.state = EntryState.RUNNING
             if self._tolerable_s and entry.priority is _HIGH:
                 self._note(entry)
+                self._blocking_limit.ended(in_time=True)
                 self._blocking_limit.answered(runs.runs_until - entry.arrival)
         return BatchDecision(entries, rows, bucket, variant, predicted_s, dropped)
 
@@ -433,7 +436,9 @@ class Gate:
     def _end(self, dropped: Iterable[Entry]) -> None:
         for entry in dropped:
             entry.state = EntryState.DONE
-            self._note(entry)
+            if entry.priority is _HIGH:
+                self._note(entry)
+                self._blocking_limit.ended(in_time=False)
 
     def _note(self, entry: Entry) -> None:
         if (tolerated_s := self._tolerable_s.pop(entry, None)) is not None:

@@ -19,6 +19,7 @@ class ClassSettings:
         timeout_s: Deadline of an entry that names none, seconds after its arrival.
         overflow: What happens to an entry that finds the queue full: refuse it, or try the next lower class.
         min_share: Part of each model's predicted server time that this class gets while it has work queued, 0 to 1.
+        protect: Part of its requests that is to be in time whatever that costs the other classes, 0 to 1; 0: none.
     """
 
     queue_entries: int
@@ -26,6 +27,7 @@ class ClassSettings:
     timeout_s: float
     overflow: Literal["reject", "demote"] = "reject"
     min_share: float = 0.0
+    protect: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

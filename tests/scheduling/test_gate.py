@@ -517,6 +517,28 @@ def _recheck_at(gate: Gate, now: float) -> float:
     return turn.recheck_at
 
 
+def test_batches_that_make_a_protected_class_late_become_shorter() -> None:
+    """30 ms are tolerated at first, then 22 ms; after eight entries that were given up a batch may take half of it."""
+    gate = Gate(ModelScheduling("m", 32, 10.0, policy="eager"), dict.fromkeys(Priority, 0.0), protect=0.9)
+    gate.seed([(*point, "") for point in AFFINE])
+    rows = []
+    for doomed in (0, 8):
+        gate.add(make_entry(LOW, 9.0, arrival=1.0), 1.0)
+        assert gate.next(1.0).entries
+        for _ in range(doomed):
+            gate.add(make_entry(HIGH, 1.001, arrival=1.0), 1.0)
+        gate.add(make_entry(HIGH, 1.0360001, arrival=1.0), 1.0)
+        gate.ended()
+        assert gate.next(1.0).rows == 1
+        gate.ended()
+        for _ in range(32):
+            gate.add(make_entry(LOW, 9.0, arrival=1.0), 1.0)
+        rows.append(gate.next(1.0).rows)
+        gate.ended()
+
+    assert rows == [25, 5]
+
+
 # ------------------------------------------------------------------ shares
 
 
