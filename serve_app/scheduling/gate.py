@@ -53,7 +53,7 @@ _LOW = Priority.LOW
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
 _SHORT_S = 0.002
-"""A single entry that runs no longer takes the fast path."""
+"""A shorter run never waits for more rows: that would cost the processor more than it saves."""
 
 
 class BatchDecision(NamedTuple):
@@ -374,11 +374,11 @@ class Gate:
             eager        the policy forbids waiting
             unknown      no execution has been observed, so neither gain nor deadline can be computed
             full alone   the head leaves no room for another row
-            short        the run takes no longer than a timer is late
+            short        it would save less than the waiting costs
 
         Otherwise the latest of `batching.policy.REASONS` counts, today only "the next request saves a run". The wait
         ends early if the batch has all rows that it may have, or if one more row would make a head late. The head's
-        own deadline and those of the other classes' heads count, each less the time by which the timer may be late.
+        own deadline and those of the other classes' heads count, each less a margin for timers that are late.
 
         A new reason joins ``starts``; the bounds below apply to it as well. A reason's time must not move while nothing
         arrives: it is counted from an arrival, and not from ``now``, or the batch would never run.
@@ -395,7 +395,7 @@ class Gate:
             or settings.policy == "eager"
             or not latency.known
             or head.rows >= settings.max_rows
-            or latency.predict(head.rows, head.bucket) <= (late_s := self._timer.at(now))
+            or latency.predict(head.rows, head.bucket) <= _SHORT_S
         ):
             return -inf
         # The largest batch that `_compose` would make: rows that may not join are not waited for.
@@ -405,17 +405,18 @@ class Gate:
             if head.deadline > urgent_until(head.priority, now):
                 target = min(target, self._blocking_limit.extra_s(settings, now))
         most = latency.rows_within(target, head.bucket, latency.enough(head.bucket, settings.max_rows))
-        latest_end = head.deadline - late_s
+        margin_s = self._timer.margin_s(now, self._arrivals)
+        latest_end = head.deadline - margin_s
         rows = self._queue.fresh_rows
         starts = dispatch_at(PendingBatch(now, rows, most, head.rows, head.bucket, latest_end, latency, self._arrivals))
-        return starts if starts <= now else min(starts, self._in_time_until(ready, latency, late_s))
+        return starts if starts <= now else min(starts, self._in_time_until(ready, latency, margin_s))
 
-    def _in_time_until(self, ready: Sequence[Priority], latency: LatencyModel, late_s: float) -> float:
+    def _in_time_until(self, ready: Sequence[Priority], latency: LatencyModel, margin_s: float) -> float:
         """When the batch must start so that each class's head is in time, also with one more entry like it, seconds."""
         rows, latest = self._queue.fresh_rows, inf
         for priority in ready:
             if (head := self._queue.fresh[priority - 1].head()) is not None:
-                last_s = late_s + latency.predict(rows + head.rows, head.bucket)
+                last_s = margin_s + latency.predict(rows + head.rows, head.bucket)
                 latest = min(latest, head.deadline - last_s)
         return latest
 

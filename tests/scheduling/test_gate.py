@@ -457,16 +457,6 @@ def test_waiting_ends_as_much_earlier_as_timers_are_late(late_s: float) -> None:
     assert gate.next(now).recheck_at == pytest.approx(now + 0.0005)
 
 
-def test_a_run_that_is_shorter_than_timers_are_late_waits_for_nobody() -> None:
-    """6 ms for one row."""
-    waits = [
-        make_gate(make_entry(deadline=5.02), policy="auto", in_burst=True, now=5.0, timer_s=timer_s).next(5.0).rows == 0
-        for timer_s in (0.0, 0.005, 0.006)
-    ]
-
-    assert waits == [True, True, False]
-
-
 def test_a_planned_batch_waits_for_nobody() -> None:
     """The routers have waited, if at all; and what cannot be in time is given up as ever."""
     for policy in _POLICIES:

@@ -60,11 +60,12 @@ def compose(
 ) -> Composition:
     """Take a bundle of fresh entries of one class, filled up with fitting entries of the others.
 
-    All are of one variant, and of one size if one is short and may go first (`scheduling.queueing.sizes`). An entry of a larger cost
-    bucket joins only if that costs less than to run it alone. If the exact model would have to give entries up, the
-    first of its fallbacks that need not is used, or else the last; a fallback that is to be probed gets no more entries
-    than it has places for. The other classes follow, first the fill-first class, then the most urgent, in order, if
-    they need no larger bucket, the bundle still meets their own deadlines, and no more urgent class is blocked longer.
+    All are of one variant, and of one size if one is short and may go first (`scheduling.queueing.sizes`). An entry of
+    a larger cost bucket joins only if that costs less than to run it alone. If the exact model would have to give
+    entries up, the first of its fallbacks that need not is used, or else the last; a fallback that is to be probed gets
+    no more entries than it has places for. The other classes follow, first the fill-first class, then the most urgent,
+    in order, if they need no larger bucket, the bundle still meets their own deadlines, and no more urgent class is
+    blocked longer.
 
     Args:
         queue: Must hold a fresh entry of that class.
