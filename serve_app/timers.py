@@ -37,7 +37,7 @@ def call_at(
     return loop.call_later(math.ceil(1e3 * max(0.0, when - monotonic())) / 1e3, callback, *args)
 
 
-class Timer:
+class PreciseTimer:
     """A timer of the running event loop that is set again and again, usually late by 0.2 ms instead of 1 ms.
 
     Event loops round the time that they sleep up to whole milliseconds, so this is Linux' timerfd; elsewhere `call_at`.

@@ -80,8 +80,8 @@ def _private_cross_references() -> int:
 
 
 BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
-    "lines of serve_app": (lambda: sum(map(_lines, _files())), 73_236),
-    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 13_979),
+    "lines of serve_app": (lambda: sum(map(_lines, _files())), 73_444),
+    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 14_032),
     "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_363),
     "methods of the stairwell": (_methods, 227),
     "lines of the longest file": (lambda: max(map(_lines, _files())), 786),

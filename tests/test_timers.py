@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from serve_app import timers
-from serve_app.timers import Timer
+from serve_app.timers import PreciseTimer
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -45,7 +45,7 @@ def test_it_calls_when_it_is_due_and_never_before(run: Run) -> None:
     """Also at a time that is over, and again each time that it is set."""
 
     async def check() -> None:
-        timer = Timer(called := _Called())
+        timer = PreciseTimer(called := _Called())
         for after_s in (0.003, 0.0, -1.0, 0.0005, -1e9):
             timer.set(when := monotonic() + after_s)
             assert timer.due == when
@@ -61,7 +61,7 @@ def test_only_the_last_time_counts(run: Run) -> None:
     """Whether it is earlier or later than the one before."""
 
     async def check() -> None:
-        timer = Timer(called := _Called())
+        timer = PreciseTimer(called := _Called())
         timer.set(monotonic() + 60.0)
         timer.set(monotonic() + 0.002)
         timer.set(when := monotonic() + 0.004)
@@ -75,7 +75,7 @@ def test_a_closed_one_does_not_call(run: Run) -> None:
     """Though it was due; to close it again does nothing."""
 
     async def check() -> None:
-        timer, other = Timer(called := _Called()), Timer(later := _Called())
+        timer, other = PreciseTimer(called := _Called()), PreciseTimer(later := _Called())
         timer.set(monotonic())
         timer.close()
         timer.close()
@@ -92,7 +92,7 @@ def test_without_timerfd_it_is_the_loops_timer(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(timers, "LIBC", None)
 
     async def check() -> None:
-        timer = Timer(called := _Called())
+        timer = PreciseTimer(called := _Called())
         timer.set(monotonic() + 60.0)
         timer.set(when := monotonic() + 0.002)
         assert await called.once_more() >= when - 0.001

@@ -32,6 +32,7 @@ _DECISIONS = {
     "gamma": "Bursts with deadlines of 2 x L(1) lose to an in-process batcher; longer ones gain over Triton.",
     "mmpp": "Between a burst and the next all but Triton keep close to the bound.",
     "azure": "Lengths that differ as in production are the best reason for this scheduler.",
+    "timers": "Bursts gain most from waiting; a timer must be late by little beside L(1).",
     "ratio": "The gain over Triton stays whatever part of a batch is fixed cost.",
     "curves": "A model of a few milliseconds needs deadlines of 20 x L(1), or an in-process batcher.",
     "classes": "What a sliding window gains goes to `low` here. Routers can be added without a loss.",

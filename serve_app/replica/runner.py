@@ -58,7 +58,7 @@ from serve_app.replica.turn import Turn
 from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry
 from serve_app.scheduling.gate import Gate
 from serve_app.threads import Task, in_thread
-from serve_app.timers import Timer
+from serve_app.timers import PreciseTimer
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Runner:
         self._ended_now: list[Staged] = []  # of the latest turn
         self._closed = False
         self.broken = False
-        self._timer: Timer | None = None
+        self._timer: PreciseTimer | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[Task] = []
@@ -446,7 +446,7 @@ class Runner:
                 staged.job.drop()
         if turn.recheck_at < inf:
             if self._timer is None:
-                self._timer = Timer(self._open)
+                self._timer = PreciseTimer(self._open)
             if turn.recheck_at < self._timer.due:
                 self._timer.set(turn.recheck_at)
 
