@@ -22,6 +22,7 @@ from serve_app.deployments.model import SURGE_PERCENT, ModelDeployment
 from serve_app.deployments.register import forget
 from serve_app.deployments.router import RouterDeployment
 from serve_app.domain.agreed import Agreed
+from serve_app.domain.priority import Priority
 
 _MORE_ROUTERS_AFTER_S, _FEWER_ROUTERS_AFTER_S = 5.0, 300.0
 """A start costs little, and an end moves connections."""
@@ -53,6 +54,7 @@ def build(args: dict[str, Any]) -> serve.Application:
             base=revisions[model.name].name,
             identities=known.get(model.name, {}),
             min_share=min_share,
+            protect=config.class_settings()[Priority.HIGH].protect,
         )
         for model in pinned
         if model.pool is None

@@ -161,6 +161,7 @@ def make_gate(
     profile: Iterable[tuple[int, int, float]] = AFFINE,
     now: float = 0.0,
     instances: int = 1,
+    timer_s: float = 0.0,
     **settings: Any,
 ) -> Gate:
     """A gate where these wait, whose predictions hold; the classes below ``high`` have the same guaranteed share.
@@ -169,7 +170,7 @@ def make_gate(
     that with ``auto`` a batch waits.
     """
     model = ModelScheduling("m", max_rows, slo_s, policy=policy, fallbacks=fallbacks, **settings)
-    gate = Gate(model, {HIGH: 0.0, NORMAL: share, LOW: share}, planned=planned, instances=instances)
+    gate = Gate(model, {HIGH: 0.0, NORMAL: share, LOW: share}, planned=planned, timer_s=timer_s, instances=instances)
     gate.seed([(*point, "") for point in profile])
     for step in range(64 if in_burst else 0):
         gate.add(one := make_entry(), now - (63 - step) // 16 - 0.0005 * (16 - step % 16))

@@ -22,6 +22,7 @@ from serve_app.scheduling.batching.overhead import Overhead
 from serve_app.scheduling.placement import devices
 from serve_app.scheduling.queueing.probes import Probes
 from serve_app.scheduling.queueing.queue import ModelQueue
+from serve_app.scheduling.queueing.sizes import Size, SizeFairness
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app_simulator.scenario import Scenario
 
@@ -94,6 +95,10 @@ def _never(*_: Any) -> bool:
     return False
 
 
+def _no_sizes(*_: Any) -> list[Size]:
+    return []
+
+
 def _any_length(*_: Any) -> float:
     return inf
 
@@ -148,7 +153,12 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "learned overhead": Ablation("the configured allowance stays", replaced=((Overhead, "observe", _nothing),)),
     "fairness inside a class": Ablation("all requests count as one tenant's", arguments={"by_tenant": False}),
-    "fairness over sizes": Ablation("requests that cost most are given up first", _scheduling(size_fairness=0.0)),
+    "fairness over sizes": Ablation(
+        "requests that cost most are given up first", replaced=((SizeFairness, "short", _no_sizes),)
+    ),
+    "sizes only where free": Ablation(
+        "half of its class's mean is guaranteed to each size", _scheduling(size_fairness=0.5)
+    ),
     "passing over": Ablation("a batch ends at the first longer request", replaced=((run_search, "_ASIDE", 0),)),
     "ties": Ablation("entries are bound to a replica when they are sent", _scheduling(copies=1)),
     "ways to replicas": Ablation("routers cost nothing, and are where the replicas are", _in_one_process),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -29,7 +29,8 @@ from benchmarks.scheduling.conditions import (
 )
 from serve_app.domain.priority import Priority
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app_simulator.scenario import Affine, Curve, Noise, Scenario, SimulatedModel, Stream
+from serve_app_simulator.scenario import Affine, Curve, Noise, Overheads, Scenario, SimulatedModel, Stream
+from serve_app_simulator.scenarios.costs import capacity
 from serve_app_simulator.workloads import zipf
 
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.1, 1.3)
@@ -42,6 +43,9 @@ _LENGTH = ByLength(0.025, 0.005, 2048)
 _BUCKETS = (256, 512, 1024, 2048, 4096, 8192)
 _CV: Mapping[str, dict[str, float]] = {"poisson": {}, "gamma": {"cv": 6.0}}
 _DRIFT = replace(NOISE, drift=1.5, drift_every_s=8.0, drift_s=3.0)
+_SHORT_S = 0.003
+_SETTLED_S = 0.1
+_TIMERS = Overheads(timer_s=0.00015, scatter=0.5)
 _STALLS = replace(NOISE, stall_every_s=10.0, stall_s=0.2)
 
 
@@ -78,6 +82,13 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         (
             "Arrivals and lengths of a production service (Azure LLM inference trace 2023, code), its time scaled to "
             "the load; a batch is padded to its longest prompt. Load 1 are batches of eight in the order of arrival."
+        ),
+    ),
+    "timers": (
+        "Short deadlines and timers",
+        (
+            "A batch of b rows takes (16 + b) x 0.18 ms; no noise, no ways, and requests of one length. serve-app's "
+            "timers are late by 0.15 ms, those of the others by nothing. `azure`: the recorded arrivals."
         ),
     ),
     "ratio": ("Fixed over per-row cost", "Gamma arrivals with CV 4, deadline 5 x L(1); L(1) is 30 ms in all."),
@@ -149,6 +160,10 @@ def settings(trace: Path | None) -> Iterator[Setting]:
     for load in (0.7, 1.1) if trace is not None else ():
         assert trace is not None
         yield Setting(f"azure/{load:g}", partial(_azure, trace, load), value=load)
+    for kind, scale, load in product(("poisson", "gamma", "mmpp", "azure"), (2.0, 3.0, 5.0), (0.6, 0.8, 1.0, 1.3)):
+        if kind != "azure" or trace is not None:
+            make = partial(_timers, kind, scale, load, trace)
+            yield Setting(f"timers/{kind}/{scale:g}x/{load:g}", make, bound=True, value=load)
     for ratio, load in product((1, 4, 16), (0.7, 0.9, 1.1)):
         curve = Affine(L1_S * ratio / (ratio + 1), L1_S / (ratio + 1))
         make = partial(_one, "gamma", 5.0, load, curve=curve, cv=4.0)
@@ -203,6 +218,25 @@ def _one(
     stream = Stream(kind, MODEL, rate=rate, timeout_s=slo_s, **of_stream)  # type: ignore[arg-type]
     seconds *= min(1.0, _MOST_PER_S / rate)
     return scenario(f"{kind} {scale:g}x load {load:g}", model, [stream], seconds, noise=noise, routers=routers)
+
+
+def _timers(kind: str, scale: float, load: float, trace: Path | None, seconds: float) -> Scenario:
+    """Deadlines of so many L(1) of 3 ms, with the arrivals of a process or of the recorded hour."""
+    model = one_model(scale * _SHORT_S, curve=Affine(16 * _SHORT_S / 17, _SHORT_S / 17))
+    slo_s, rate = model.scheduling.slo_s, load * capacity(model)
+    seconds *= _MOST_PER_S / rate
+    if kind == "azure":
+        assert trace is not None
+        arrivals = [at for at, _ in read_recorded(trace)[: round(rate * (seconds + _SETTLED_S))]]
+        stretch = len(arrivals) / rate / arrivals[-1]
+        path = _write_trace(f"timers-{scale:g}-{load:g}", [(at * stretch, 0) for at in arrivals], slo_s)
+        stream = Stream("trace", path=path)
+    else:
+        of_stream = {"gamma": {"cv": 6.0}, "mmpp": {"surge": 20.0, "surge_s": 0.1, "quiet_s": 0.3}}.get(kind, {})
+        stream = Stream(kind, MODEL, rate=rate, timeout_s=slo_s, **of_stream)  # type: ignore[arg-type]
+    name = f"{kind} {scale:g}x load {load:g}"
+    made = scenario(name, model, [stream], seconds, noise=Noise(), warm_up_s=_SETTLED_S)
+    return replace(made, overheads=_TIMERS)
 
 
 def _classes(load: float, routers: int, replicas: int, seconds: float) -> Scenario:
@@ -267,14 +301,20 @@ def _azure(trace: Path, load: float, seconds: float) -> Scenario:
     # What is played is an excerpt, so its own mean rate counts.
     recorded = recorded[: max(2, round((seconds + 1.0) * load / mean_s))]
     stretch = mean_s / load / (recorded[-1][0] / len(recorded))
+    path = _write_trace(f"{load:g}", [(at * stretch, bucket) for at, bucket in recorded], slo_s)
+    model = one_model(slo_s, curve=_LENGTH)
+    return scenario(f"recorded load {load:g}", model, [Stream("trace", path=path)], seconds)
+
+
+def _write_trace(name: str, arrivals: Sequence[tuple[float, int]], timeout_s: float) -> str:
+    """Write a trace of rows with their cost buckets. Returns its path."""
     OUT.mkdir(parents=True, exist_ok=True)
-    path = OUT / f"recorded-{load:g}-{len(recorded)}.csv"
+    path = OUT / f"recorded-{name}-{len(arrivals)}.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["arrival", "model", "class", "rows", "deadline", "bucket"])
-        writer.writerows([f"{at * stretch:.6f}", MODEL, "normal", 1, slo_s, bucket] for at, bucket in recorded)
-    model = one_model(slo_s, curve=_LENGTH)
-    return scenario(f"recorded load {load:g}", model, [Stream("trace", path=str(path))], seconds)
+        writer.writerows([f"{at:.6f}", MODEL, "normal", 1, timeout_s, bucket] for at, bucket in arrivals)
+    return str(path)
 
 
 def read_recorded(path: Path) -> list[tuple[float, int]]:

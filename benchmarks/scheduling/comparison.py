@@ -32,6 +32,9 @@ _SECONDS = 30.0
 _TUNE_S = 10.0
 _TUNE_MANY_S = 4.0
 _NOISE = 0.005
+_NO_WAY_S = 1e-6
+_WITHOUT_WAYS = {"models", "timers"}
+"""Groups without the contender `IN_PROCESS`."""
 
 
 def attainment(result: Result) -> float:
@@ -58,7 +61,7 @@ def run_group(group: str, lab: Laboratory) -> Experiment:
         text,
         [
             *[_finding(group, other, chosen, measured) for other in BEST],
-            *([_finding(group, SLIDING, chosen, measured, IN_PROCESS)] if group != "models" else []),
+            *([_finding(group, SLIDING, chosen, measured, IN_PROCESS)] if group not in _WITHOUT_WAYS else []),
         ],
         [
             Table(
@@ -116,8 +119,8 @@ def case_of(setting: Setting, seconds: float) -> Case:
     """A workload with those who meet it in the report."""
     others = (*BEST, *BASELINES) if setting.everybody else BEST
     tune_s = _TUNE_S if setting.group != "models" else _TUNE_MANY_S
-    contenders = {OURS: ours()}
-    if setting.group != "models":
+    contenders = {OURS: ours(network_s=_NO_WAY_S) if setting.group == "timers" else ours()}
+    if setting.group not in _WITHOUT_WAYS:
         contenders[IN_PROCESS] = ours("ways to replicas")
     return Case(setting.make(seconds), contenders, others, setting.bound, setting.value, tune_s=tune_s)
 

@@ -20,7 +20,9 @@ from serve_app_simulator.scenario import Scenario, Stream
 POLITE, FLOOD = "polite", "flood"
 UNFAIR = "everybody one tenant"
 FREE = "any size"
+GUARANTEED = "guaranteed"
 _AIM = 0.02
+_NOTHING = 0.005
 _SECONDS = 10.0
 
 
@@ -154,28 +156,45 @@ def tenants(lab: Laboratory, flood_cases: Sequence[FloodCase] = FLOOD_CASES) -> 
 def sizes(lab: Laboratory) -> Experiment:
     """Lengths and rows mixed in overload: what is in time of each size, and what it costs."""
     cases = [
-        Case(mixed(load, lab.seconds(_SECONDS)), {OURS: ours(), FREE: ours("fairness over sizes")}, (), value=load)
+        Case(
+            mixed(load, lab.seconds(_SECONDS)),
+            {OURS: ours(), GUARANTEED: ours("sizes only where free"), FREE: ours("fairness over sizes")},
+            (),
+            value=load,
+        )
         for load in MIXED_LOADS
     ]
     measured = lab.run(cases)
     names = list(measured[0].results[OURS][0].sizes)
     least = [
-        min((each.over(OURS, _of_mean(name)) for name in names), key=lambda value: value.mean) for each in measured
+        min((each.over(GUARANTEED, _of_mean(name)) for name in names), key=lambda value: value.mean)
+        for each in measured
     ]
-    costs = [each.gain(OURS, FREE, in_time) for each in measured]
+    costs = {system: [each.gain(system, FREE, in_time) for each in measured] for system in (OURS, GUARANTEED)}
     return Experiment(
         "sizes",
         "Sizes of requests in overload",
         "Lengths and rows mixed, by rows x tokens, all with a deadline of 15 x L(1). Alone, eight rows of 8192 tokens "
-        "take 185 ms of these 450. `Any size`: `size_fairness: 0`.",
+        "take 185 ms of these 450. `Guaranteed`: `size_fairness: 0.5`. `Any size`: without deficits.",
         [
             Finding(
                 "sizes in overload",
-                "no size of request below half of the mean attainment",
+                "guaranteed: no size of request below half of the mean attainment",
                 "least over mean " + ", ".join(f"{value.mean:.2f}" for value in least),
                 all(value.mean >= 0.5 for value in least),
             ),
-            Finding("sizes in overload", "(no aim) all in time, to any size", ", ".join(map(_points, costs)), None),
+            Finding(
+                "sizes in overload",
+                "as many answers as with any size",
+                ", ".join(map(_points, costs[OURS])),
+                all(cost.high >= 0.0 or cost.mean >= -_NOTHING for cost in costs[OURS]),
+            ),
+            Finding(
+                "sizes in overload",
+                "(no aim) guaranteed: all in time, to any size",
+                ", ".join(map(_points, costs[GUARANTEED])),
+                None,
+            ),
         ],
         [
             Table(
@@ -187,17 +206,17 @@ def sizes(lab: Laboratory) -> Experiment:
                         *(percent(each.over(system, of_size(name))) for name in names),
                         f"{min(each.over(system, _of_mean(name)).mean for name in names):.2f}",
                         percent(each.over(system, in_time)),
-                        _points(cost) if system == OURS else "",
+                        _points(costs[system][place]) if system in costs else "",
                     ]
-                    for each, cost in zip(measured, costs, strict=True)
-                    for system in (OURS, FREE)
+                    for place, each in enumerate(measured)
+                    for system in (OURS, GUARANTEED, FREE)
                 ],
             )
         ],
         data={
             f"load {each.case.value:g}": {name: as_values(each.over(OURS, of_size(name))) for name in names}
             | {"in_time": as_values(each.over(OURS, in_time)), "to_any_size": as_values(cost)}
-            for each, cost in zip(measured, costs, strict=True)
+            for each, cost in zip(measured, costs[OURS], strict=True)
         },
     )
 

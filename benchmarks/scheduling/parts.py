@@ -123,6 +123,7 @@ def trials(lab: Laboratory) -> list[Trial]:
         of_table("fairness inside a class", "tenants/same"),
         of_table("fairness over sizes", "mixed/2", "8 rows of 8192 in time", of_size("8x8192")),
         of_table("fairness over sizes", "mixed/2"),
+        of_table("sizes only where free", "mixed/2"),
         *(of_table("passing over", name) for name in ("mixed/0.9", "mixed/1.3", "mixed/2")),
         of_table("latency target", "classes/r1/n1/0.8"),
         of_table("probes", "noise/stalls/0.8"),

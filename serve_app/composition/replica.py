@@ -85,6 +85,7 @@ def make_replica(
     gpu_available: bool = False,
     records: VerdictStore | None = None,
     min_share: Mapping[Priority, float] = NO_SHARES,
+    protect: float = 0.0,
     on_lost: Callable[[], None] | None = None,
     locations: Mapping[str, ModelLocation] | None = None,
     member: AsMember | None = None,
@@ -98,6 +99,7 @@ def make_replica(
         gpu_available: Whether this process has a GPU, whole or in part.
         records: Keeps verdicts between starts; ``None``: they are not kept.
         min_share: Guaranteed share of the replica's time per class, 0 to 1.
+        protect: Part of class `high` that is to be in time whatever that costs the others, 0 to 1.
         on_lost: Called when a session has ended, before its requests are answered.
         locations: By default its present files.
         member: Context at a host of a pool; ``None``: it has this process alone.
@@ -143,6 +145,7 @@ def make_replica(
             verify=model.batching.verify,
             refuse_non_finite=model.health.refuse_non_finite,
             min_share=min_share,
+            protect=protect,
             planned=member is not None,
             on_lost=on_lost,
             turn=None if member is None else member.turn,

@@ -24,11 +24,11 @@ class BatchingConfig(Section):
     `auto`: where the next request is due so soon that waiting for it saves time, as in a burst. `eager`: never.
     """
 
-    size_fairness: float = Field(default=0.5, ge=0.0, le=0.9)
+    size_fairness: float = Field(default=0.0, ge=0.0, le=0.9)
     """In overload, each request size (rows, cost bucket) reaches at least this part of its class's attainment.
 
     Attainment: the fraction of requests answered in time. 0: no such guarantee; expensive requests, those of many rows
-    or long sequences, are given up first.
+    or long sequences, are given up first, but where to run them costs no answers.
     """
 
     max_rows: Literal["auto"] | Positive = "auto"

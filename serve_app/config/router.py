@@ -277,6 +277,12 @@ class ClassConfig(Section):
     min_share: Share = 0.05
     """Part of each model's predicted server time that this class gets while it has work queued."""
 
+    protect: float = Field(default=0.0, ge=0.0, le=0.999)
+    """Part of the requests that is to be in time whatever that costs the other classes; of class `high` only.
+
+    0: batches of other classes block one in twenty too long, which answers more requests in all.
+    """
+
     def settings(self) -> ClassSettings:
         """The values for the scheduler."""
         return ClassSettings(
@@ -285,6 +291,7 @@ class ClassConfig(Section):
             timeout_s=self.timeout_ms / 1000,
             overflow=self.overflow,
             min_share=self.min_share,
+            protect=self.protect,
         )
 
 
@@ -320,6 +327,9 @@ class ClassesConfig(Section):
         faults: list[tuple[Location, str]] = []
         if self.low.overflow == "demote":
             faults.append((("low", "overflow"), "must be 'reject': there is no class below low"))
+        for name, limits in (("normal", self.normal), ("low", self.low)):
+            if limits.protect:
+                faults.append(((name, "protect"), "must be 0: only class high can be protected"))
         shares = {priority: limits.min_share for priority, limits in self.by_priority().items()}
         if sum(shares.values()) >= 1:
             listed = " + ".join(f"{share:g} {priority.label}" for priority, share in shares.items())

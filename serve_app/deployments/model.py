@@ -68,6 +68,7 @@ class ModelDeployment:
         base: Name of the revision that the model was deployed with.
         identities: Of the model and its variants as they were deployed, where routers keep its answers.
         min_share: Guaranteed share of a replica's time per class, 0 to 1.
+        protect: Part of class `high` that is to be in time whatever that costs the others, 0 to 1.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class ModelDeployment:
         base: str,
         identities: Mapping[str, str] = MappingProxyType({}),
         min_share: Mapping[Priority, float] = NO_SHARES,
+        protect: float = 0.0,
     ) -> None:
         join_serve_log()
         leave_out_what_is_there()  # before a model is loaded: models come and go
@@ -88,6 +90,7 @@ class ModelDeployment:
             gpu_available=bool(ray.get_gpu_ids()),
             records=VerdictStore(cache_folder() / "joinable"),
             min_share=min_share,
+            protect=protect,
             on_lost=self._die,
         )
         register = ClusterRegister({config.name: base})

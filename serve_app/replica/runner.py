@@ -58,7 +58,7 @@ from serve_app.replica.turn import Turn
 from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry
 from serve_app.scheduling.gate import Gate
 from serve_app.threads import Task, in_thread
-from serve_app.timers import call_at
+from serve_app.timers import PreciseTimer
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +157,7 @@ class Runner:
         self._ended_now: list[Staged] = []  # of the latest turn
         self._closed = False
         self.broken = False
-        self._reopening: asyncio.TimerHandle | None = None
-        self._reopens_at = inf
+        self._timer: PreciseTimer | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[Task] = []
@@ -365,7 +364,7 @@ class Runner:
             self._post_answer([], [], _Granted([], short=False, ended=left))
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended, and its timers with it
-                self._loop.call_soon_threadsafe(self._forget_reopening)  # timers are the loop's own
+                self._loop.call_soon_threadsafe(self._close_timer)  # timers are the loop's own
         if self._turn is not None:
             self._turn.forget(self)
         until = time.monotonic() + self._close_s
@@ -446,20 +445,16 @@ class Runner:
             staged.wake()
             if staged.job is not None:
                 staged.job.drop()
-        if turn.recheck_at < inf and (self._reopening is None or turn.recheck_at < self._reopens_at):
-            if self._reopening is not None:
-                self._reopening.cancel()
-            self._reopens_at = turn.recheck_at
-            self._reopening = call_at(asyncio.get_running_loop(), turn.recheck_at, self._reopen)
+        if turn.recheck_at < inf:
+            if self._timer is None:
+                self._timer = PreciseTimer(self._open)
+            if turn.recheck_at < self._timer.due:
+                self._timer.set(turn.recheck_at)
 
-    def _forget_reopening(self) -> None:
-        if self._reopening is not None:
-            self._reopening.cancel()
-            self._reopening = None
-
-    def _reopen(self) -> None:
-        self._reopening = None
-        self._open()
+    def _close_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
 
     def _answer(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
         """Make results of completed runs, and handle what the gate granted meanwhile."""

@@ -75,6 +75,7 @@ class Worker:
         verify: Part of shared runs' computing time for verification.
         refuse_non_finite: Whether NaN or infinity in an output fails the entry.
         min_share: Guaranteed share of the session's time per class, 0 to 1.
+        protect: Part of class `high` that is to be in time whatever that costs the others, 0 to 1.
         planned: Whether routers compose batches already; see `Gate`.
         on_lost: Called when a session has ended, before its entries are answered.
         turn: Shared with other pool members on its host, if any.
@@ -101,6 +102,7 @@ class Worker:
         verify: float = 0.0,
         refuse_non_finite: bool = False,
         min_share: Mapping[Priority, float] = NO_SHARES,
+        protect: float = 0.0,
         planned: bool = False,
         on_lost: Callable[[], None] | None = None,
         turn: Turn | None = None,
@@ -118,7 +120,9 @@ class Worker:
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
         self._lock = Lock()
-        self._gate = Gate(scheduling, min_share, planned=planned, timer_s=_TIMER_S, instances=instances)
+        self._gate = Gate(
+            scheduling, min_share, planned=planned, timer_s=_TIMER_S, instances=instances, protect=protect
+        )
         self._gate.seed(warm_up)
         self._joining = joining or Joining(name)
         self._self_test = SelfTest(
@@ -416,7 +420,7 @@ _UNLIMITED = StreamLimits(inf, 1, 0, 0.0)
 _LARGE_BYTES = 2**20
 """Below this, a thread would cost more of the processor than the session's thread gains when another one copies."""
 
-_TIMER_S = 0.002
-"""By how much an event loop's timers are late: they have whole milliseconds, and something else may be running."""
+_TIMER_S = 0.001
+"""By how much an event loop's timers are late until the gate has measured it: they have whole milliseconds."""
 
 _NOT_PREPROCESSED = Failure(InferenceFailed.code, "this request was not preprocessed")

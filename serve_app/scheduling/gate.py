@@ -38,7 +38,7 @@ from serve_app.scheduling.batching.blocking_limit import BlockingLimit, urgent_u
 from serve_app.scheduling.batching.composition import Composition, compose, execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.limits import BatchLimits
-from serve_app.scheduling.batching.overhead import Overhead
+from serve_app.scheduling.batching.overhead import Overhead, TimerLateness
 from serve_app.scheduling.batching.policy import PendingBatch, dispatch_at, target_s
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry, EntryState
@@ -53,7 +53,7 @@ _LOW = Priority.LOW
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
 _SHORT_S = 0.002
-"""Timers are about this late, so a shorter run never waits for more rows."""
+"""A shorter run never waits for more rows: that would cost the processor more than it saves."""
 
 
 class BatchDecision(NamedTuple):
@@ -83,8 +83,10 @@ class Gate:
         min_share: Guaranteed share of the session's time per class, 0 to 1.
         planned: Whether routers compose batches already, as for models that share a device: then nothing waits here,
             and no batch is shortened for class `high`.
-        timer_s: Largest delay of the caller's timer, seconds; waiting ends this much before a deadline requires it.
+        timer_s: Lateness of the caller's timer until it was measured, seconds; waiting ends this much before a deadline
+            requires it.
         instances: Concurrent batches; instances are numbered from 0.
+        protect: Part of class `high` that runs in time whatever that costs the others, 0 to 1; 0: none.
 
     Attributes:
         latencies: Measured execution times.
@@ -100,7 +102,7 @@ class Gate:
         "_planned",
         "_queue",
         "_settings",
-        "_timer_s",
+        "_timer",
         "_tolerable_s",
         "latencies",
         "shares",
@@ -114,13 +116,14 @@ class Gate:
         planned: bool = False,
         timer_s: float = 0.0,
         instances: int = 1,
+        protect: float = 0.0,
     ) -> None:
         self._settings = settings
         self._planned = planned
-        self._timer_s = timer_s
+        self._timer = TimerLateness(timer_s)
         self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES}, settings.size_fairness)
         self._arrivals = ArrivalPattern(settings.slo_s)
-        self._blocking_limit = BlockingLimit()
+        self._blocking_limit = BlockingLimit(protect)
         # The longest batch that each entry of class `high` tolerated when it arrived.
         self._tolerable_s: dict[Entry, float] = {}
         self._pause = Overhead(0.0, 0.5)
@@ -230,6 +233,8 @@ class Gate:
 
     def next(self, now: float, instance: int = 0) -> BatchDecision:
         """Compose the next batch for a free instance."""
+        if self._timer.due < inf:
+            self._timer.woken(now)
         if (turn := self._at_once(now, instance)) is not None:
             return turn
         queue = self._queue
@@ -242,6 +247,7 @@ class Gate:
             if (recheck_at := self._wait_until(head, ready, now, on_credit=on_credit)) > now:
                 self._instances[instance].backlogged = False
                 self._end(dropped)
+                self._timer.due = recheck_at
                 return BatchDecision((), 0, 0, "", 0.0, dropped, recheck_at)
             composition = self._compose(chosen, head, fill_first, spare_s, now)
             dropped += composition.given_up
@@ -307,6 +313,7 @@ class Gate:
             entry.state = EntryState.RUNNING
             if self._tolerable_s and entry.priority is _HIGH:
                 self._note(entry)
+                self._blocking_limit.ended(in_time=True)
                 self._blocking_limit.answered(runs.runs_until - entry.arrival)
         return BatchDecision(entries, rows, bucket, variant, predicted_s, dropped)
 
@@ -367,11 +374,11 @@ class Gate:
             eager        the policy forbids waiting
             unknown      no execution has been observed, so neither gain nor deadline can be computed
             full alone   the head leaves no room for another row
-            short        the run takes no longer than a timer is late
+            short        it would save less than the waiting costs
 
         Otherwise the latest of `batching.policy.REASONS` counts, today only "the next request saves a run". The wait
         ends early if the batch has all rows that it may have, or if one more row would make a head late. The head's
-        own deadline and those of the other classes' heads count, each less the time by which the timer may be late.
+        own deadline and those of the other classes' heads count, each less a margin for timers that are late.
 
         A new reason joins ``starts``; the bounds below apply to it as well. A reason's time must not move while nothing
         arrives: it is counted from an arrival, and not from ``now``, or the batch would never run.
@@ -398,17 +405,18 @@ class Gate:
             if head.deadline > urgent_until(head.priority, now):
                 target = min(target, self._blocking_limit.extra_s(settings, now))
         most = latency.rows_within(target, head.bucket, latency.enough(head.bucket, settings.max_rows))
-        latest_end = head.deadline - self._timer_s
+        margin_s = self._timer.margin_s(now, self._arrivals)
+        latest_end = head.deadline - margin_s
         rows = self._queue.fresh_rows
         starts = dispatch_at(PendingBatch(now, rows, most, head.rows, head.bucket, latest_end, latency, self._arrivals))
-        return starts if starts <= now else min(starts, self._in_time_until(ready, latency))
+        return starts if starts <= now else min(starts, self._in_time_until(ready, latency, margin_s))
 
-    def _in_time_until(self, ready: Sequence[Priority], latency: LatencyModel) -> float:
+    def _in_time_until(self, ready: Sequence[Priority], latency: LatencyModel, margin_s: float) -> float:
         """When the batch must start so that each class's head is in time, also with one more entry like it, seconds."""
         rows, latest = self._queue.fresh_rows, inf
         for priority in ready:
             if (head := self._queue.fresh[priority - 1].head()) is not None:
-                last_s = self._timer_s + latency.predict(rows + head.rows, head.bucket)
+                last_s = margin_s + latency.predict(rows + head.rows, head.bucket)
                 latest = min(latest, head.deadline - last_s)
         return latest
 
@@ -429,7 +437,9 @@ class Gate:
     def _end(self, dropped: Iterable[Entry]) -> None:
         for entry in dropped:
             entry.state = EntryState.DONE
-            self._note(entry)
+            if entry.priority is _HIGH:
+                self._note(entry)
+                self._blocking_limit.ended(in_time=False)
 
     def _note(self, entry: Entry) -> None:
         if (tolerated_s := self._tolerable_s.pop(entry, None)) is not None:

@@ -19,6 +19,7 @@ class ClassSettings:
         timeout_s: Deadline of an entry that names none, seconds after its arrival.
         overflow: What happens to an entry that finds the queue full: refuse it, or try the next lower class.
         min_share: Part of each model's predicted server time that this class gets while it has work queued, 0 to 1.
+        protect: Part of its requests that is to be in time whatever that costs the other classes, 0 to 1; 0: none.
     """
 
     queue_entries: int
@@ -26,6 +27,7 @@ class ClassSettings:
     timeout_s: float
     overflow: Literal["reject", "demote"] = "reject"
     min_share: float = 0.0
+    protect: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class ModelScheduling:
         variants: All variants that a request may name.
         breaker: When its circuit breakers open and close; ``None``: there are none.
         copies: Most replicas that have an entry at once: who is free first runs it. 1: the one that was chosen.
-        size_fairness: Least attainment of each size of request as a part of its class's mean, 0 to 1; 0: any.
+        size_fairness: Guaranteed attainment of each size of request as a part of its class's mean, 0 to 1.
         high_slowdown: How many times its 99th percentile class `high` may take beside rows that can wait; over 1.
     """
 
@@ -81,7 +83,7 @@ class ModelScheduling:
     variants: tuple[str, ...] = ()
     breaker: BreakerSettings | None = None
     copies: int = COPIES
-    size_fairness: float = 0.5
+    size_fairness: float = 0.0
     high_slowdown: float = 1.2
 
 

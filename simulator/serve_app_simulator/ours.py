@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from serve_app.domain.priority import Priority
 from serve_app.pools.policy.device import PoolDevice
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
@@ -118,6 +119,7 @@ class ServeApp:
             {priority: settings.min_share for priority, settings in self._world.scenario.classes.items()},
             self._ties,
             planned=turns is not None,
+            protect=self._world.scenario.classes[Priority.HIGH].protect,
             pads=known.pads,
             turns=turns,
         )

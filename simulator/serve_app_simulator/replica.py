@@ -173,6 +173,7 @@ class SimulatedReplica:
         min_share: Guaranteed share per class.
         ties: Where replicas agree on who runs what several have.
         planned: Whether routers compose the batches; see `Gate`.
+        protect: See `Gate`.
         pads: Whether entries of several cost buckets run together; see `SimulatedModel`.
         turns: The session that it shares with other members of a pool at its host; ``None``: it has its own.
     """
@@ -186,6 +187,7 @@ class SimulatedReplica:
         ties: SimulatedTies,
         *,
         planned: bool,
+        protect: float = 0.0,
         pads: bool = True,
         turns: Turns | None = None,
     ) -> None:
@@ -194,7 +196,7 @@ class SimulatedReplica:
         self.model = settings.name
         self._name = name
         self._max_rows = settings.max_rows
-        self.gate = Gate(settings, min_share, planned=planned)
+        self.gate = Gate(settings, min_share, planned=planned, protect=protect)
         self._ids = count(1)
         self._here: dict[int, Sent] = {}
         self._ties = ties
@@ -318,7 +320,7 @@ class SimulatedReplica:
             if self._turns is not None:
                 self._turns.leave(self._world.now)
             if turn.recheck_at < inf:
-                self._reopen_at(turn.recheck_at)
+                self._reopen_at(turn.recheck_at + self._world.hop_s("timer"))
         for sent in ended:
             if not sent.waiting and not sent.runs:
                 self._reply(sent, sent.done)

@@ -166,6 +166,9 @@ class Overheads:
     router_answer_s: float = 0.0
     """For each answer on its way back: encoding and sending. It goes before requests that have not been begun."""
 
+    timer_s: float = 0.0
+    """By how much a replica's timer is late."""
+
     @property
     def router_takes_time(self) -> bool:
         """Whether anything takes time of a router's processor."""

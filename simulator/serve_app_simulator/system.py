@@ -91,8 +91,9 @@ Status = Literal["works", "hangs", "dead"]
 """Of a replica's process."""
 
 
-Hop = Literal["send", "answer", "direct"]
-"""From a router to a replica; from there to the client by the router; and to the client without one."""
+Hop = Literal["send", "answer", "direct", "timer"]
+"""From a router to a replica; from there to the client by the router; to the client without one; from the time at which
+a replica's timer is due to its call."""
 
 
 class Timer(Protocol):

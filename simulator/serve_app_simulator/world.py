@@ -51,6 +51,7 @@ class SimulatedWorld:
             "send": overheads.send_s,
             "answer": overheads.answer_s,
             "direct": overheads.direct_s,
+            "timer": overheads.timer_s,
         }
         self._hops = {
             hop: SampledDelays(median_s, overheads.scatter, (seed, place, 8))

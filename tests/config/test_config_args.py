@@ -286,6 +286,11 @@ def with_model(**keys: Any) -> dict[str, Any]:
             id="shares of everything",
         ),
         pytest.param(
+            with_model() | {"classes": {"low": {"protect": 0.9}}},
+            "args.classes.low.protect: must be 0: only class high can be protected",
+            id="protected low",
+        ),
+        pytest.param(
             with_model() | {"classes": {"high": {"queue_bytes": "1MiB"}}},
             "args.classes.high.queue_bytes: 1.0MiB cannot hold one body of router.limits.max_body 32.0MiB",
             id="queue smaller than a body",

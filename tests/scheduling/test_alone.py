@@ -72,6 +72,14 @@ def test_what_comes_for_a_busy_replica_travels_together() -> None:
     assert _bundles(scheduler, _COALESCE_S) == [[first.id, second.id]]
 
 
+def test_what_comes_shortly_before_the_replica_is_free_goes_at_once() -> None:
+    """Later, it would miss the next batch: the run of one row ends 6 ms after it was sent."""
+    scheduler, _ = _busy()
+    for now in (0.005, 0.0057, 0.0058):
+        (entry,) = accept(scheduler, make_entry(), now=now)
+        assert _bundles(scheduler, now) == [[entry.id]]
+
+
 def test_a_light_model_gets_what_comes_within_a_millisecond_together() -> None:
     """A sixteenth of its execution is less than a bundle costs."""
     scheduler = make_scheduler(profile=[(rows, 0, 0.0001 + 0.00001 * rows) for rows in (1, 2, 4, 8)])

@@ -72,6 +72,45 @@ def test_who_hardly_ever_comes_blocks_nobody() -> None:
     assert blocking_limit.bound_s(now + 1.0) == inf
 
 
+def test_the_protected_part_is_reached_if_batches_can_be_short_enough() -> None:
+    """A batch of up to 10 ms is always tolerated, and a longer one by fewer requests the longer it is."""
+    late = {}
+    for protect in (0.9, 0.99):
+        blocking_limit, now = BlockingLimit(protect), 0.0
+        ends = []
+        for at in range(20_000):
+            now += 0.01
+            blocking_limit.arrived(now)
+            blocking_limit.observe(0.03)
+            bound_s = blocking_limit.bound_s(now)
+            ends.append((bound_s - 0.01) / 0.03 <= at * 0.618 % 1.0)
+            blocking_limit.ended(in_time=ends[-1])
+        late[protect] = 1.0 - sum(ends[5000:]) / 15_000
+
+    assert late == {0.9: pytest.approx(0.1, abs=0.01), 0.99: pytest.approx(0.01, abs=0.003)}
+
+
+@given(st.floats(0.5, 0.999), st.lists(st.booleans(), max_size=60))
+def test_protection_only_shortens_batches(protect: float, ends: list[bool]) -> None:
+    """Whatever became of requests, to a tenth of what they tolerate at most."""
+    blocking_limit = BlockingLimit(protect)
+    _claim(blocking_limit, 0.03, 0.0)
+    for in_time in ends:
+        blocking_limit.ended(in_time=in_time)
+
+    assert 0.003 <= blocking_limit.bound_s(0.0) + 1e-12 <= 0.03 + 1e-9
+
+
+def test_protection_holds_for_who_hardly_ever_comes() -> None:
+    """One in twenty seconds; it ends a minute after the last one."""
+    blocking_limit, now = BlockingLimit(0.99), 0.0
+    for at in range(40):
+        now = 20.0 * at
+        _claim(blocking_limit, 0.03, now)
+
+    assert [blocking_limit.bound_s(now + after) for after in (1.0, 59.0, 61.0)] == [pytest.approx(0.03)] * 2 + [inf]
+
+
 @pytest.mark.parametrize(("part", "longest_s"), [(1.0, 0.03), (0.5, 0.06), (0.0, inf)])
 def test_what_was_left_of_batches_counts(part: float, longest_s: float) -> None:
     """Where requests only ever meet the last half of a batch, batches may be twice as long; any, where none runs."""

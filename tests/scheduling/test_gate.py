@@ -441,6 +441,23 @@ def test_a_more_urgent_rider_opens_sooner() -> None:
     assert filler in gate.next(turn.recheck_at).entries
 
 
+@pytest.mark.parametrize("late_s", [0.0001, 0.0005, 0.003])
+def test_waiting_ends_as_much_earlier_as_timers_are_late(late_s: float) -> None:
+    """Assumed is 1 ms. Late calls teach it, and then the head is in time although the timer is late."""
+    gate, now = make_gate(policy="auto", in_burst=True, now=5.0, timer_s=0.001), 5.0
+    for _ in range(8):
+        gate.add(entry := make_entry(deadline=now + 0.0105, arrival=now), now)
+        turn = gate.next(now)
+        now = turn.recheck_at + late_s
+        while not (turn := gate.next(now)).entries and not turn.dropped:
+            now = turn.recheck_at + late_s
+        gate.ended()
+
+    assert turn.entries == [entry]
+    gate.add(make_entry(deadline=now + 0.0075 + late_s, arrival=now), now)
+    assert gate.next(now).recheck_at == pytest.approx(now + 0.0005)
+
+
 def test_a_planned_batch_waits_for_nobody() -> None:
     """The routers have waited, if at all; and what cannot be in time is given up as ever."""
     for policy in _POLICIES:
@@ -489,6 +506,28 @@ def _recheck_at(gate: Gate, now: float) -> float:
     while (turn := gate.next(now)).entries:
         pass
     return turn.recheck_at
+
+
+def test_batches_that_make_a_protected_class_late_become_shorter() -> None:
+    """30 ms are tolerated at first, then 22 ms; after eight entries that were given up a batch may take half of it."""
+    gate = Gate(ModelScheduling("m", 32, 10.0, policy="eager"), dict.fromkeys(Priority, 0.0), protect=0.9)
+    gate.seed([(*point, "") for point in AFFINE])
+    rows = []
+    for doomed in (0, 8):
+        gate.add(make_entry(LOW, 9.0, arrival=1.0), 1.0)
+        assert gate.next(1.0).entries
+        for _ in range(doomed):
+            gate.add(make_entry(HIGH, 1.001, arrival=1.0), 1.0)
+        gate.add(make_entry(HIGH, 1.0360001, arrival=1.0), 1.0)
+        gate.ended()
+        assert gate.next(1.0).rows == 1
+        gate.ended()
+        for _ in range(32):
+            gate.add(make_entry(LOW, 9.0, arrival=1.0), 1.0)
+        rows.append(gate.next(1.0).rows)
+        gate.ended()
+
+    assert rows == [25, 5]
 
 
 # ------------------------------------------------------------------ shares

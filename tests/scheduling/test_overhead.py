@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.batching.overhead import Overhead, QuantileWindow, RoundTrip
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.overhead import Overhead, QuantileWindow, RoundTrip, TimerLateness
 
 
 def _overhead(*samples: float) -> Overhead:
@@ -87,3 +88,58 @@ def test_a_long_round_trip_is_not_expected_for_ever() -> None:
 def test_without_observations_it_is_what_was_assumed() -> None:
     """Then as for everything on top of executions."""
     assert RoundTrip(0.002).at(5.0) == RoundTrip(0.002).alone_s == RoundTrip(0.002).seconds == 0.002
+
+
+def _lateness(*times: float) -> TimerLateness:
+    lateness = TimerLateness(0.002)
+    for seconds in times:
+        lateness.due = 5.0
+        lateness.woken(5.0 + seconds)
+    return lateness
+
+
+def _arrivals(gap_s: float) -> ArrivalPattern:
+    """Requests with equal gaps, the last at 5 s."""
+    arrivals = ArrivalPattern()
+    for number in range(100):
+        arrivals.observe(5.0 - gap_s * (99 - number))
+    return arrivals
+
+
+def test_timers_are_as_late_as_they_were() -> None:
+    """Until four were seen, what was assumed counts."""
+    assert _lateness(0.009, 0.009, 0.009).margin_s(5.0, _arrivals(1.0)) == 0.002
+    assert _lateness(*[0.009] * 4).margin_s(5.0, _arrivals(1.0)) == pytest.approx(0.009)
+
+
+def test_the_margin_is_wide_where_few_requests_are_missed_for_it() -> None:
+    """Half of the timers are late by 1 ms, the others by 9: no head is late, or five requests in ten fewer missed."""
+    lateness = _lateness(*[0.001, 0.009] * 16)
+
+    assert lateness.margin_s(5.0, _arrivals(1.0)) == pytest.approx(0.009)
+    assert lateness.margin_s(5.0, _arrivals(0.001)) == pytest.approx(0.001)
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=4, max_size=40), st.sampled_from([0.0001, 0.01, 3.0]))
+def test_a_margin_is_one_of_the_last_times(times: list[float], gap_s: float) -> None:
+    """However requests arrive."""
+    margin_s = _lateness(*times).margin_s(5.0, _arrivals(gap_s))
+
+    assert any(margin_s == pytest.approx(late_s) for late_s in times[-32:])
+
+
+def test_a_timer_that_was_not_due_says_nothing() -> None:
+    """An arrival came first, or no timer was set."""
+    lateness = _lateness(*[0.001] * 4)
+    for due in (9.0, float("inf")):
+        lateness.due = due
+        lateness.woken(8.0)
+        assert lateness.margin_s(8.0, _arrivals(1.0)) == pytest.approx(0.001)
+        assert lateness.due == float("inf")
+
+
+def test_lateness_is_measured_again_after_a_while() -> None:
+    """What was late for a time does not keep timers from being set for ever."""
+    lateness = _lateness(*[0.5] * 8)
+
+    assert [lateness.margin_s(now, _arrivals(1.0)) for now in (6.0, 15.0, 16.0)] == [0.5, 0.5, 0.002]

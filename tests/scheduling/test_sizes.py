@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
 from scheduling_builders import NORMAL, make_entry
 
 from serve_app.domain.priority import Priority
@@ -46,11 +47,27 @@ def _attainment(size_fairness: float, small: int, large: int) -> tuple[float, fl
 
 def test_in_overload_a_size_keeps_its_part_of_the_mean() -> None:
     """Every 50 ms come requests for 85 ms."""
-    small, large = _attainment(0.0, 30, 5)
-    assert large < 0.1 * small
+    most, large = _attainment(0.0, 30, 5)
+    assert large < 0.1 * most
     small, large = _attainment(0.5, 30, 5)
+    assert small < most
     mean = (30 * small + 5 * large) / 35
     assert 0.49 * mean <= large <= 0.6 * mean
+
+
+@pytest.mark.parametrize(("others", "runs"), [(1, 8), (ROWS, 1)])
+def test_a_short_size_goes_first_where_that_is_free(others: int, runs: int) -> None:
+    """A large one takes 18 ms, a small one 11 ms, and eight of them 18 ms: 56, 91 and 444 per second."""
+    gate = Gate(ModelScheduling("m", ROWS, 0.2, policy="eager"), dict.fromkeys(Priority, 0.0))
+    gate.seed(PROFILE)
+    for _ in range(3):
+        gate.add(make_entry(deadline=0.001, bucket=8), 0.0)
+    assert len(gate.next(0.0).dropped) == 3
+    for _ in range(others):
+        gate.add(make_entry(deadline=0.1, bucket=1), 0.0)
+    gate.add(make_entry(deadline=0.2, bucket=8), 0.0)
+
+    assert (gate.next(0.0).bucket, len(gate)) == (runs, 1)
 
 
 def test_without_overload_it_changes_nothing() -> None:
@@ -78,12 +95,13 @@ def test_a_size_is_short_when_it_lacks_an_answer() -> None:
     assert sizes.short() == []
 
 
-def test_with_no_part_no_size_is_ever_short() -> None:
-    """`size_fairness: 0`."""
-    sizes = SizeFairness(0.0)
-    for _ in range(100):
-        sizes.ended(make_entry(), ran=False)
-    assert sizes.short() == []
+def test_without_a_guarantee_sizes_below_a_half_are_short() -> None:
+    """`size_fairness: 0`: they go first where that is free."""
+    guaranteed, free = SizeFairness(0.5), SizeFairness(0.0)
+    for sizes in (guaranteed, free):
+        for _ in range(3):
+            sizes.ended(make_entry(bucket=8), ran=False)
+    assert guaranteed.short() == free.short() != []
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -357,3 +357,34 @@ def test_a_fallback_stands_in_where_the_exact_model_would_be_late() -> None:
     falling = replace(plain, scheduling=replace(plain.scheduling, fallbacks=("int8",)))
     exact, light = (simulate(make_scenario(stream, models=(model,)), ServeApp, 1) for model in (plain, falling))
     assert light.total.in_time > 1.5 * exact.total.in_time
+
+
+def test_timers_may_be_late_and_the_gate_allows_for_it() -> None:
+    """In bursts, batches that wait are 3 ms late; that costs answers, but few heads."""
+    stream = Stream("gamma", "m", rate=300.0, cv=6.0, timeout_s=0.014)
+    in_time = []
+    for timer_s in (0.0, 0.003):
+        model = make_model(slo_s=0.014, curve=Affine(0.0056, 0.0004), max_rows=16)
+        scenario = make_scenario(stream, models=(model,), overheads=Overheads(timer_s=timer_s))
+        result = simulate(scenario, partial(ServeApp, network_s=1e-6), 1)
+        in_time.append(result.attainment)
+        assert result.total.late == 0
+
+    assert in_time[0] > in_time[1] > 0.85 * in_time[0]
+
+
+def test_a_protected_class_is_in_time_more_often() -> None:
+    """At a load of about 1, for fewer answers of the others."""
+    share = {HIGH: 0.2, NORMAL: 0.8}
+    stream = Stream("poisson", "m", rate=600.0, share=share, timeouts_s={HIGH: 0.017, NORMAL: 0.06})
+    attainments = []
+    for protect in (0.0, 0.99):
+        classes = dict(make_classes(0.0))
+        classes[HIGH] = replace(classes[HIGH], protect=protect)
+        result = simulate(make_scenario(stream, classes=classes), partial(ServeApp, network_s=1e-6), 1)
+        attainments.append([result.classes[name].attainment for name in ("high", "normal")])
+
+    (high, normal), (protected, others) = attainments
+    assert protected > high
+    assert protected > 0.97
+    assert others < normal

@@ -96,6 +96,7 @@ def test_values_reach_the_simulator_in_seconds() -> None:
             "router_read_ms": 0.01,
             "router_refusal_ms": 0.02,
             "router_answer_ms": 0.04,
+            "timer_ms": 0.2,
         },
         noise={
             "kind": "uniform",
@@ -133,7 +134,7 @@ def test_values_reach_the_simulator_in_seconds() -> None:
     (case,) = parsed(data).cases
     scenario = case.scenario
     assert (scenario.duration_s, scenario.warm_up_s, scenario.routers) == (10, 1, 2)
-    assert scenario.overheads == Overheads(0.001, 0.002, 0.003, 0.004, 0.5, 0.0001, 0.00001, 0.00002, 0.00004)
+    assert scenario.overheads == Overheads(0.001, 0.002, 0.003, 0.004, 0.5, 0.0001, 0.00001, 0.00002, 0.00004, 0.0002)
     assert scenario.noise == Noise("uniform", 0.2, 5, 1, 1.5, 8, 3, 6, 0.5)
     assert scenario.failures == (
         Failure("images", 0, 3, 2),

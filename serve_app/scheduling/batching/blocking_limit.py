@@ -12,6 +12,10 @@ batch, which makes some batches shorter than needed and others too long.
 With equal slacks and evenly spread arrivals this is close to the blocking term of non-preemptive scheduling (Jeffay,
 Stanat and Martel, RTSS 1991). The bound does not apply if a `high` request is unlikely to arrive meanwhile.
 
+If a part of class `high` is protected, the bound applies however unlikely an arrival is, and is multiplied by a factor
+that falls with each `high` request that is given up and rises with each that runs, so that it settles where the
+protected part runs in time (stochastic approximation: Robbins and Monro, Annals of Mathematical Statistics 22, 1951).
+
 A deadline bounds what a request tolerates, but its client may be used to less. Rows that can wait, such as those of a
 job's items, gain nothing from a long batch that the next one would not give them as well. They may add a fraction of
 the total time of `high` requests: at the 99th percentile one such request waits for one of their batches, and shares
@@ -22,7 +26,7 @@ a session busy most of the time, the factor is exceeded: rows that share a batch
 
 from __future__ import annotations
 
-from math import inf
+from math import exp, inf
 
 from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.arrivals import ArrivalPattern
@@ -41,6 +45,8 @@ _PATIENT_S = 60.0
 _LEAST_S = 0.001
 """Shorter times disappear in the noise of a request's way to the server and back."""
 _LIKELY_PROBABILITY = 0.2
+_GAIN = 0.1
+_LEAST_FACTOR = 0.1
 _HIGH = Priority.HIGH
 _LOW = Priority.LOW
 
@@ -51,11 +57,17 @@ def urgent_until(priority: Priority, now: float) -> float:
 
 
 class BlockingLimit:
-    """The longest batches of one session or device that recent requests of class `high` tolerate."""
+    """The longest batches of one session or device that recent requests of class `high` tolerate.
 
-    __slots__ = ("_arrivals", "_p99_s", "_times", "_tolerable_s", "_tolerated")
+    Args:
+        protect: Part of class `high` that is to run in time whatever that costs the other classes, 0 to 1; 0: none.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_arrivals", "_factor", "_p99_s", "_protect", "_times", "_tolerable_s", "_tolerated")
+
+    def __init__(self, protect: float = 0.0) -> None:
+        self._protect = protect
+        self._factor = 1.0
         self._arrivals = ArrivalPattern()
         self._times = QuantileWindow(_WINDOW_REQUESTS)
         self._p99_s = 0.0
@@ -91,6 +103,12 @@ class BlockingLimit:
             tolerated = self._tolerated.add(tolerated_s)
             self._tolerable_s = tolerated[int(_BLOCKED_QUANTILE * (len(tolerated) - 1))]
 
+    def ended(self, *, in_time: bool) -> None:
+        """Record whether an entry of class `high` runs in time, or was given up."""
+        if protect := self._protect:
+            step = 1.0 - protect if in_time else -protect
+            self._factor = min(1.0, max(_LEAST_FACTOR, self._factor * exp(_GAIN * step)))
+
     def answered(self, seconds: float) -> None:
         """Record the seconds from the arrival of a `high` entry to the predicted end of its execution."""
         times = self._times.add(seconds)
@@ -114,10 +132,12 @@ class BlockingLimit:
 
     def bound_s(self, now: float) -> float:
         """The longest execution with rows of other classes, seconds; ``inf``: unbounded."""
-        tolerable_s = self._tolerable_s
-        return (
-            inf if tolerable_s == inf or self._likely_within(now, 2.0 * tolerable_s) < _MIN_PROBABILITY else tolerable_s
-        )
+        tolerable_s, last = self._tolerable_s, self._arrivals.last
+        if tolerable_s == inf or last is None:
+            return inf
+        if self._protect:
+            return self._factor * tolerable_s if now - last <= _STALE_AFTER_S else inf
+        return inf if self._likely_within(now, 2.0 * tolerable_s) < _MIN_PROBABILITY else tolerable_s
 
     def likely_blocks(self, priority: Priority, seconds: float, now: float) -> bool:
         """Whether an execution of this length, begun now, would probably block an entry of class `high` too long."""

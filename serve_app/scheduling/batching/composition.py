@@ -6,19 +6,23 @@ The best run of entries of one class (`run_search`) is filled up with fitting en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.filling import Filling
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.limits import BatchLimits
-from serve_app.scheduling.batching.run_search import RunSearch
+from serve_app.scheduling.batching.run_search import Run, RunSearch
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import UNBATCHED, Entry
 from serve_app.scheduling.health.breaker import ALL
 from serve_app.scheduling.queueing.queue import Merged, ModelQueue, OfSize
+from serve_app.scheduling.queueing.sizes import Size
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ModelScheduling
+
+_FREE: Final = 0.5
+"""A run of a short size with so much of the best run's rate costs no answers, since others still run after it."""
 
 
 class Composition(NamedTuple):
@@ -56,11 +60,12 @@ def compose(
 ) -> Composition:
     """Take a bundle of fresh entries of one class, filled up with fitting entries of the others.
 
-    All are of one variant, and of one size if one is short (`scheduling.queueing.sizes`). An entry of a larger cost
-    bucket joins only if that costs less than to run it alone. If the exact model would have to give entries up, the
-    first of its fallbacks that need not is used, or else the last; a fallback that is to be probed gets no more entries
-    than it has places for. The other classes follow, first the fill-first class, then the most urgent, in order, if
-    they need no larger bucket, the bundle still meets their own deadlines, and no more urgent class is blocked longer.
+    All are of one variant, and of one size if one is short and may go first (`scheduling.queueing.sizes`). An entry of
+    a larger cost bucket joins only if that costs less than to run it alone. If the exact model would have to give
+    entries up, the first of its fallbacks that need not is used, or else the last; a fallback that is to be probed gets
+    no more entries than it has places for. The other classes follow, first the fill-first class, then the most urgent,
+    in order, if they need no larger bucket, the bundle still meets their own deadlines, and no more urgent class is
+    blocked longer.
 
     Args:
         queue: Must hold a fresh entry of that class.
@@ -72,7 +77,10 @@ def compose(
     own, rest = of_class.turns()
     head = own.head()
     for size in of_class.sizes.short():
-        if (first := own.first_of(size)) is not None:
+        first = own.first_of(size)
+        if first is not None and (
+            settings.size_fairness > 0.0 or _is_free(own, size, first, settings, latencies, room)
+        ):
             head, own = first, OfSize(own, size)
             break
     assert head is not None
@@ -82,6 +90,38 @@ def compose(
     queue.ended(composition.entries, ran=True)
     queue.ended(composition.given_up, ran=False)
     return composition
+
+
+def _is_free(
+    own: TenantQueue | Merged,
+    size: Size,
+    first: Entry,
+    settings: ModelScheduling,
+    latencies: VariantLatency,
+    room: BatchLimits,
+) -> bool:
+    """Whether a run of a size answers nearly as many entries per second as the best of all."""
+    head, of_size = own.head(), OfSize(own, size)
+    assert head is not None
+    rate = _best_rate(of_size, first, settings, latencies, room)
+    of_size.restore()
+    return rate > 0.0 and rate >= _FREE * _best_rate(own, head, settings, latencies, room)
+
+
+def _best_rate(
+    own: TenantQueue | Merged | OfSize,
+    head: Entry,
+    settings: ModelScheduling,
+    latencies: VariantLatency,
+    room: BatchLimits,
+) -> float:
+    """Entries per second of the best run, which stays in the queue; 0.0 if there is none."""
+    latency = latencies.of(head.variant)
+    search = RunSearch(own, head.batch_key, settings, room)
+    run = search.best(latency, 1 if head.batch_key == UNBATCHED else _places(latencies, head.variant, ALL))
+    search.put_back(Run(0, 0, 0, 0, 0.0))
+    seconds = latency.predict(run.rows, run.bucket)
+    return (run.end - run.start) / seconds if seconds > 0.0 else 0.0
 
 
 def _compose(

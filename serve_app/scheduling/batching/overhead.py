@@ -1,4 +1,4 @@
-"""Time of a bundle besides its predicted execution."""
+"""Time of a bundle besides its predicted execution, and by how much timers are late."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from bisect import bisect_left, insort
 from collections import deque
 from math import inf
 
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
+
 _WINDOW = 32
 _QUANTILE = 0.9
 _MEMORY_S = 10.0
 _SILENT_S = 0.25
 _FEW = 4
+_PARTS = 8
 
 
 class QuantileWindow:
@@ -98,3 +101,47 @@ class RoundTrip:
             self._before_s, self._least_s, self._since = self._least_s, inf, now
         self._least_s = min(self._least_s, max(0.0, seconds))
         self.alone_s = min(self._before_s, self._least_s, self._usual.seconds)
+
+
+class TimerLateness:
+    """By how much a timer is late: the last 32 times.
+
+    A lateness that leaves no time to wait would not be measured again, so after 10 s without a timer the assumed one
+    counts.
+
+    Args:
+        assumed_s: Used until a few timers were seen.
+
+    Attributes:
+        due: When the timer ends that is set, seconds; ``inf``: none is.
+    """
+
+    __slots__ = ("_assumed_s", "_observed_at", "_quantiles", "_window", "due")
+
+    def __init__(self, assumed_s: float) -> None:
+        self.due = inf
+        self._assumed_s = assumed_s
+        self._window = QuantileWindow(_WINDOW)
+        self._quantiles: list[tuple[float, float]] = []
+        self._observed_at = -inf
+
+    def margin_s(self, now: float, arrivals: ArrivalPattern) -> float:
+        """How much earlier than a deadline requires a timer should be due, seconds.
+
+        An earlier timer misses more rows, a later one makes more heads late: their expected sum is the least.
+        """
+        if not self._quantiles or now - self._observed_at > _MEMORY_S:
+            return self._assumed_s
+        quantiles = self._quantiles
+        longest_s = quantiles[-1][1]
+        rate = arrivals.probability_within(now, longest_s) / longest_s if longest_s > 0.0 else 0.0
+        return min([(late + rate * margin_s, margin_s) for late, margin_s in quantiles])[1]
+
+    def woken(self, now: float) -> None:
+        """Unset the timer, and record its lateness if it was due."""
+        if self.due <= now:
+            ranked = self._window.add(now - self.due)
+            self._observed_at, last = now, len(ranked) - 1
+            if last + 1 >= _FEW:
+                self._quantiles = [(1.0 - part / _PARTS, ranked[last * part // _PARTS]) for part in range(_PARTS + 1)]
+        self.due = inf

@@ -215,8 +215,10 @@ class DedicatedDevice(Device):
             part = min(self._part(), self._together(head))
             if fresh.rows < part and replica.rows_before(priority):
                 alone_s = model.latencies.of(head.variant).predict(1, head.bucket)
-                send_at = replica.sent_at + (_COALESCE_S if 0.0 < alone_s < _APART_S else _COALESCE_FRACTION * alone_s)
-                if now < send_at:
+                light = 0.0 < alone_s < _APART_S
+                send_at = replica.sent_at + (_COALESCE_S if light else _COALESCE_FRACTION * alone_s)
+                # After the present run, the gate would compose the next batch without them.
+                if now < send_at and (light or send_at < replica.free_at):
                     self.recheck_at = send_at
                     return None  # less urgent entries do not go before it
             tied = self._tied(priority, replica, head)

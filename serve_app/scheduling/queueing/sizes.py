@@ -3,7 +3,8 @@
 The run with the most answers per second leaves out expensive requests: in an overload always those of many rows and
 long sequences. So every size of a class, its cost bucket and its rows up to the next powers of two, has a deficit: the
 answers by which it is short of a fraction of the class's mean attainment. A size that is short of a whole answer goes
-first, with others of its size, until it is not.
+first, with others of its size, until it is not: if a fraction is guaranteed in any case, else where that is free
+(`batching.composition`).
 
 Source: the deficit counter of deficit round robin (Shreedhar and Varghese, SIGCOMM 1995), in answers.
 """
@@ -17,6 +18,7 @@ from serve_app.scheduling.entry import Entry
 Size = tuple[int, int]
 """Cost bucket and rows, each up to the next power of two."""
 
+_WANTED: Final = 0.5
 _RECENT: Final = 1.0 / 256
 _MOST: Final = 4.0
 """Bound of deficits in both directions, in answers: neither credit nor debt grows without bound."""
@@ -32,13 +34,14 @@ class SizeFairness:
     """The deficits of one class.
 
     Args:
-        part: Fraction of the class's mean attainment that each size is to have, 0 to 1; 0: none is ever short.
+        part: Fraction of the class's mean attainment that each size is guaranteed, 0 to 1. 0: none is, and those below
+            a half are short.
     """
 
     __slots__ = ("_deficit", "_mean", "_part")
 
     def __init__(self, part: float) -> None:
-        self._part = part
+        self._part = part or _WANTED
         self._mean = 1.0
         self._deficit: dict[Size, float] = {}
 

@@ -53,6 +53,9 @@ class OverheadsConfig(Section):
     router_answer_ms: Millis = 0.0
     """For each answer on its way back: encoding and sending."""
 
+    timer_ms: Millis = 0.0
+    """By how much a replica's timer is late, which ends the wait for more rows."""
+
     def simulated(self) -> Overheads:
         """The values for the simulator."""
         return Overheads(
@@ -65,6 +68,7 @@ class OverheadsConfig(Section):
             self.router_read_ms / 1000,
             self.router_refusal_ms / 1000,
             self.router_answer_ms / 1000,
+            self.timer_ms / 1000,
         )
 
 
