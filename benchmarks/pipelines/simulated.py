@@ -17,6 +17,7 @@ from serve_app.pipelines.policy import Course, TimeBudget
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.run import simulate
+from serve_app_simulator.scalers import Asked
 from serve_app_simulator.scenario import Affine, Noise, Scenario, SimulatedModel, Stream
 from serve_app_simulator.system import Hop, Request, System, World
 
@@ -94,6 +95,10 @@ class Chain:
     def replicas(self, model: str, names: Sequence[str]) -> None:
         """See `System.replicas`."""
         self._inner.replicas(model, names)
+
+    def asked(self, model: str) -> Asked:
+        """See `System.asked`."""
+        return self._inner.asked(model)
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`."""

@@ -15,6 +15,7 @@ from serve_app_simulator.hosts import HostDevice, Hosts
 from serve_app_simulator.loop import Event, Loop
 from serve_app_simulator.machine import ComputeDevice, Machine, NoiseSource, Running, SharedComputeDevice
 from serve_app_simulator.results import DROPPED, IN_TIME, LATE, REPLACED, PoolUsage, Records, Usage, Waiting
+from serve_app_simulator.scalers import Asked
 from serve_app_simulator.scenario import Overheads, Scenario, SimulatedPool
 from serve_app_simulator.system import Execution, Hop, Loaded, Request, Status, System
 from serve_app_simulator.workloads import Arrivals
@@ -38,7 +39,9 @@ class SimulatedWorld:
         self._machines: dict[str, Machine] = {}
         self._devices = {device.name: SharedComputeDevice(self._loop, device) for device in scenario.devices}
         self._fleets = {
-            model.scheduling.name: Fleet(model, self._loop, self._make_machine, self._tell, self._waiting_rows)
+            model.scheduling.name: Fleet(
+                model, self._loop, self._make_machine, self._tell, self._waiting_rows, self._asked
+            )
             for model in scenario.models
         }
         self._places = {name: place for place, name in enumerate(self._fleets)}
@@ -226,6 +229,11 @@ class SimulatedWorld:
         self._hosts_of[model].evict(model, host)
 
     @property
+    def scaling(self) -> dict[str, list[tuple[float, int, str]]]:
+        """Changes of each model's number of replicas by autoscaling: times, numbers, and what decided."""
+        return {name: fleet.changes for name, fleet in self._fleets.items()}
+
+    @property
     def pools(self) -> dict[str, PoolUsage]:
         """Usage of each pool's hosts, by its name."""
         return {name: hosts.usage for name, hosts in self._hosts.items()}
@@ -244,6 +252,7 @@ class SimulatedWorld:
         """Hand a request to the system."""
         request.waits = True
         self._waiting[request.model].add(1, self._loop.now)
+        self._fleets[request.model].arrived_rows += request.rows
         if (hosts := self._hosts_of.get(request.model)) is not None:
             hosts.asked(request.model)
         self._system.arrive(request)
@@ -350,6 +359,9 @@ class SimulatedWorld:
 
     def _waiting_rows(self, model: str) -> int:
         return self._system.queued_rows(model)
+
+    def _asked(self, model: str) -> Asked:
+        return self._system.asked(model)
 
     def _count_replica(self, machine: Machine) -> None:
         """Add a replica's counted time on the list or at work."""

@@ -14,6 +14,7 @@ from serve_app.errors import DeadlineExceeded
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry
 from serve_app_simulator.replica import Sent, SimulatedReplica
+from serve_app_simulator.scalers import Asked
 from serve_app_simulator.scenario import Affine
 from serve_app_simulator.system import Request, World
 from serve_app_simulator.ties import SimulatedTies
@@ -50,6 +51,10 @@ class OneBundle:
         entry.probe = self._probe
         dispatch = Dispatch(1, "m", "m#0", [entry], 1, 0, 0.0, exact=self._exact, overhead_s=self._overhead_s)
         self._replica.arrive(Sent(dispatch, now, (), self._ended, self._ended))
+
+    def asked(self, model: str) -> Asked:
+        """See `System.asked`."""
+        return Asked()
 
     def queued_rows(self, model: str) -> int:
         return 0
