@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from serve_app.domain.priority import Priority
 from serve_app.pipelines.policy import Course, TimeBudget
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.run import simulate
-from serve_app_simulator.scalers import Asked
 from serve_app_simulator.scenario import Affine, Noise, Scenario, SimulatedModel, Stream
 from serve_app_simulator.system import Hop, Request, System, World
 
@@ -96,9 +96,9 @@ class Chain:
         """See `System.replicas`."""
         self._inner.replicas(model, names)
 
-    def asked(self, model: str) -> Asked:
-        """See `System.asked`."""
-        return self._inner.asked(model)
+    def read_demand(self, model: str) -> ModelDemand:
+        """See `System.read_demand`."""
+        return self._inner.read_demand(model)
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`."""

@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer
 from serve_app.errors import (
     DeadlineExceeded,
@@ -50,6 +51,7 @@ from serve_app.router.parts import PartQueue
 from serve_app.router.recovery import Recovery
 from serve_app.scheduling.core import CarryOut, RouterCore, Why
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.queueing.lateness import shown_s
 from serve_app.scheduling.scheduler import Scheduler
@@ -261,6 +263,14 @@ class Dispatcher:
             await self._one_ended.wait()
         if bundles:
             self._pump()  # their returned entries are refused
+
+    def on_turned_away(self, model: str, priority: Priority) -> None:
+        """Count a request that was refused before it was decoded; as `RouterCore.on_turned_away`."""
+        self._core.on_turned_away(model, priority)
+
+    def read_demand(self, model: str) -> ModelDemand:
+        """What was asked of a model since the last call; nothing of one that is not served."""
+        return self._core.read_demand(model, monotonic()) if self.scheduler.serves(model) else ModelDemand()
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Replace the list of a model's reachable replicas."""

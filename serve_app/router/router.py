@@ -36,6 +36,7 @@ from serve_app.router.served import may_join
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
 from serve_app.router.versions import VersionsContext, VersionStore, VersionTables
 from serve_app.scheduling.decisions import Rejection
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.view import SchedulerView
@@ -617,6 +618,10 @@ class Router:
     def load(self, model: str) -> int:
         """Rows of a model queued and running; 0 for an unknown model."""
         return self._scheduler.load(model) if model in self._routed else 0
+
+    def read_demand(self, model: str) -> ModelDemand:
+        """What was asked of a model since the last call; as `Dispatcher.read_demand`."""
+        return self._dispatcher.read_demand(model)
 
     def statistics(self) -> dict[str, Statistics]:
         """The statistics of its models, by name, and of versions by key."""

@@ -20,8 +20,10 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
+from serve_app.domain.priority import Priority
 from serve_app.errors import RETURNED, DeadlineExceeded, InferenceFailed
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Rejection, Requeue
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
@@ -195,6 +197,14 @@ class RouterCore(Generic[SentT]):
     ) -> None:
         """Remove a model; as `Scheduler.remove_model`. Refused entries end with the next `pump`."""
         self.scheduler.remove_model(model, now, successor, refusal)
+
+    def on_turned_away(self, model: str, priority: Priority) -> None:
+        """Count a request that was refused before it was decoded; as `Scheduler.on_turned_away`."""
+        self.scheduler.on_turned_away(model, priority)
+
+    def read_demand(self, model: str, now: float) -> ModelDemand:
+        """What was asked of a model since the last call; as `Scheduler.read_demand`."""
+        return self.scheduler.read_demand(model, now)
 
     # -------------------------------------------------------------- replicas
 

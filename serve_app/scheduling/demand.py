@@ -7,7 +7,8 @@ them. Neither are those that are refused since their model fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from serve_app.domain.priority import Priority
@@ -18,6 +19,7 @@ BIN_S = 0.1
 """Demand is counted in bins of this length: their variance says how bursty it is."""
 _MOST_BINS = 50
 """Older ones are dropped where nothing reads them."""
+_LEAST = 1e-9
 _FULL = 0.5
 """A batch may take this part of a deadline, since a request may just have missed the one before."""
 
@@ -38,6 +40,33 @@ class Demand(NamedTuple):
     def times(self, factor: float) -> Demand:
         """This many times as much."""
         return Demand(self.work * factor, self.variance * factor, self.slack * factor)
+
+
+class ModelDemand(NamedTuple):
+    """What was asked of a model since its demand was last read.
+
+    Attributes:
+        of_class: By class; classes without any are left out.
+        turned_away_rows: Rows that were refused for want of room, dropped or have expired.
+        backlog_s: Server-seconds of what is queued now.
+    """
+
+    of_class: Mapping[Priority, Demand] = MappingProxyType({})
+    turned_away_rows: int = 0
+    backlog_s: float = 0.0
+
+    @classmethod
+    def total(cls, of_routers: Collection[ModelDemand]) -> ModelDemand:
+        """The demand at all routers."""
+        classes = {priority for demand in of_routers for priority in demand.of_class}
+        return cls(
+            {
+                each: add_up([router.of_class[each] for router in of_routers if each in router.of_class])
+                for each in classes
+            },
+            sum([demand.turned_away_rows for demand in of_routers]),
+            sum([demand.backlog_s for demand in of_routers]),
+        )
 
 
 class DemandMeter:
@@ -81,7 +110,9 @@ class DemandMeter:
         self._unread[priority] = self._unread.get(priority, 0) + 1
 
     def read(self, now: float, latencies: VariantLatency, max_rows: int, overhead_s: float) -> dict[Priority, Demand]:
-        """The demand since the last call, by class; classes without any, and the bin that has not ended, are left out.
+        """The demand since the last call, none at the first, by class.
+
+        Classes without any, and the bin that has not ended, are left out.
 
         The variance is half the mean square of the difference of successive bins (von Neumann et al., 1941), which
         neither a trend nor a single jump spoils as it does the mean square around the mean.
@@ -92,10 +123,12 @@ class DemandMeter:
             overhead_s: Time of a bundle besides its execution.
         """
         end = int(now / BIN_S)
-        begun = max(self._read_to, end - _MOST_BINS) if self._read_to >= 0 else min(self._bins, default=end)
+        begun, self._read_to = self._read_to, max(end, self._read_to)
+        if begun < 0:
+            self._bins = {at: asked for at, asked in self._bins.items() if at >= end}
+        begun = max(begun, end - _MOST_BINS) if begun >= 0 else end
         if begun >= end:
             return {}
-        self._read_to = end
         bins = [self._bins.pop(at, {}) for at in range(begun, end)]
         seconds = len(bins) * BIN_S
         found: dict[Priority, Demand] = {}
@@ -120,7 +153,7 @@ class DemandMeter:
                 self._usual[priority] = demand.times(seconds / requests)
             if (unread := self._unread.get(priority, 0)) and (usual := self._usual.get(priority)) is not None:
                 demand = add_up((demand, usual.times(unread / seconds)))
-            if demand.work:
+            if demand.work > _LEAST:
                 found[priority] = demand
         self._unread.clear()
         return found

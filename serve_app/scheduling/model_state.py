@@ -13,7 +13,7 @@ from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.overhead import RoundTrip
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.bundles import Bundle
-from serve_app.scheduling.demand import Demand, DemandMeter
+from serve_app.scheduling.demand import DemandMeter, ModelDemand
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.health.breakers import Breakers
 from serve_app.scheduling.queueing.probes import Probes
@@ -184,9 +184,12 @@ class ModelState:
         rows, seconds_per_row = latency.best(entry.bucket, settings.max_rows, settings.slo_s)
         return rows * seconds_per_row
 
-    def read_demand(self, now: float) -> dict[Priority, Demand]:
-        """The demand since the last call; see `DemandMeter.read`."""
-        return self.demand.read(now, self.latencies, self.settings.max_rows, self.overhead.alone_s)
+    def read_demand(self, now: float) -> ModelDemand:
+        """What was asked since the last call."""
+        meter = self.demand
+        of_class = meter.read(now, self.latencies, self.settings.max_rows, self.overhead.alone_s)
+        turned_away_rows, meter.turned_away_rows = meter.turned_away_rows, 0
+        return ModelDemand(of_class, turned_away_rows, self.queue.total.rows * self.per_row_s)
 
     def backlog_s(self, replica: Replica) -> float:
         """Predicted time until a replica is idle, other routers' work included."""

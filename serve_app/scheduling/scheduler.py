@@ -37,7 +37,7 @@ from serve_app.scheduling.admission import (
 )
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Rejection, Requeue
-from serve_app.scheduling.demand import Demand
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.health.breakers import Breakers, Refused
@@ -491,15 +491,9 @@ class Scheduler(SchedulerView):
             known.demand.add_unread(priority)
             known.demand.turned_away_rows += 1
 
-    def read_demand(self, model: str, now: float) -> dict[Priority, Demand]:
-        """What was asked of a model since the last call, by class; see `DemandMeter.read`."""
+    def read_demand(self, model: str, now: float) -> ModelDemand:
+        """What was asked of a model since the last call."""
         return self._models[model].read_demand(now)
-
-    def read_turned_away(self, model: str) -> int:
-        """Rows that were accepted or had no room, and ended without an answer, since the last call."""
-        demand = self._models[model].demand
-        rows, demand.turned_away_rows = demand.turned_away_rows, 0
-        return rows
 
     # ----------------------------------------------- what is learned of models
 

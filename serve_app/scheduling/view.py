@@ -126,11 +126,6 @@ class SchedulerView:
         running = {entry for bundle in sent for entry in bundle.entries if entry.state is _RUNNING}
         return known.queue.total.rows + sum([entry.rows for entry in running])
 
-    def backlog_s(self, model: str) -> float:
-        """Server-seconds of what is queued for a model, in usual batches; 0.0 while its cost is unknown."""
-        known = self._models[model]
-        return known.queue.total.rows * known.per_row_s
-
     def queue_lengths(self, model: str) -> dict[Priority, QueueLength]:
         """What each class of the model has queued."""
         return self._models[model].queue.lengths()

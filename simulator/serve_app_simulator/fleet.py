@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.loop import Event, Loop
 from serve_app_simulator.machine import Machine
-from serve_app_simulator.scalers import Asked, FleetState
+from serve_app_simulator.scalers import FleetState
 from serve_app_simulator.scenario import Failure, SimulatedModel
 
 
@@ -29,7 +30,7 @@ class Fleet:
         make_machine: Callable[[Fleet, int], Machine],
         tell: Callable[[Fleet], None],
         waiting_rows: Callable[[str], int],
-        asked: Callable[[str], Asked],
+        read_demand: Callable[[str], ModelDemand],
     ) -> None:
         self.model = model
         self.name = model.scheduling.name
@@ -40,7 +41,7 @@ class Fleet:
         self._make_machine = make_machine
         self._tell = tell
         self._waiting_rows = waiting_rows
-        self._asked = asked
+        self._read_demand = read_demand
         self._starting: list[Event] = []
         self._last = 0
         self.arrived_rows = 0
@@ -122,16 +123,15 @@ class Fleet:
         assert self.model.autoscaling is not None
         now = self._loop.now
         self._loop.at(now + self.model.autoscaling.interval_s, self._autoscale)
-        asked = self._asked(self.name)
+        demand = self._read_demand(self.name)
         state = FleetState(
             now,
             self.target,
             len(self._alive()),
-            self._waiting_rows(self.name) + self.running_rows + asked.turned_away_rows,
+            self._waiting_rows(self.name) + self.running_rows + demand.turned_away_rows,
             self.running_rows,
             self.arrived_rows,
-            asked.demands,
-            asked.backlog_s,
+            demand,
         )
         self.arrived_rows = 0
         wanted, because = self._scaler.decide(state)

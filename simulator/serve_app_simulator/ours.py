@@ -12,15 +12,13 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from serve_app.domain.priority import Priority
 from serve_app.pools.policy.device import PoolDevice
-from serve_app.scheduling.demand import Demand, add_up
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app_simulator.members import Members
 from serve_app_simulator.replica import SimulatedReplica, Turns
 from serve_app_simulator.router import Patience, SimulatedRouter
-from serve_app_simulator.scalers import Asked
 from serve_app_simulator.scenario import SimulatedModel
 from serve_app_simulator.system import Request, World
 from serve_app_simulator.ties import SimulatedTies
@@ -152,18 +150,9 @@ class ServeApp:
         in_routers = sum(router.scheduler.load(model) for router in self._routers)
         return max(0, in_routers - self._world.load(model))
 
-    def asked(self, model: str) -> Asked:
-        """See `System.asked`."""
-        now, schedulers = self._world.now, [router.scheduler for router in self._routers]
-        demands: dict[Priority, list[Demand]] = {}
-        for scheduler in schedulers:
-            for priority, demand in scheduler.read_demand(model, now).items():
-                demands.setdefault(priority, []).append(demand)
-        return Asked(
-            sum(scheduler.read_turned_away(model) for scheduler in schedulers),
-            {priority: add_up(of_class) for priority, of_class in demands.items()},
-            sum(scheduler.backlog_s(model) for scheduler in schedulers),
-        )
+    def read_demand(self, model: str) -> ModelDemand:
+        """See `System.read_demand`."""
+        return ModelDemand.total([router.scheduler.read_demand(model, self._world.now) for router in self._routers])
 
     def _settings(self, settings: ModelScheduling) -> ModelScheduling:
         return settings if self._policy is None else replace(settings, policy=cast("Any", self._policy))

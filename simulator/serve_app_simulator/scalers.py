@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from serve_app.domain.priority import Priority
-from serve_app.scheduling.demand import Demand
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.scaling import ReplicaPolicy, Sizing, desired_replicas
 
 _ROUNDING_S = 1e-9
-
-
-class Asked(NamedTuple):
-    """What was asked of a model since the last look, as far as its system counts it.
-
-    Attributes:
-        turned_away_rows: Rows that were refused, dropped or have expired.
-        demands: By class.
-        backlog_s: Server-seconds of what is queued now.
-    """
-
-    turned_away_rows: int = 0
-    demands: Mapping[Priority, Demand] = MappingProxyType({})
-    backlog_s: float = 0.0
 
 
 class FleetState(NamedTuple):
@@ -36,8 +19,7 @@ class FleetState(NamedTuple):
         load_rows: Rows queued, running, and turned away since the last look.
         running_rows: Of these, those running.
         arrived_rows: Rows that have reached the system since the last look.
-        demands: See `Asked`.
-        backlog_s: See `Asked`.
+        demand: What was asked since the last look, as far as the system counts it.
     """
 
     now: float
@@ -46,8 +28,7 @@ class FleetState(NamedTuple):
     load_rows: int
     running_rows: int
     arrived_rows: int
-    demands: Mapping[Priority, Demand]
-    backlog_s: float
+    demand: ModelDemand
 
 
 class Scaler(Protocol):
@@ -68,13 +49,13 @@ class DemandScaler:
     def decide(self, state: FleetState) -> tuple[int, str]:
         """See `Scaler`."""
         self.last = self._policy.decide(
-            state.demands,
+            state.demand.of_class,
             state.now,
             listed=state.listed,
             target=state.target,
             minimum=self._minimum,
             maximum=self._maximum,
-            backlog_s=state.backlog_s,
+            backlog_s=state.demand.backlog_s,
         )
         return self.last.replicas, self.last.because
 

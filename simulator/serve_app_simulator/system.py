@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from serve_app.domain.priority import Priority
-from serve_app_simulator.scalers import Asked
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.scenario import Overheads, Scenario
 
 
@@ -211,5 +211,5 @@ class System(Protocol):
     def queued_rows(self, model: str) -> int:
         """Rows that wait for an execution."""
 
-    def asked(self, model: str) -> Asked:
+    def read_demand(self, model: str) -> ModelDemand:
         """What was asked of a model since the last call, for autoscaling."""

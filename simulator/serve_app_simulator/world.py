@@ -9,13 +9,13 @@ from math import exp, inf
 
 import numpy as np
 
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.delays import SampledDelays, request_delays
 from serve_app_simulator.fleet import Fleet
 from serve_app_simulator.hosts import HostDevice, Hosts
 from serve_app_simulator.loop import Event, Loop
 from serve_app_simulator.machine import ComputeDevice, Machine, NoiseSource, Running, SharedComputeDevice
 from serve_app_simulator.results import DROPPED, IN_TIME, LATE, REPLACED, PoolUsage, Records, Usage, Waiting
-from serve_app_simulator.scalers import Asked
 from serve_app_simulator.scenario import Overheads, Scenario, SimulatedPool
 from serve_app_simulator.system import Execution, Hop, Loaded, Request, Status, System
 from serve_app_simulator.workloads import Arrivals
@@ -40,7 +40,7 @@ class SimulatedWorld:
         self._devices = {device.name: SharedComputeDevice(self._loop, device) for device in scenario.devices}
         self._fleets = {
             model.scheduling.name: Fleet(
-                model, self._loop, self._make_machine, self._tell, self._waiting_rows, self._asked
+                model, self._loop, self._make_machine, self._tell, self._waiting_rows, self._read_demand
             )
             for model in scenario.models
         }
@@ -360,8 +360,8 @@ class SimulatedWorld:
     def _waiting_rows(self, model: str) -> int:
         return self._system.queued_rows(model)
 
-    def _asked(self, model: str) -> Asked:
-        return self._system.asked(model)
+    def _read_demand(self, model: str) -> ModelDemand:
+        return self._system.read_demand(model)
 
     def _count_replica(self, machine: Machine) -> None:
         """Add a replica's counted time on the list or at work."""

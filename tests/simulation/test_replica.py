@@ -12,9 +12,9 @@ from simulation_builders import NORMAL, make_arrivals, make_model, make_scenario
 from serve_app.domain.priority import Priority
 from serve_app.errors import DeadlineExceeded
 from serve_app.scheduling.decisions import Dispatch
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.entry import Entry
 from serve_app_simulator.replica import Sent, SimulatedReplica
-from serve_app_simulator.scalers import Asked
 from serve_app_simulator.scenario import Affine
 from serve_app_simulator.system import Request, World
 from serve_app_simulator.ties import SimulatedTies
@@ -52,9 +52,9 @@ class OneBundle:
         dispatch = Dispatch(1, "m", "m#0", [entry], 1, 0, 0.0, exact=self._exact, overhead_s=self._overhead_s)
         self._replica.arrive(Sent(dispatch, now, (), self._ended, self._ended))
 
-    def asked(self, model: str) -> Asked:
-        """See `System.asked`."""
-        return Asked()
+    def read_demand(self, model: str) -> ModelDemand:
+        """See `System.read_demand`."""
+        return ModelDemand()
 
     def queued_rows(self, model: str) -> int:
         return 0

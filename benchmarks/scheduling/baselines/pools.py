@@ -30,7 +30,7 @@ from typing import ClassVar
 from zlib import crc32
 
 from benchmarks.scheduling.baselines.serial import Serial
-from serve_app_simulator.scalers import Asked
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.system import Execution, Loaded, Request, World
 
 _RATE_S = 10.0
@@ -116,9 +116,9 @@ class PoolSystem:
         """See `System.arrive`."""
         self._processor.take(partial(self.routed, request))
 
-    def asked(self, model: str) -> Asked:  # noqa: ARG002 - counts nothing
-        """See `System.asked`."""
-        return Asked()
+    def read_demand(self, model: str) -> ModelDemand:  # noqa: ARG002 - counts nothing
+        """See `System.read_demand`."""
+        return ModelDemand()
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`."""

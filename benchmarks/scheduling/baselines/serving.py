@@ -18,7 +18,7 @@ from math import inf
 from typing import ClassVar
 
 from serve_app.scheduling.batching.latency import LatencyModel
-from serve_app_simulator.scalers import Asked
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.scenario import Scenario, SimulatedModel, Stream
 from serve_app_simulator.system import Execution, Hop, Request, World
 
@@ -209,9 +209,9 @@ class Baseline(ABC):
         """See `System.arrive`."""
         self._servers[request.model].enter(request)
 
-    def asked(self, model: str) -> Asked:  # noqa: ARG002 - counts nothing
-        """See `System.asked`."""
-        return Asked()
+    def read_demand(self, model: str) -> ModelDemand:  # noqa: ARG002 - counts nothing
+        """See `System.read_demand`."""
+        return ModelDemand()
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`."""
