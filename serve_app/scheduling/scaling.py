@@ -256,7 +256,7 @@ def _rise(works: Sequence[float], ahead: int, variance: float) -> float:
     Samples that scatter around the line more than the variance explains are a jump and no ramp.
     """
     recent = works[-ahead:]
-    if len(recent) < ahead or not variance > 0.0:
+    if len(works) < min(2 * ahead, _LONGEST) or not variance > 0.0:  # at first a jump passes for variance
         return 0.0
     mean, middle = sum(recent) / ahead, (ahead - 1) / 2.0
     spread = ahead * (ahead * ahead - 1) / 12.0
