@@ -89,7 +89,9 @@ def measure(load: Load, timeout_s: float, seed: int) -> Followed:
     began = seen[-1][0] - load.seconds - timeout_s
     counts = [count for at, count, _ in seen if at >= began]
     starts = [shown["start_s"] for _, _, of in seen if of for shown in of.values()]
-    return Followed(float(result.in_time(workload).mean()), sum(counts) * _LOOK_S, counts, starts[-1] if starts else 0.0)
+    return Followed(
+        float(result.in_time(workload).mean()), sum(counts) * _LOOK_S, counts, starts[-1] if starts else 0.0
+    )
 
 
 def _replicas(status: dict[str, Any]) -> int:

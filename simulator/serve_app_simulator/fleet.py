@@ -8,7 +8,7 @@ from functools import partial
 from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.loop import Event, Loop
 from serve_app_simulator.machine import Machine
-from serve_app_simulator.scalers import FleetState
+from serve_app_simulator.scalers import FleetState, ScalingStep
 from serve_app_simulator.scenario import Failure, SimulatedModel
 
 
@@ -20,7 +20,7 @@ class Fleet:
         target: Replicas wanted.
         running_rows: Rows in execution.
         arrived_rows: Rows that have reached the system since autoscaling last looked.
-        changes: Times at which autoscaling changed the target, with the new one and what decided.
+        changes: How autoscaling changed the target.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Fleet:
         self._starting: list[Event] = []
         self._last = 0
         self.arrived_rows = 0
-        self.changes: list[tuple[float, int, str]] = []
+        self.changes: list[ScalingStep] = []
         self._scaler = None if model.autoscaling is None else model.autoscaling.scaler()
 
     def start(self) -> None:
@@ -136,7 +136,7 @@ class Fleet:
         self.arrived_rows = 0
         wanted, because = self._scaler.decide(state)
         if wanted != self.target:
-            self.changes.append((now, wanted, because))
+            self.changes.append(ScalingStep(now, wanted, because))
         while self.target < wanted:
             self.target += 1
             self._start(self.model.startup_s)

@@ -10,6 +10,19 @@ from serve_app.scheduling.scaling import ReplicaPolicy, Sizing, desired_replicas
 _ROUNDING_S = 1e-9
 
 
+class ScalingStep(NamedTuple):
+    """A change of a model's number of replicas.
+
+    Attributes:
+        at_s: When it was decided.
+        because: What decided; see `serve_app.scheduling.scaling.Sizing`.
+    """
+
+    at_s: float
+    replicas: int
+    because: str
+
+
 class FleetState(NamedTuple):
     """What a scaler may know of a model.
 

@@ -16,6 +16,7 @@ from serve_app_simulator.hosts import HostDevice, Hosts
 from serve_app_simulator.loop import Event, Loop
 from serve_app_simulator.machine import ComputeDevice, Machine, NoiseSource, Running, SharedComputeDevice
 from serve_app_simulator.results import DROPPED, IN_TIME, LATE, REPLACED, PoolUsage, Records, Usage, Waiting
+from serve_app_simulator.scalers import ScalingStep
 from serve_app_simulator.scenario import Overheads, Scenario, SimulatedPool
 from serve_app_simulator.system import Execution, Hop, Loaded, Request, Status, System
 from serve_app_simulator.workloads import Arrivals
@@ -229,8 +230,8 @@ class SimulatedWorld:
         self._hosts_of[model].evict(model, host)
 
     @property
-    def scaling(self) -> dict[str, list[tuple[float, int, str]]]:
-        """Changes of each model's number of replicas by autoscaling: times, numbers, and what decided."""
+    def scaling(self) -> dict[str, list[ScalingStep]]:
+        """By model, how autoscaling changed its number of replicas."""
         return {name: fleet.changes for name, fleet in self._fleets.items()}
 
     @property

@@ -1,0 +1,168 @@
+"""The judge: the server's policy beside others, each with the target that suits it best in that cell.
+
+    python -m benchmarks.scaling judge --publish
+
+Every contender runs over the same scheduler and meets the same arrivals. A rival's target is chosen per cell, by the
+run itself: the cheapest with which it is in time for as many as the server's policy, else the one in time for most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from benchmarks.scaling.rivals import Clairvoyant, Keda, RayServe, losses, plan
+from benchmarks.scaling.workloads import STEP_S, Load
+from benchmarks.scheduling.conditions import MAX_ROWS, MODEL, NOISE, OVERHEADS, classes
+from serve_app.scheduling.settings import ModelScheduling
+from serve_app_simulator.ours import ServeApp
+from serve_app_simulator.run import simulate
+from serve_app_simulator.scalers import Scaler
+from serve_app_simulator.scenario import Curve, Scenario, SimulatedAutoscaling, SimulatedModel
+from serve_app_simulator.workloads import Arrivals
+
+MOST = 10
+OURS, RAY, QUEUE, RATE, BOUND = "serve_app", "Ray Serve", "KEDA, queue", "KEDA, rate", "sees the future"
+_SLOT_S = 10.0
+_QUEUE_TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+_RATE_TARGETS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
+_BOUND_STEPS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One question.
+
+    Attributes:
+        curve: True cost of a batch.
+        rows: Of a request.
+        timeout_s: Deadline.
+        start_s: How long a replica takes to start.
+    """
+
+    load: Load
+    curve_name: str
+    curve: Curve
+    rows: int
+    timeout_s: float
+    start_s: float
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"{self.curve_name}, {self.load.name}, {self.timeout_s:g} s, start {self.start_s:g} s"
+
+    def row_s(self) -> float:
+        """Server-seconds of a row in the largest batch that the deadline allows twice."""
+        fitting = [rows for rows in range(1, MAX_ROWS + 1) if 2 * self.curve(rows, 0) <= self.timeout_s]
+        rows = max(fitting, default=1)
+        return self.curve(rows, 0) / rows
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How a contender did.
+
+    Attributes:
+        in_time: Part of the requests.
+        replica_s: Replicas' time on the list, seconds.
+        changes: How often the number was changed.
+        turns: How often the direction of a change was another than that of the one before.
+        target: Of a rival; 0.0: it has none.
+    """
+
+    contender: str
+    in_time: float
+    replica_s: float
+    changes: int
+    turns: int
+    target: float = 0.0
+
+
+def run(cell: Cell, seed: int) -> Iterator[Score]:
+    """Score all contenders in a cell."""
+    ours = score(cell, OURS, seed, None)
+    yield ours
+    capacity = 1.0 / cell.row_s()
+    yield _best(ours, [score(cell, RAY, seed, partial(RayServe, 1, MOST, target), target) for target in _QUEUE_TARGETS])
+    yield _best(
+        ours, [score(cell, QUEUE, seed, partial(Keda, 1, MOST, "queue", target), target) for target in _QUEUE_TARGETS]
+    )
+    yield _best(
+        ours,
+        [
+            score(cell, RATE, seed, partial(Keda, 1, MOST, "rate", target * capacity), target)
+            for target in _RATE_TARGETS
+        ],
+    )
+    yield bound(cell, seed, ours.in_time)
+
+
+def _best(ours: Score, scores: list[Score]) -> Score:
+    as_good = [each for each in scores if each.in_time >= ours.in_time]
+    if as_good:
+        return min(as_good, key=lambda each: each.replica_s)
+    return max(scores, key=lambda each: (each.in_time, -each.replica_s))
+
+
+def bound(cell: Cell, seed: int, in_time: float) -> Score:
+    """The cheapest plan of slots that is in time for as many, if it is known when they come."""
+    arrivals = _arrivals(cell, seed)
+    count = len(cell.load.replicas)
+    work = np.bincount((arrivals.arrival / STEP_S).astype(int), weights=arrivals.rows, minlength=count)[:count]
+    server_s = work * cell.row_s()
+    lost = losses(server_s, max(0.0, cell.timeout_s - 2 * cell.row_s()), STEP_S, _SLOT_S, MOST)
+    low, high, best = 0.0, 1.0 - in_time, None
+    for step in range(_BOUND_STEPS):
+        allowed = high if step == 0 else (low + high) / 2
+        numbers = plan(lost, allowed * float(server_s.sum()))
+        found = score(cell, BOUND, seed, partial(Clairvoyant, numbers, _SLOT_S, cell.start_s), first=numbers[0])
+        if found.in_time >= min(in_time, 0.999):
+            best = found if best is None or found.replica_s < best.replica_s else best
+            low = allowed
+        else:
+            high = allowed
+    return found if best is None else best
+
+
+def score(
+    cell: Cell,
+    contender: str,
+    seed: int,
+    make_scaler: Callable[[], Scaler] | None,
+    target: float = 0.0,
+    first: int = 1,
+) -> Score:
+    """Run a contender. ``None`` is the server's policy."""
+    scaling = SimulatedAutoscaling(1, MOST, make_scaler=make_scaler)
+    scenario = Scenario(
+        cell.name,
+        (
+            SimulatedModel(
+                ModelScheduling(MODEL, MAX_ROWS, cell.timeout_s),
+                cell.curve,
+                replicas=first,
+                startup_s=cell.start_s,
+                autoscaling=scaling,
+            ),
+        ),
+        (),
+        cell.load.seconds,
+        classes(),
+        overheads=replace(OVERHEADS, router_s=0.0),
+        noise=NOISE,
+    )
+    result = simulate(scenario, ServeApp, seed, arrivals=_arrivals(cell, seed))
+    numbers = [first, *(step.replicas for step in result.scaling.get(MODEL, ()))]
+    steps = [after > before for before, after in pairwise(numbers)]
+    turns = sum(before != after for before, after in pairwise(steps))
+    return Score(contender, result.attainment, result.replica_s, len(steps), turns, target)
+
+
+def _arrivals(cell: Cell, seed: int) -> Arrivals:
+    rate = 1.0 / (cell.row_s() * cell.rows)
+    return cell.load.arrivals(rate, cell.timeout_s, seed, MODEL, cell.rows)
