@@ -107,15 +107,21 @@ def _text(cells: dict[str, list[Score]]) -> str:
     shares = {name: share_of_bound(scores) for name, scores in cells.items()}
     beaten = {name: rivals for name, scores in cells.items() if (rivals := beaten_by(scores))}
     contenders = (OURS, RAY, QUEUE, RATE, BOUND)
+    says = (
+        "Simulated over the server's own scheduler: in time % / replica-seconds (changes, turns, target). Rivals have"
+        " the target that suits them best in that cell. The last contender knows the arrivals, and is in time for as"
+        " many as the server's policy. `python -m benchmarks.scaling judge`."
+    )
+    found = (
+        f"Median share of the bound: {median(shares.values()):.2f}, least {min(shares.values()):.2f}. Cells in which a"
+        f" rival is in time for more and costs less: {len(beaten)} of {len(cells)}."
+    )
     lines = [
         "# Replicas that follow the demand",
         "",
-        "Simulated over the server's own scheduler: in time % / replica-seconds (changes, turns, target). Rivals have the"
-        " target that suits them best in that cell. The last column knows the arrivals, and is in time for as many as"
-        " the server's policy. `python -m benchmarks.scaling judge`.",
+        says,
         "",
-        f"Median share of the bound: {median(shares.values()):.2f}, least {min(shares.values()):.2f}. Cells in which a"
-        f" rival is in time for more and costs less: {len(beaten)} of {len(cells)}.",
+        found,
         "",
         "| cell | " + " | ".join(contenders) + " | share |",
         "|" + "---|" * (len(contenders) + 2),

@@ -114,7 +114,7 @@ def bound(cell: Cell, seed: int, in_time: float) -> Score:
     arrivals = _arrivals(cell, seed)
     count = len(cell.load.replicas)
     work = np.bincount((arrivals.arrival / STEP_S).astype(int), weights=arrivals.rows, minlength=count)[:count]
-    server_s = work * cell.row_s()
+    server_s = (work * cell.row_s()).astype(np.float64)
     lost = losses(server_s, max(0.0, cell.timeout_s - 2 * cell.row_s()), STEP_S, _SLOT_S, MOST)
     low, high, best = 0.0, 1.0 - in_time, None
     for step in range(_BOUND_STEPS):
