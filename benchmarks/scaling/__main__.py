@@ -26,9 +26,9 @@ from serve_app_simulator.scenario import Affine, Curve
 app = typer.Typer(add_completion=False, help=__doc__)
 
 CURVES: dict[str, tuple[Curve, int]] = {
-    "minilm": (MINILM, 1),
-    "wide": (WIDE, 8),
-    "GPU-like": (Affine(0.02, 0.0005), 8),
+    "minilm": (MINILM, 4),
+    "wide": (WIDE, 32),
+    "GPU-like": (Affine(0.02, 0.0005), 32),
 }
 """The cost of a batch, and rows of a request."""
 TIMEOUTS_S = (0.1, 1.0, 5.0)
@@ -109,8 +109,8 @@ def _text(cells: dict[str, list[Score]]) -> str:
     contenders = (OURS, RAY, QUEUE, RATE, BOUND)
     says = (
         "Simulated over the server's own scheduler: in time % / replica-seconds (changes, turns, target). Rivals have"
-        " the target that suits them best in that cell. The last contender knows the arrivals, and is in time for as"
-        " many as the server's policy. `python -m benchmarks.scaling judge`."
+        " the target that suits them best in that cell. The last column is the cheapest"
+        " plan for a fluid, in slots of 10 s, that knows the arrivals and is in time for as many as the server's policy. `python -m benchmarks.scaling judge`."
     )
     found = (
         f"Median share of the bound: {median(shares.values()):.2f}, least {min(shares.values()):.2f}. Cells in which a"

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from benchmarks.scaling.rivals import Clairvoyant, Keda, RayServe, losses, plan
+from benchmarks.scaling.rivals import Keda, RayServe, losses, plan
 from benchmarks.scaling.workloads import STEP_S, Load
 from benchmarks.scheduling.conditions import MAX_ROWS, MODEL, NOISE, OVERHEADS, classes
 from serve_app.scheduling.settings import ModelScheduling
@@ -28,9 +28,9 @@ from serve_app_simulator.workloads import Arrivals
 MOST = 10
 OURS, RAY, QUEUE, RATE, BOUND = "serve_app", "Ray Serve", "KEDA, queue", "KEDA, rate", "sees the future"
 _SLOT_S = 10.0
-_QUEUE_TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-_RATE_TARGETS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
-_BOUND_STEPS = 6
+_QUEUE_TARGETS = (2.0, 8.0, 32.0)
+"""In requests."""
+_RATE_TARGETS = (0.6, 0.75, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,16 @@ def run(cell: Cell, seed: int) -> Iterator[Score]:
     ours = score(cell, OURS, seed, None)
     yield ours
     capacity = 1.0 / cell.row_s()
-    yield _best(ours, [score(cell, RAY, seed, partial(RayServe, 1, MOST, target), target) for target in _QUEUE_TARGETS])
     yield _best(
-        ours, [score(cell, QUEUE, seed, partial(Keda, 1, MOST, "queue", target), target) for target in _QUEUE_TARGETS]
+        ours,
+        [score(cell, RAY, seed, partial(RayServe, 1, MOST, target * cell.rows), target) for target in _QUEUE_TARGETS],
+    )
+    yield _best(
+        ours,
+        [
+            score(cell, QUEUE, seed, partial(Keda, 1, MOST, "queue", target * cell.rows), target)
+            for target in _QUEUE_TARGETS
+        ],
     )
     yield _best(
         ours,
@@ -110,23 +117,15 @@ def _best(ours: Score, scores: list[Score]) -> Score:
 
 
 def bound(cell: Cell, seed: int, in_time: float) -> Score:
-    """The cheapest plan of slots that is in time for as many, if it is known when they come."""
+    """The cheapest plan of slots that is in time for as many, if it is known when they come; of a fluid."""
     arrivals = _arrivals(cell, seed)
     count = len(cell.load.replicas)
     work = np.bincount((arrivals.arrival / STEP_S).astype(int), weights=arrivals.rows, minlength=count)[:count]
     server_s = (work * cell.row_s()).astype(np.float64)
     lost = losses(server_s, max(0.0, cell.timeout_s - 2 * cell.row_s()), STEP_S, _SLOT_S, MOST)
-    low, high, best = 0.0, 1.0 - in_time, None
-    for step in range(_BOUND_STEPS):
-        allowed = high if step == 0 else (low + high) / 2
-        numbers = plan(lost, allowed * float(server_s.sum()))
-        found = score(cell, BOUND, seed, partial(Clairvoyant, numbers, _SLOT_S, cell.start_s), first=numbers[0])
-        if found.in_time >= min(in_time, 0.999):
-            best = found if best is None or found.replica_s < best.replica_s else best
-            low = allowed
-        else:
-            high = allowed
-    return found if best is None else best
+    numbers = plan(lost, (1.0 - in_time) * float(server_s.sum()))
+    reached = 1.0 - float(lost[np.array(numbers) - 1, np.arange(len(numbers))].sum() / server_s.sum())
+    return Score(BOUND, reached, sum(numbers) * _SLOT_S, sum(a != b for a, b in pairwise(numbers)), 0)
 
 
 def score(
@@ -135,7 +134,6 @@ def score(
     seed: int,
     make_scaler: Callable[[], Scaler] | None,
     target: float = 0.0,
-    first: int = 1,
 ) -> Score:
     """Run a contender. ``None`` is the server's policy."""
     scaling = SimulatedAutoscaling(1, MOST, make_scaler=make_scaler)
@@ -145,7 +143,6 @@ def score(
             SimulatedModel(
                 ModelScheduling(MODEL, MAX_ROWS, cell.timeout_s),
                 cell.curve,
-                replicas=first,
                 startup_s=cell.start_s,
                 autoscaling=scaling,
             ),
@@ -157,7 +154,7 @@ def score(
         noise=NOISE,
     )
     result = simulate(scenario, ServeApp, seed, arrivals=_arrivals(cell, seed))
-    numbers = [first, *(step.replicas for step in result.scaling.get(MODEL, ()))]
+    numbers = [1, *(step.replicas for step in result.scaling.get(MODEL, ()))]
     steps = [after > before for before, after in pairwise(numbers)]
     turns = sum(before != after for before, after in pairwise(steps))
     return Score(contender, result.attainment, result.replica_s, len(steps), turns, target)

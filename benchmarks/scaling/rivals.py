@@ -90,29 +90,6 @@ class Keda:
         return max(self.minimum, min(self.maximum, wanted)), self.per
 
 
-@dataclass
-class Clairvoyant:
-    """Knows the load, and has every replica up when it is needed.
-
-    Args:
-        plan: Replicas in each slot.
-        slot_s: Length of a slot.
-        start_s: How long a start takes.
-    """
-
-    plan: list[int]
-    slot_s: float
-    start_s: float
-
-    def decide(self, state: FleetState) -> tuple[int, str]:
-        """See `serve_app_simulator.scalers.Scaler`."""
-        soon = self._at(state.now + self.start_s + 1.0)
-        return max(soon, self._at(state.now)), "plan"
-
-    def _at(self, when: float) -> int:
-        return self.plan[max(0, min(len(self.plan) - 1, int(when / self.slot_s)))]
-
-
 def losses(work: Floats, slack_s: float, step_s: float, slot_s: float, maximum: int) -> Floats:
     """Server-seconds lost in each slot, by a constant number of replicas, 1 to ``maximum``; of a fluid.
 
