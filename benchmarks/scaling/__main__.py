@@ -65,17 +65,13 @@ def judge(
     grid = [cell for cell in cells(curve or list(CURVES), trace_file) if only in cell.name]
     found: dict[str, list[Score]] = {}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        runs = {pool.submit(_run, cell, seed): cell for cell in grid}
+        runs = {pool.submit(run, cell, seed): cell for cell in grid}
         for number, done in enumerate(as_completed(runs), 1):
             found[runs[done].name] = done.result()
             console.print(f"{number}/{len(grid)} {runs[done].name}: {_line(done.result())}", highlight=False)
     ordered = {cell.name: found[cell.name] for cell in grid}
     figures = {name: [asdict(score) for score in scores] for name, scores in ordered.items()}
     publish_report(console, "scaling", {"cells": figures, "seed": seed}, _text(ordered), publish=publish)
-
-
-def _run(cell: Cell, seed: int) -> list[Score]:
-    return list(run(cell, seed))
 
 
 def _line(scores: list[Score]) -> str:
@@ -109,8 +105,9 @@ def _text(cells: dict[str, list[Score]]) -> str:
     contenders = (OURS, RAY, QUEUE, RATE, BOUND)
     says = (
         "Simulated over the server's own scheduler: in time % / replica-seconds (changes, turns, target). Rivals have"
-        " the target that suits them best in that cell. The last column is the cheapest"
-        " plan for a fluid, in slots of 10 s, that knows the arrivals and is in time for as many as the server's policy. `python -m benchmarks.scaling judge`."
+        " the target that suits them best in that cell. The last column is the cheapest plan for a fluid, in slots of"
+        " 10 s, that knows the arrivals and is in time for as many as the server's policy."
+        " `python -m benchmarks.scaling judge`."
     )
     found = (
         f"Median share of the bound: {median(shares.values()):.2f}, least {min(shares.values()):.2f}. Cells in which a"

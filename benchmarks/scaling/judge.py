@@ -8,7 +8,7 @@ run itself: the cheapest with which it is in time for as many as the server's po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -83,30 +83,20 @@ class Score:
     target: float = 0.0
 
 
-def run(cell: Cell, seed: int) -> Iterator[Score]:
-    """Score all contenders in a cell."""
+def run(cell: Cell, seed: int) -> list[Score]:
+    """Score all contenders in a cell, the server's policy first."""
     ours = score(cell, OURS, seed, None)
-    yield ours
     capacity = 1.0 / cell.row_s()
-    yield _best(
-        ours,
-        [score(cell, RAY, seed, partial(RayServe, 1, MOST, target * cell.rows), target) for target in _QUEUE_TARGETS],
-    )
-    yield _best(
-        ours,
-        [
-            score(cell, QUEUE, seed, partial(Keda, 1, MOST, "queue", target * cell.rows), target)
-            for target in _QUEUE_TARGETS
-        ],
-    )
-    yield _best(
-        ours,
-        [
-            score(cell, RATE, seed, partial(Keda, 1, MOST, "rate", target * capacity), target)
-            for target in _RATE_TARGETS
-        ],
-    )
-    yield bound(cell, seed, ours.in_time)
+    makers: dict[str, tuple[tuple[float, ...], Callable[[float], Callable[[], Scaler]]]] = {
+        RAY: (_QUEUE_TARGETS, lambda target: partial(RayServe, 1, MOST, target * cell.rows)),
+        QUEUE: (_QUEUE_TARGETS, lambda target: partial(Keda, 1, MOST, "queue", target * cell.rows)),
+        RATE: (_RATE_TARGETS, lambda target: partial(Keda, 1, MOST, "rate", target * capacity)),
+    }
+    rivals = [
+        _best(ours, [score(cell, name, seed, make(target), target) for target in targets])
+        for name, (targets, make) in makers.items()
+    ]
+    return [ours, *rivals, bound(cell, seed, ours.in_time)]
 
 
 def _best(ours: Score, scores: list[Score]) -> Score:
