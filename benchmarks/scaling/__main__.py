@@ -105,8 +105,8 @@ def _text(cells: dict[str, list[Score]]) -> str:
     contenders = (OURS, RAY, QUEUE, RATE, BOUND)
     says = (
         "Simulated over the server's own scheduler: in time % / replica-seconds (changes, turns, target). Rivals have"
-        " the target that suits them best in that cell. The last column is the cheapest plan for a fluid, in slots of"
-        " 10 s, that knows the arrivals and is in time for as many as the server's policy."
+        " the target that suits them best in that cell. The last column is the cheapest plan, in slots of 10 s, that"
+        " knows the arrivals and is in time for as many as the server's policy."
         " `python -m benchmarks.scaling judge`."
     )
     found = (

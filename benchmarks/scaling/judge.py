@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from benchmarks.scaling.rivals import Keda, RayServe, losses, plan
-from benchmarks.scaling.workloads import STEP_S, Load
+from benchmarks.scaling.workloads import Load
 from benchmarks.scheduling.conditions import MAX_ROWS, MODEL, NOISE, OVERHEADS, classes
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app_simulator.ours import ServeApp
@@ -107,14 +107,12 @@ def _best(ours: Score, scores: list[Score]) -> Score:
 
 
 def bound(cell: Cell, seed: int, in_time: float) -> Score:
-    """The cheapest plan of slots that is in time for as many, if it is known when they come; of a fluid."""
+    """The cheapest plan of slots that is in time for as many, if it is known when they come."""
     arrivals = _arrivals(cell, seed)
-    count = len(cell.load.replicas)
-    work = np.bincount((arrivals.arrival / STEP_S).astype(int), weights=arrivals.rows, minlength=count)[:count]
-    server_s = (work * cell.row_s()).astype(np.float64)
-    lost = losses(server_s, max(0.0, cell.timeout_s - 2 * cell.row_s()), STEP_S, _SLOT_S, MOST)
-    numbers = plan(lost, (1.0 - in_time) * float(server_s.sum()))
-    reached = 1.0 - float(lost[np.array(numbers) - 1, np.arange(len(numbers))].sum() / server_s.sum())
+    ways_s = (OVERHEADS.request_s + OVERHEADS.send_s + OVERHEADS.answer_s) * OVERHEADS.mean_factor
+    lost = losses(arrivals.arrival, cell.rows, cell.curve, cell.timeout_s - ways_s, cell.load.seconds, _SLOT_S, MOST)
+    numbers = plan(lost, (1.0 - in_time) * len(arrivals))
+    reached = 1.0 - float(lost[np.array(numbers) - 1, np.arange(len(numbers))].sum()) / len(arrivals)
     return Score(BOUND, reached, sum(numbers) * _SLOT_S, sum(a != b for a, b in pairwise(numbers)), 0)
 
 

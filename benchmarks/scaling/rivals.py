@@ -6,14 +6,18 @@ its default behaviour (Kubernetes, "Horizontal Pod Autoscaling").
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from math import ceil, inf
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.scheduling.conditions import MAX_ROWS
 from serve_app_simulator.scalers import FleetState
+from serve_app_simulator.scenario import Curve
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,28 +94,47 @@ class Keda:
         return max(self.minimum, min(self.maximum, wanted)), self.per
 
 
-def losses(work: Floats, slack_s: float, step_s: float, slot_s: float, maximum: int) -> Floats:
-    """Server-seconds lost in each slot, by a constant number of replicas, 1 to ``maximum``; of a fluid.
+def losses(
+    arrivals: Floats, rows: int, curve: Curve, budget_s: float, seconds: float, slot_s: float, maximum: int
+) -> Floats:
+    """Requests that are late in each slot, by a constant number of replicas, 1 to ``maximum``.
+
+    Every replica that is free takes the first requests, as many as end before the first one's deadline. What cannot be
+    in time alone is dropped.
 
     Args:
-        work: Server-seconds that arrive in each step.
-        slack_s: How long they may wait.
+        arrivals: Times, ascending.
+        rows: Of each request.
+        budget_s: Time from an arrival to the end of its batch.
+        seconds: Length of the run.
     """
-    per_slot = int(slot_s / step_s)
-    slots = ceil(len(work) / per_slot)
-    found = np.zeros((maximum, slots))
+    found = np.zeros((maximum, ceil(seconds / slot_s)))
+    most = MAX_ROWS // rows
+    costs = [curve(rows * count, 0) for count in range(1, most + 1)]
+    times = arrivals.tolist()
     for number in range(1, maximum + 1):
-        waiting, most = 0.0, number * slack_s
-        for at, arrived in enumerate(work):
-            waiting = max(0.0, waiting + arrived - number * step_s)
-            if waiting > most:
-                found[number - 1, at // per_slot] += waiting - most
-                waiting = most
+        free, waiting, at = [0.0] * number, deque[float](), 0
+        while at < len(times) or waiting:
+            now = heappop(free)
+            if not waiting:
+                now = max(now, times[at])
+            while at < len(times) and times[at] <= now:
+                waiting.append(times[at])
+                at += 1
+            while waiting and waiting[0] + budget_s < now + costs[0]:
+                found[number - 1, int(waiting.popleft() / slot_s)] += 1
+            if not waiting:
+                heappush(free, now)
+                continue
+            count = max(1, min(len(waiting), bisect_right(costs, waiting[0] + budget_s - now)))
+            for _ in range(count):
+                waiting.popleft()
+            heappush(free, now + costs[count - 1])
     return found
 
 
 def plan(lost: Floats, allowed: float) -> list[int]:
-    """The cheapest numbers of replicas, at least 1 in each slot, that lose no more than ``allowed`` server-seconds.
+    """The cheapest numbers of replicas, at least 1 in each slot, with which no more than ``allowed`` requests are late.
 
     The loss of a slot falls ever less with each replica, so the one that saves most is added next.
     """
