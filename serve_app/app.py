@@ -103,6 +103,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
     scaling = model.autoscaling
+    more_after_s, fewer_after_s = scaling.delays_s
     actor_options: dict[str, Any] = {"num_cpus": model.resources.cpus}
     if model.resources.gpus and (model.resources.device == "cuda" or ray.cluster_resources().get("GPU", 0) > 0):
         actor_options["num_gpus"] = model.resources.gpus
@@ -118,8 +119,8 @@ def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
             "target_ongoing_requests": model.target_rows,
             "metrics_interval_s": scaling.metrics_interval_s,
             "look_back_period_s": scaling.look_back_period_s,
-            "upscale_delay_s": scaling.upscale_delay_s,
-            "downscale_delay_s": scaling.downscale_delay_s,
+            "upscale_delay_s": more_after_s,
+            "downscale_delay_s": fewer_after_s,
             "downscale_to_zero_delay_s": scaling.downscale_to_zero_delay_s,
         },
         request_router_config=RequestRouterConfig(request_router_class="serve_app.deployments.slot_router:SlotRouter"),

@@ -96,7 +96,7 @@ class ServeProcess:
         }
         if autoscale:
             self.config["applications"][0]["autoscaling_policy"] = {
-                "policy_function": "serve_app.deployments.autoscaling:scale_by_queue"
+                "policy_function": "serve_app.deployments.autoscaling:ScaleByDemand"
             }
         self.config_file = folder / "config.yaml"
         self.log_file = folder / "serve.log"

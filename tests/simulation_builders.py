@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from serve_app.domain.priority import Priority
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.scenario import Affine, Scenario, SimulatedModel, Stream
 from serve_app_simulator.system import Execution, Request, World
@@ -92,6 +93,10 @@ class Fifo:
         self._queues.setdefault(request.model, deque()).append(request)
         self._serve(request.model)
 
+    def read_demand(self, model: str) -> ModelDemand:
+        """See `System.read_demand`."""
+        return ModelDemand()
+
     def queued_rows(self, model: str) -> int:
         return sum(request.rows for request in self._queues.get(model, ()))
 
@@ -140,6 +145,10 @@ class Scripted:
 
     def arrive(self, request: Request) -> None:
         self.requests.append(request)
+
+    def read_demand(self, model: str) -> ModelDemand:
+        """See `System.read_demand`."""
+        return ModelDemand()
 
     def queued_rows(self, model: str) -> int:
         return self.queued

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from serve_app.domain.priority import Priority
 from serve_app.pipelines.policy import Course, TimeBudget
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.run import simulate
@@ -94,6 +95,10 @@ class Chain:
     def replicas(self, model: str, names: Sequence[str]) -> None:
         """See `System.replicas`."""
         self._inner.replicas(model, names)
+
+    def read_demand(self, model: str) -> ModelDemand:
+        """See `System.read_demand`."""
+        return self._inner.read_demand(model)
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`."""

@@ -9,12 +9,16 @@ from pydantic import Field, model_validator
 from serve_app.config.problems import Location, validation_error
 from serve_app.config.values import Delay, Positive, Seconds, Section
 
+_MORE_AFTER_S, _FEWER_AFTER_S = 2.0, 60.0
+
 
 class AutoscalingConfig(Section):
-    """How many replicas a model has. Replicas follow the rows queued in the routers plus those running.
+    """How many replicas a model has.
 
-    Those of models on the CPU without code of yours also follow how busy their processes are: one that computes for
-    most of the time gets another while its node has an idle core and memory for it.
+    With a number for `max_replicas` they follow the demand: the computing time of all requests, also of those that were
+    refused or dropped, and what their deadlines allow. Those of models on the CPU without code of yours also follow how
+    busy their processes are: one that computes for most of the time gets another while its node has an idle core and
+    memory for it.
     """
 
     min_replicas: int = Field(default=1, ge=0)
@@ -32,14 +36,16 @@ class AutoscalingConfig(Section):
     """Replicas at the start; by default `min_replicas`."""
 
     target_queue: Positive | None = None
-    """Rows queued and running per replica to aim for; by default twice `batching.max_rows`, and with `max_replicas:
-    auto` none, so that they do not count."""
+    """Rows per replica to aim for instead, those queued, running and turned away in the last second. With
+    `max_replicas: auto` they do not count."""
 
-    upscale_delay_s: Delay = 2.0
-    """How long more replicas must be wanted before they are started."""
+    upscale_delay_s: Delay | None = None
+    """How long more replicas must be wanted before they are started; by default 2 s with `target_queue` or
+    `max_replicas: auto`, otherwise none, since the demand is smoothed."""
 
-    downscale_delay_s: Delay = 60.0
-    """How long fewer replicas must be wanted before some are stopped."""
+    downscale_delay_s: Delay | None = None
+    """How long fewer replicas must be wanted before some are stopped; by default 60 s with `target_queue` or
+    `max_replicas: auto`, otherwise learned from the start-up time and from how soon replicas were wanted again."""
 
     downscale_to_zero_delay_s: Delay = 300.0
     """How long the last replica must be idle before it is stopped; counts only where `min_replicas` is 0."""
@@ -73,6 +79,20 @@ class AutoscalingConfig(Section):
         if faults:
             raise validation_error(faults)
         return self
+
+    @property
+    def follows_demand(self) -> bool:
+        """Whether the number of replicas follows the demand."""
+        return self.max_replicas != "auto" and self.target_queue is None
+
+    @property
+    def delays_s(self) -> tuple[float, float]:
+        """How long more, and how long fewer replicas must be wanted, before Serve acts."""
+        more_s, fewer_s = (0.0, 0.0) if self.follows_demand else (_MORE_AFTER_S, _FEWER_AFTER_S)
+        return (
+            more_s if self.upscale_delay_s is None else self.upscale_delay_s,
+            fewer_s if self.downscale_delay_s is None else self.downscale_delay_s,
+        )
 
     @property
     def start_replicas(self) -> int:

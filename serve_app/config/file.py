@@ -23,7 +23,7 @@ IMPORT_PATH = "serve_app.app:build"
 LOOPBACK = "127.0.0.1"
 """The interface that only this machine reaches."""
 
-SCALING_POLICY = "serve_app.deployments.autoscaling:scale_by_queue"
+SCALING_POLICY = "serve_app.deployments.autoscaling:ScaleByDemand"
 """The import path of the policy by which replicas follow the routers' queues."""
 
 _log = logging.getLogger(__name__)

@@ -1,24 +1,31 @@
-"""Autoscaling that follows the router's queue, and how busy replicas are.
+"""Autoscaling: the demand of models, and how busy processes are.
 
-Serve counts calls to a deployment, and here one call is a bundle of many requests: its own numbers say little about
-the backlog. The router reports rows queued and running per model, each replica how busy its process is
-(`record_autoscaling_stats`), and the application-level policy below turns them into replicas. Serve still applies each
-deployment's bounds and delays.
+Serve counts calls to a deployment, and here one call is a bundle of many requests, and a request that is refused is
+none: its own numbers say little. The routers report what is asked of each model, each replica how busy its process is
+(`record_autoscaling_stats`), and the application-level policy below turns them into replicas, which Serve bounds by
+each deployment's limits.
 
-The configuration names it: ``autoscaling_policy.policy_function: serve_app.deployments.autoscaling:scale_by_queue``.
+The configuration names it: ``autoscaling_policy.policy_function: serve_app.deployments.autoscaling:ScaleByDemand``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import logging
+from collections.abc import Callable, Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from serve_app.scheduling.scaling import busy_replicas, desired_replicas, routers_on
+from serve_app.deployments.register import write_sizings
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.demand import Demand, ModelDemand
+from serve_app.scheduling.scaling import ReplicaPolicy, Sizing, busy_replicas, desired_replicas, routers_on
 
 if TYPE_CHECKING:
-    from ray.serve._private.common import DeploymentID
+    from ray.serve._private.common import DeploymentID, ReplicaID
     from ray.serve.config import AutoscalingContext
+
+logger = logging.getLogger("ray.serve")
 
 ROUTER = "router"
 """Name of the router's deployment. No model's deployment has it."""
@@ -27,51 +34,142 @@ BUSY, IDLE_CORES, CORES = "busy", "idle_cores", "cores"
 """What a replica or a router reports: the part of the time for which it computes, the cores of its node that nobody
 uses, and how many cores it may use in all."""
 
-_PREFIX = "load_"
+_LOAD, _BACKLOG, _DEMAND = "load_", "backlog_", "demand_{}_{}_"
+_INTERVAL_S = 1.0
 
 
-def load_metric(deployment: str) -> str:
-    """The name under which the router reports the rows, queued and running, of the model of a deployment."""
-    return _PREFIX + deployment
+def load_metrics(deployment: str, rows: int, demand: ModelDemand) -> dict[str, float]:
+    """What a router reports of a model with a target for its queue, those turned away included."""
+    return {_LOAD + deployment: float(rows + demand.turned_away_rows)}
 
 
-def scale_by_queue(
-    contexts: Mapping[DeploymentID, AutoscalingContext],
-) -> tuple[dict[DeploymentID, int], dict[DeploymentID, dict[str, Any]]]:
-    """Decide how many replicas each model should have.
+def demand_metrics(deployment: str, demand: ModelDemand) -> dict[str, float]:
+    """What a router reports of a model whose replicas follow the demand."""
+    found = {_BACKLOG + deployment: demand.backlog_s}
+    for priority, of_class in demand.of_class.items():
+        for field, value in of_class._asdict().items():
+            found[_DEMAND.format(priority.label, field) + deployment] = value
+    return found
 
-    A model's load is summed over router replicas; each replica is meant to hold ``target_ongoing_requests`` rows of
-    it (the configuration's ``target_queue``). A light model never queues that many: its replica is one process, which
-    decodes and runs on one core. So a replica that is busy most of the time gets another one while cores are idle.
-    Routers follow how busy they are alone, and leave half of a node's cores to replicas. Deployments that are left out
-    keep the number they have.
+
+class ScaleByDemand:
+    """Decides how many replicas each deployment of an application should have. Serve makes one for the application.
+
+    A model whose `max_replicas` is a number follows its demand (`ReplicaPolicy`), or with a `target_queue` its rows:
+    each replica is meant to hold so many, queued, running and just turned away. In addition a replica on the CPU that
+    is busy most of the time gets another one while cores are idle, since decoding and light models keep one core of one
+    process busy. Routers follow how busy they are alone, and leave half of a node's cores to replicas. Deployments that
+    are left out keep the number they have.
+
+    Args:
+        publish: Gets the application's name, and as JSON why its models have as many replicas as they have.
     """
-    reported: dict[str, Mapping[Any, float]] = {}
-    decisions: dict[DeploymentID, int] = {}
-    for deployment, context in contexts.items():
-        if deployment.name == ROUTER:
-            reported = context.aggregated_metrics or {}
-            least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-            if least < most and reported.get(BUSY):
-                most = max(least, routers_on(int(max(reported.get(CORES, {}).values(), default=1)), most))
-                decisions[deployment] = max(least, min(_busier(reported, context.target_num_replicas), most))
-    for deployment, context in contexts.items():
-        per_router = reported.get(load_metric(deployment.name))
-        if deployment.name == ROUTER or per_router is None:
-            continue
-        current, maximum = context.target_num_replicas, context.capacity_adjusted_max_replicas
-        wanted = desired_replicas(
-            load_rows=ceil(sum(per_router.values())),
-            target_rows=context.config.get_target_ongoing_requests(),
-            current=current,
+
+    def __init__(self, publish: Callable[[str, str], None] = write_sizings) -> None:
+        self._publish = publish
+        self._policies: dict[str, ReplicaPolicy] = {}
+        self._sizings: dict[str, Sizing] = {}
+        self._decided_at = 0.0
+
+    def __call__(
+        self, contexts: Mapping[DeploymentID, AutoscalingContext]
+    ) -> tuple[dict[DeploymentID, int], dict[DeploymentID, dict[str, Any]]]:
+        """Decide. Called by Serve's controller about ten times a second."""
+        decisions: dict[DeploymentID, int] = {}
+        routers = next((each for each in contexts.values() if each.deployment_name == ROUTER), None)
+        if routers is None:
+            return {}, {}
+        if (wanted := _routers(routers)) is not None:
+            decisions[routers.deployment_id] = wanted
+        now = routers.current_time or 0.0
+        due = now - self._decided_at >= _INTERVAL_S
+        if due:
+            self._decided_at = now
+        reported = _latest(routers)
+        changed = False
+        for deployment, context in contexts.items():
+            name = deployment.name
+            if name == ROUTER:
+                continue
+            if _BACKLOG + name in reported:
+                if due:
+                    changed = self._decide(context, reported, now) or changed
+                if name not in self._sizings:
+                    continue
+                wanted = self._sizings[name].replicas
+            elif _LOAD + name in reported:
+                wanted = desired_replicas(
+                    load_rows=ceil(reported[_LOAD + name]),
+                    target_rows=context.config.get_target_ongoing_requests(),
+                    current=context.target_num_replicas,
+                    minimum=context.capacity_adjusted_min_replicas,
+                    maximum=context.capacity_adjusted_max_replicas,
+                )
+            else:
+                continue
+            own = context.aggregated_metrics or {}
+            if wanted and own.get(BUSY):
+                busier = min(_busier(own, context.target_num_replicas), context.capacity_adjusted_max_replicas)
+                wanted = max(wanted, busier)
+            if not context.current_num_replicas and wanted > context.target_num_replicas:
+                # For a deployment without replicas Serve takes the target, and one where there is none, whatever the
+                # policy says: so several are started at once only if the target is there already.
+                context.target_num_replicas = wanted
+            decisions[deployment] = wanted
+        if changed:
+            self._publish(routers.app_name or "", json.dumps({n: s._asdict() for n, s in self._sizings.items()}))
+        return decisions, {}
+
+    def _decide(self, context: AutoscalingContext, reported: Mapping[str, float], now: float) -> bool:
+        """Size a model's deployment by its demand. Returns whether the number or its reason has changed."""
+        name = context.deployment_name
+        if (policy := self._policies.get(name)) is None:
+            # With a delay of its own Serve holds the number.
+            policy = self._policies[name] = ReplicaPolicy(0.0 if context.config.downscale_delay_s else None)
+        sizing = policy.decide(
+            {
+                priority: Demand(*(reported.get(key, 0.0) for key in keys))
+                for priority in Priority
+                if (keys := [_DEMAND.format(priority.label, field) + name for field in Demand._fields])[0] in reported
+            },
+            now,
+            listed=context.current_num_replicas,
+            target=context.target_num_replicas,
             minimum=context.capacity_adjusted_min_replicas,
-            maximum=maximum,
+            maximum=context.capacity_adjusted_max_replicas,
+            backlog_s=reported[_BACKLOG + name],
         )
-        own = context.aggregated_metrics or {}
-        if wanted and own.get(BUSY):
-            wanted = max(wanted, min(_busier(own, current), maximum))
-        decisions[deployment] = wanted
-    return decisions, {}
+        before = self._sizings.get(name)
+        self._sizings[name] = sizing
+        if before is None or before.replicas != sizing.replicas:
+            logger.info("serve_app: replicas of %s: %s", name, sizing)
+        return before is None or (before.replicas, before.because) != (sizing.replicas, sizing.because)
+
+
+def _routers(context: AutoscalingContext) -> int | None:
+    """How many routers there should be; ``None``: as many as there are."""
+    reported = context.aggregated_metrics or {}
+    least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+    if least >= most or not reported.get(BUSY):
+        return None
+    most = max(least, routers_on(int(max(reported.get(CORES, {}).values(), default=1)), most))
+    wanted: int = max(least, min(_busier(reported, context.target_num_replicas), most))
+    return wanted
+
+
+def _latest(context: AutoscalingContext) -> dict[str, float]:
+    """The sum over living routers of what each has reported last, by metric.
+
+    A value older than its router's last report is left out: zeros are not reported.
+    """
+    raw: Mapping[str, Mapping[ReplicaID, Any]] = context.raw_metrics or {}
+    reports = {router: series[-1].timestamp for router, series in raw.get(BUSY, {}).items() if series}
+    total: dict[str, float] = {}
+    for metric, of_routers in raw.items():
+        for router, series in of_routers.items():
+            if series and series[-1].timestamp == reports.get(router):
+                total[metric] = total.get(metric, 0.0) + series[-1].value
+    return total
 
 
 def _busier(reported: Mapping[str, Mapping[Any, float]], current: int) -> int:

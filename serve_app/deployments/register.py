@@ -20,7 +20,7 @@ from serve_app.config.names import deployment_name
 from serve_app.domain.agreed import Agreed, decode_agreed, encode_agreed
 
 _NAMESPACE = b"serve_app"
-_REVISION, _ROUTED = b"revision/", b"routed/"
+_REVISION, _ROUTED, _SIZINGS = b"revision/", b"routed/", b"sizings/"
 
 
 def forget(bases: Mapping[str, str]) -> None:
@@ -35,6 +35,17 @@ def forget(bases: Mapping[str, str]) -> None:
             for key in _internal_kv_list(kind, namespace=_NAMESPACE):  # few, however many models there are
                 if key.startswith(forgotten):
                     _internal_kv_del(key, namespace=_NAMESPACE)
+
+
+def write_sizings(application: str, sizings: str) -> None:
+    """Publish why the models of an application have as many replicas as they have, for routers to show."""
+    _internal_kv_put(_SIZINGS + application.encode(), sizings.encode(), overwrite=True, namespace=_NAMESPACE)
+
+
+def read_sizings() -> str:
+    """What was published for the application of this process; empty if nothing was."""
+    found = _internal_kv_get(_SIZINGS + _application(), namespace=_NAMESPACE)
+    return "" if found is None else found.decode()
 
 
 class ClusterRegister:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +23,13 @@ from serve_app.composition.keeper import Keeper
 from serve_app.composition.look import look_at
 from serve_app.config.args import AppArgs
 from serve_app.config.names import deployment_name
-from serve_app.deployments.autoscaling import BUSY, CORES, IDLE_CORES, load_metric
+from serve_app.deployments.autoscaling import BUSY, CORES, IDLE_CORES, demand_metrics, load_metrics
 from serve_app.deployments.garbage import tune_garbage_collection
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
 from serve_app.deployments.model import BASE, COMPUTE, IDENTITIES, JOINABLE, LINK, NOT_WARMED, REVISION, WARM_UP
 from serve_app.deployments.ray_errors import translate_error, translate_errors
-from serve_app.deployments.register import ClusterRegister
+from serve_app.deployments.register import ClusterRegister, read_sizings
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.domain.agreed import Agreed, Told
 from serve_app.domain.hosting import LoadOutcome, Owner
@@ -50,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 _RETRY_EVERY = 12
 """Every so many health checks a router tries again to serve what it could not read."""
+
+_SIZINGS_EVERY = 5
+"""Every so many reports a router reads why models have as many replicas as they have."""
 
 _METRICS_WAIT_S = 2.0
 """How long metrics and statistics wait for the other routers, seconds."""
@@ -90,6 +94,7 @@ class RouterDeployment:
         join_serve_log()
         self._loop = asyncio.get_running_loop()
         self._models = {model.name: model.deployment for model in config.models if model.pool is None}
+        self._follow_demand = frozenset(model.name for model in config.models if model.autoscaling.follows_demand)
         self._pools = frozenset(model.pool for model in config.models if model.pool is not None)
         self._handle_of = {model.name: model.pool or model.name for model in config.models}
         self._model_of = {deployment_name(name): name for name in (*self._models, *self._pools)}
@@ -137,7 +142,8 @@ class RouterDeployment:
             self._resumed.append(self._loop.create_task(repository.resume(model)))
         if deployed:
             register.note_routed()
-        self._checks = itertools.count(1)
+        self._router.administration.add_status("scaling", self._scaling)
+        self._checks, self._reports, self._sizings = itertools.count(1), itertools.count(), ""
         self.grpc_app = self._router.grpc
         self._watcher = self._watch(config, repository) if config.repository.watch else None
         directory.subscribe(self._on_replicas)
@@ -167,6 +173,10 @@ class RouterDeployment:
     async def drain(self, limit_s: float) -> int:
         """See `Router.drain`."""
         return await self._router.drain(limit_s)
+
+    def _scaling(self) -> Mapping[str, Any] | None:
+        """Why models have as many replicas as they have, by deployment."""
+        return json.loads(self._sizings) if self._sizings else None
 
     def __serve_build_asgi_app__(self) -> Any:
         """Give the HTTP application. Called by Serve after ``__init__``."""
@@ -225,7 +235,7 @@ class RouterDeployment:
         self._router.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Rows queued and running per model and how busy this process is, for the application's autoscaling policy."""
+        """The demand for each model and how busy this process is, for the application's autoscaling policy."""
         busy, idle = self._meter.read(self._threads)
         if (peers := self._peers) is not None:
             now = self._loop.time()
@@ -233,8 +243,16 @@ class RouterDeployment:
             if peers.siblings.tells(now):
                 self._tells.add(task := self._loop.create_task(peers.tell_busy(busy)))
                 task.add_done_callback(self._tells.discard)
-        loads = {load_metric(name): float(self._router.load(model)) for model, name in self._models.items()}
-        return {**loads, BUSY: busy, IDLE_CORES: idle, CORES: float(available_cores())}
+        reported = {BUSY: busy, IDLE_CORES: idle, CORES: float(available_cores())}
+        for model, deployment in self._models.items():
+            demand = self._router.read_demand(model)
+            if model in self._follow_demand:
+                reported |= demand_metrics(deployment, demand)
+            else:
+                reported |= load_metrics(deployment, self._router.load(model), demand)
+        if self._follow_demand and next(self._reports) % _SIZINGS_EVERY == 0:
+            self._sizings = await asyncio.to_thread(read_sizings)
+        return reported
 
     async def on_busy(self, origin: str, node: str, busy: float) -> tuple[str, None]:
         """Take what another router tells about itself. Gives this router's name."""

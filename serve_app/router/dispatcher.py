@@ -49,6 +49,7 @@ from serve_app.router.parts import BundleParts, PartQueue
 from serve_app.router.recovery import Recovery
 from serve_app.scheduling.core import RouterCore
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.driver import CarryOut, Why
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.queueing.lateness import shown_s
@@ -109,6 +110,7 @@ class Dispatcher:
         self._core = core = RouterCore(scheduler, self, bundle_timeout_s, ties, carry_out)
         self.scheduler: SchedulerView = scheduler
         self.add_model, self.learn, self.on_linked = core.add_model, core.learn, core.on_linked  # as they are
+        self.on_turned_away = core.on_turned_away
         self._send = send
         self._observer = observer
         self._recall = recall
@@ -232,6 +234,10 @@ class Dispatcher:
             await self._one_ended.wait()
         if bundles:
             self._pump()  # their returned entries are refused
+
+    def read_demand(self, model: str) -> ModelDemand:
+        """What was asked of a model since the last call; nothing of one that is not served."""
+        return self._core.read_demand(model, monotonic()) if self.scheduler.serves(model) else ModelDemand()
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Replace the list of a model's reachable replicas."""

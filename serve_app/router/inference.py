@@ -124,6 +124,7 @@ class RouterInference:
         priority = priority or _NORMAL
         rejection = self._scheduler.precheck(model, priority, nbytes, monotonic(), tenant, weight)
         if rejection is not None:
+            self._dispatcher.on_turned_away(model, priority)
             self._metrics.rejected(model, priority, rejection.code)
             raise refused(rejection)
 

@@ -36,6 +36,7 @@ from serve_app.router.served import may_join
 from serve_app.router.settings import ReplicaReport, RoutedModel, RouterSettings
 from serve_app.router.versions import VersionsContext, VersionStore, VersionTables
 from serve_app.scheduling.decisions import Rejection
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.view import SchedulerView
@@ -593,6 +594,10 @@ class Router:
     def load(self, model: str) -> int:
         """Rows of a model queued and running; 0 for an unknown model."""
         return self._scheduler.load(model) if model in self._routed else 0
+
+    def read_demand(self, model: str) -> ModelDemand:
+        """What was asked of a model since the last call; nothing of an unknown model."""
+        return self._dispatcher.read_demand(model)
 
     async def _metrics_page(self) -> str:
         own = self.metrics.render()

@@ -66,11 +66,13 @@ class RouterCore(Generic[SentT]):
     Attributes:
         add_model: `Scheduler.add_model` itself.
         remove_model: `Scheduler.remove_model` itself; refused entries end with the next `pump`.
+        on_turned_away: `Scheduler.on_turned_away` itself.
+        read_demand: `Scheduler.read_demand` itself.
     """
 
     __slots__ = (
         "_bundle_timeout_s", "_carry_out", "_driver", "_flights", "_look_at", "_places", "_pump_scheduled", "_tied",
-        "_timer_at", "_wake_ups", "add_model", "remove_model", "scheduler",
+        "_timer_at", "_wake_ups", "add_model", "on_turned_away", "read_demand", "remove_model", "scheduler",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +88,7 @@ class RouterCore(Generic[SentT]):
         self.scheduler = scheduler
         self.add_model = scheduler.add_model
         self.remove_model = scheduler.remove_model
+        self.on_turned_away, self.read_demand = scheduler.on_turned_away, scheduler.read_demand
         self._carry_out = carry_out
         self._driver = driver
         self._bundle_timeout_s = bundle_timeout_s

@@ -13,6 +13,7 @@ from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.overhead import RoundTrip
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.bundles import Bundle
+from serve_app.scheduling.demand import DemandMeter, ModelDemand
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.health.breakers import Breakers
 from serve_app.scheduling.queueing.probes import Probes
@@ -41,8 +42,8 @@ class ModelState:
     """
 
     __slots__ = (
-        "_configured", "breakers", "full_rows", "joins", "latencies", "overhead", "probes", "queue", "run_rows",
-        "settings", "slots", "wasted_rows",
+        "_configured", "breakers", "demand", "full_rows", "joins", "latencies", "overhead", "probes", "queue",
+        "run_rows", "settings", "slots", "wasted_rows",
     )  # fmt: skip
 
     def __init__(self, settings: ModelScheduling, totals: dict[Priority, Totals], network_s: float) -> None:
@@ -55,6 +56,7 @@ class ModelState:
         self.overhead = RoundTrip(network_s)
         self.slots = Slots(settings.window, 1.0 if settings.breaker is None else settings.breaker.max_ejected)
         self.probes = Probes()
+        self.demand = DemandMeter()
         self.run_rows = 1.0
         self.wasted_rows = 0
         self.breakers = (
@@ -181,6 +183,13 @@ class ModelState:
         latency, settings = self.latencies.of(entry.variant), self.settings
         rows, seconds_per_row = latency.best(entry.bucket, settings.max_rows, settings.slo_s)
         return rows * seconds_per_row
+
+    def read_demand(self, now: float) -> ModelDemand:
+        """What was asked since the last call."""
+        meter = self.demand
+        of_class = meter.read(now, self.latencies, self.settings.max_rows, self.overhead.alone_s)
+        turned_away_rows, meter.turned_away_rows = meter.turned_away_rows, 0
+        return ModelDemand(of_class, turned_away_rows, self.queue.total.rows * self.per_row_s)
 
     def backlog_s(self, replica: Replica) -> float:
         """Predicted time until a replica is idle, other routers' work included."""

@@ -1,13 +1,268 @@
-"""How many replicas a model should have."""
+"""How many replicas a model should have.
+
+Theory of operation of `ReplicaPolicy`. Routers report what is asked of a model in server-seconds per second
+(`serve_app.scheduling.demand`), so one unit of it keeps one replica busy. Four questions follow.
+
+*How much is it now?* The mean of the longest recent window that is one level: older samples join in chunks that double
+as long as their mean differs from the window's by less than three standard errors (the idea of ADWIN; Bifet and
+Gavalda, SDM 2007). A jump is seen after two samples, and a steady load is known ever better.
+
+*How many replicas hold it?* In heavy traffic the work that waits at n replicas exceeds n * s with probability
+exp(-2 (n - r) n s / v), where r is the demand, v its variance per second and s the seconds that work may wait (a
+reflected Brownian motion; Harrison, "Brownian Motion and Stochastic Flow Systems", 1985). With a loss of 1% this gives
+n = (r + sqrt(r^2 + 2 v ln(100) / s)) / 2: short deadlines and bursts ask for idle time, long deadlines for hardly any.
+Classes with shorter deadlines run first, so the largest n over "all classes up to this one" counts.
+
+*How far ahead?* A replica that is asked for now works after its start. A line through the last start time is continued
+for another, unless the demand scatters around it as it does around a step. A backlog that can wait for longer than a
+start is spread over the rest of its time.
+
+*When to let go?* A number is held for a while. The longer, the more idle replicas; the shorter, the more work is late
+while a replica starts again. The gaps after which a number was wanted again are kept, and the time that would have
+cost least counts: a gap that is held costs its length, and one that is not, as much as ten starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from math import ceil
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from math import ceil, log, sqrt
+from typing import NamedTuple
+
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.demand import Demand, add_up
 
 _TOLERANCE = 0.1
 _BUSY = 0.8
 _IDLE_CORES = 0.25
+
+_LOSS = 0.01
+_ERRORS = 3.0
+_LONGEST = 64
+"""Samples of the demand that are kept."""
+_SLACK = 0.03
+"""This much of a replica may lack."""
+_SHORTEST_S = 0.001
+_OUTLIERS = 0.9
+_UNKNOWN_START_S = 10.0
+_STARTS = 16
+_SLOW = 0.9
+_SHORTEST_HOLD_S = 10.0
+_SCATTER = 4.0
+_LEAST_RAMP = 15
+"""Samples."""
+_GAPS = 64
+_RESTART = 10.0
+"""Work that is late costs this many times as much as a replica that is idle."""
+
+
+class Sizing(NamedTuple):
+    """How many replicas a model should have, and why.
+
+    Attributes:
+        needed: For the demand now, as a fraction.
+        because: What decided: ``demand``, ``trend``, ``backlog``, ``hold``, ``minimum`` or ``maximum``.
+        work: Demand, in replicas that are always busy.
+        start_s: Time that a start is expected to take.
+        hold_s: How long a number is held.
+    """
+
+    replicas: int
+    needed: float
+    because: str
+    work: float
+    start_s: float
+    hold_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.replicas} by {self.because} (demand {self.work:.2f} busy replicas, {self.needed:.2f} needed to be"
+            f" in time; a start takes {self.start_s:.0f} s, a number is held for {self.hold_s:.0f} s)"
+        )
+
+
+def replicas_for(demands: Collection[Demand], more_variance: float = 1.0) -> float:
+    """Replicas that lose about 1% of the demand to deadlines, a fraction; see the module.
+
+    Args:
+        demands: By class.
+        more_variance: Factor of their variances.
+    """
+    needed = work = variance = 0.0
+    for demand in sorted(demands, key=lambda each: each.slack / each.work):
+        work += demand.work
+        variance += demand.variance * more_variance
+        slack_s = max(demand.slack / demand.work, _SHORTEST_S)
+        needed = max(needed, (work + sqrt(work * work + 2.0 * variance * -log(_LOSS) / slack_s)) / 2.0)
+    return needed
+
+
+class StartTimes:
+    """How long replicas take to start, from the decision until they are listed."""
+
+    def __init__(self) -> None:
+        self._asked: list[float] = []  # times at which missing replicas were asked for
+        self._took: deque[float] = deque(maxlen=_STARTS)
+
+    def look(self, listed: int, target: int, now: float) -> None:
+        """Compare how many replicas there are with how many there should be."""
+        missing = max(0, target - listed)
+        while len(self._asked) > missing:
+            self._took.append(now - self._asked.pop(0))
+        self._asked += [now] * (missing - len(self._asked))
+
+    @property
+    def seconds(self) -> float:
+        """Nine of ten of the last starts took at most this long. What still starts counts if it takes longer."""
+        took = sorted(self._took)
+        return took[ceil(_SLOW * len(took)) - 1] if took else _UNKNOWN_START_S
+
+
+class HoldTime:
+    """How long a number of replicas is held; see the module."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, float] = {}  # by number of replicas, when at least so many were wanted
+        self._gaps: deque[float] = deque(maxlen=_GAPS)
+        self._wanted = 0
+
+    def note(self, wanted: int, now: float) -> None:
+        """Note how many replicas the demand asks for."""
+        for number in range(1, wanted + 1):
+            if number > self._wanted and number in self._last:
+                self._gaps.append(now - self._last[number])
+            self._last[number] = now
+        self._wanted = wanted
+
+    def seconds(self, start_s: float) -> float:
+        """The hold that would have cost least over the last gaps."""
+        shortest, penalty = max(_SHORTEST_HOLD_S, start_s), _RESTART * start_s
+        gaps = [gap for gap in self._gaps if gap <= 2.0 * penalty]
+
+        def cost(hold_s: float) -> float:
+            return sum([gap if gap <= hold_s else hold_s + penalty for gap in gaps])
+
+        return min([shortest, *(1.1 * gap for gap in gaps if shortest < gap <= penalty)], key=cost)
+
+    def held(self, hold_s: float, now: float) -> int:
+        """The largest number that was wanted within the hold."""
+        return max([number for number, at in self._last.items() if now - at <= hold_s], default=0)
+
+
+class ReplicaPolicy:
+    """Decides how many replicas a model should have. Asked at equal intervals, of about a second.
+
+    Args:
+        hold_s: How long a number is held; ``None``: learned.
+    """
+
+    def __init__(self, hold_s: float | None = None) -> None:
+        self._hold_s = hold_s
+        self._samples: deque[Mapping[Priority, Demand]] = deque(maxlen=_LONGEST)
+        self._works: deque[float] = deque(maxlen=_LONGEST)
+        self._starts = StartTimes()
+        self._hold = HoldTime()
+        self._asked_at: float | None = None
+
+    def decide(
+        self,
+        demands: Mapping[Priority, Demand],
+        now: float,
+        *,
+        listed: int,
+        target: int,
+        minimum: int,
+        maximum: int,
+        backlog_s: float = 0.0,
+    ) -> Sizing:
+        """Decide.
+
+        Args:
+            demands: Since the last call, by class.
+            listed: Replicas that work.
+            target: Replicas decided on before.
+            minimum: Fewest replicas; 0 lets an idle model go to sleep.
+            maximum: Most replicas.
+            backlog_s: Server-seconds of what is queued.
+        """
+        first = self._asked_at is None
+        interval_s = 1.0 if self._asked_at is None else max(_SHORTEST_S, now - self._asked_at)
+        self._asked_at = now
+        self._samples.append(demands)
+        self._works.append(sum([demand.work for demand in demands.values()]))
+        self._starts.look(listed, target, now)
+        if first:
+            self._hold.note(target, now)  # it may have been chosen for a reason
+        start_s = self._starts.seconds
+        works = list(self._works)
+        variance = max(self._burstiness(), _variance(works) * interval_s)
+        work, count = _level(works, variance / interval_s)
+        of_class = self._mean_of_classes(count)
+        total = add_up(of_class)
+        more = variance / total.variance if total.variance else 1.0
+        needed, because = (replicas_for(of_class, more), "demand") if total.work else (0.0, "demand")
+        ramp = min(_LONGEST, max(_LEAST_RAMP, ceil(start_s / interval_s)))
+        if (rise := _rise(works, ramp, variance / interval_s)) > 0.0:
+            needed, because = needed + rise, "trend"
+        if total.work and (left_s := total.slack / total.work - start_s) > 0.0 and backlog_s > left_s:
+            needed, because = max(needed, work + backlog_s / left_s), "backlog"
+        wanted = max(ceil(needed - _SLACK), 1 if total.work else 0)
+        self._hold.note(min(wanted, maximum), now)
+        hold_s = self._hold.seconds(start_s) if self._hold_s is None else self._hold_s
+        if (held := self._hold.held(hold_s, now)) > wanted and target > wanted:
+            wanted, because = min(held, max(target, wanted)), "hold"
+        bounded = max(minimum, min(maximum, wanted))
+        if bounded != wanted:
+            because = "minimum" if bounded > wanted else "maximum"
+        return Sizing(bounded, needed, because, work, start_s, hold_s)
+
+    def _burstiness(self) -> float:
+        """Variance per second within samples, by the mean."""
+        return sum([demand.variance for sample in self._samples for demand in sample.values()]) / len(self._samples)
+
+    def _mean_of_classes(self, count: int) -> list[Demand]:
+        """Mean demand of each class over the last samples; classes without any are left out."""
+        recent = list(self._samples)[-count:]
+        classes = {priority for sample in recent for priority in sample}
+        return [add_up([sample[each] for sample in recent if each in sample]).times(1.0 / count) for each in classes]
+
+
+def _variance(works: Sequence[float]) -> float:
+    """Half the mean square of successive differences, of which the largest tenth count as the next one: jumps."""
+    squares = sorted([(after - before) ** 2 / 2.0 for before, after in pairwise(works)])
+    if not squares:
+        return 0.0
+    most = squares[int(_OUTLIERS * (len(squares) - 1))]
+    return sum([min(square, most) for square in squares]) / len(squares)
+
+
+def _level(works: Sequence[float], variance: float) -> tuple[float, int]:
+    """The mean of the longest recent window that is one level, and its samples."""
+    count = min(2, len(works))
+    mean = sum(works[-count:]) / count
+    while (more := min(count, len(works) - count)) > 0:
+        older = sum(works[-count - more : -count]) / more
+        if abs(older - mean) > _ERRORS * sqrt(variance * (1.0 / count + 1.0 / more)):
+            break
+        mean = (mean * count + older * more) / (count + more)
+        count += more
+    return mean, count
+
+
+def _rise(works: Sequence[float], ahead: int, variance: float) -> float:
+    """By how much the demand will have risen after ``ahead`` samples, by a line through as many; 0.0 if there is none.
+
+    Samples that scatter around the line more than the variance explains are a jump and no ramp.
+    """
+    recent = works[-ahead:]
+    if len(works) < min(2 * ahead, _LONGEST) or not variance > 0.0:  # at first a jump passes for variance
+        return 0.0
+    mean, middle = sum(recent) / ahead, (ahead - 1) / 2.0
+    spread = ahead * (ahead * ahead - 1) / 12.0
+    slope = sum([(at - middle) * (work - mean) for at, work in enumerate(recent)]) / spread
+    left = sum([(work - mean - slope * (at - middle)) ** 2 for at, work in enumerate(recent)]) / ahead
+    return slope * ahead if left <= _SCATTER * variance and slope > _ERRORS * sqrt(variance / spread) else 0.0
 
 
 def desired_replicas(load_rows: int, target_rows: float, current: int, minimum: int, maximum: int) -> int:

@@ -37,6 +37,7 @@ from serve_app.scheduling.admission import (
 )
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Rejection, Requeue
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.health.breakers import Breakers, Refused
@@ -201,12 +202,14 @@ class Scheduler(SchedulerView):
             else:
                 priority = bounds.room(entry.priority, entry.nbytes)
             if priority is None:
+                model.demand.add(entry, now, turned_away=True)
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
                 device = self._device_of[entry.model]
                 ready_s = 0.0 if model.slots.replicas else device.ready_s(model, now)
                 rejection = too_slow(entry, model, now, ready_s)
                 if rejection is None:
+                    model.demand.add(entry, now)
                     entry.priority = priority
                     device.arrived(entry, model, now)
                     device.active[model] = self._agenda.touched[device] = None
@@ -479,6 +482,18 @@ class Scheduler(SchedulerView):
         for found in self._silent.with_bundles(model, replica):
             self._silent.end(found, known)
 
+    # ------------------------------------------------------------------ demand
+
+    def on_turned_away(self, model: str, priority: Priority) -> None:
+        """Count a request that `precheck` refused. Ignored if its model is unknown."""
+        if (known := self._models.get(model)) is not None:
+            known.demand.add_unread(priority)
+            known.demand.turned_away_rows += 1
+
+    def read_demand(self, model: str, now: float) -> ModelDemand:
+        """What was asked of a model since the last call."""
+        return self._models[model].read_demand(now)
+
     # ----------------------------------------------- what is learned of models
 
     def seed(self, model: str, executions: Iterable[tuple[int, int, float, str]]) -> None:
@@ -601,6 +616,9 @@ class Scheduler(SchedulerView):
     def _end_all(self, expired: list[Entry], given_up: list[Entry], refused: list[Refused]) -> list[Refused]:
         """End entries, except those that a bundle still carries. Returns the refused ones."""
         refused = [each for each in refused if not (each[0].state is _QUEUED and each[0].left_to_bundle())]
+        for entry in (*expired, *given_up):
+            if (model := self._models.get(entry.model)) is not None:
+                model.demand.turned_away_rows += entry.rows
         for entry in expired:
             if entry.answer_by:
                 self._bundles.recall(entry)  # it runs until it is recalled; any other runs to its end

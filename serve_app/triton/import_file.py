@@ -40,7 +40,7 @@ applications:
       enable_access_log: false
       log_level: WARNING
     autoscaling_policy:
-      policy_function: "serve_app.deployments.autoscaling:scale_by_queue"
+      policy_function: "serve_app.deployments.autoscaling:ScaleByDemand"
     args:
       router:
         grpc: {{port: 8001}} # Triton's port; HTTP is on 8000, as there

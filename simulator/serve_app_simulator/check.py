@@ -122,7 +122,7 @@ def _model_problems(model: SimulatedModel, devices: list[str], *, in_pool: bool)
     if scaling is not None:
         if not 0 <= scaling.min_replicas <= scaling.max_replicas or scaling.max_replicas < 1:
             yield f"{where}.autoscaling: needs 0 <= min_replicas <= max_replicas, and 1 <= max_replicas"
-        if not scaling.target_rows > 0.0:
+        if scaling.target_rows is not None and not scaling.target_rows > 0.0:
             yield f"{where}.autoscaling.target_rows: must be above 0, got {scaling.target_rows:g}"
         if not scaling.interval_s > 0.0:
             yield f"{where}.autoscaling.interval_s: must be above 0, got {scaling.interval_s:g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from serve_app_simulator.scenario import Scenario
 from serve_app_simulator.scenarios import Experiment, load_scenario, scenario_schema
 from serve_app_simulator.scenarios.systems import SystemConfig, system_config
 
+_STEPS = 12
 _FAILED = 1
 _INVALID = 2
 _TABLE_WIDTH = 250
@@ -193,7 +194,16 @@ def _notes(experiment: Experiment, cases: Sequence[CaseResults], path: Path) -> 
         capacities = experiment.cases[0].capacities
         rates = [f"{model} {capacities[model]:,.0f}" for model, load in experiment.cases[0].loads.items() if load > 0]
         notes.append(f"All the replicas can do within the SLO, rows per second: {_listed(rates)}.")
-    return notes
+    return [*notes, *_scaling(cases)]
+
+
+def _scaling(cases: Sequence[CaseResults]) -> Iterator[str]:
+    """How the first run of the first case changed its numbers of replicas, and what decided."""
+    result = next(iter(cases[0].results.values()))[0]
+    for model, steps in result.scaling.items():
+        shown = [f"{step.replicas} at {step.at_s:.0f} s ({step.because})" for step in steps[:_STEPS]]
+        more = f" and {len(steps) - _STEPS} more changes" if len(steps) > _STEPS else ""
+        yield f"Replicas of {model} in the first run of {result.system}: {_listed(shown)}{more}."
 
 
 def _durations(scenarios: Sequence[Scenario]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from serve_app.scheduling.scaling import desired_replicas
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.loop import Event, Loop
 from serve_app_simulator.machine import Machine
+from serve_app_simulator.scalers import FleetState, ScalingStep
 from serve_app_simulator.scenario import Failure, SimulatedModel
-
-_ROUNDING_S = 1e-9
 
 
 class Fleet:
@@ -20,6 +19,8 @@ class Fleet:
         listed: Replicas that systems know, by name, oldest first.
         target: Replicas wanted.
         running_rows: Rows in execution.
+        arrived_rows: Rows that have reached the system since autoscaling last looked.
+        changes: How autoscaling changed the target.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Fleet:
         make_machine: Callable[[Fleet, int], Machine],
         tell: Callable[[Fleet], None],
         waiting_rows: Callable[[str], int],
+        read_demand: Callable[[str], ModelDemand],
     ) -> None:
         self.model = model
         self.name = model.scheduling.name
@@ -39,10 +41,12 @@ class Fleet:
         self._make_machine = make_machine
         self._tell = tell
         self._waiting_rows = waiting_rows
+        self._read_demand = read_demand
         self._starting: list[Event] = []
         self._last = 0
-        # Which direction autoscaling has asked for, and since when.
-        self._wanted: tuple[int, float] | None = None
+        self.arrived_rows = 0
+        self.changes: list[ScalingStep] = []
+        self._scaler = None if model.autoscaling is None else model.autoscaling.scaler()
 
     def start(self) -> None:
         """List the first replicas and begin to watch the load."""
@@ -114,28 +118,25 @@ class Fleet:
             self._unlist(alive[-1])
 
     def _autoscale(self) -> None:
-        """Scale as Ray Serve does: once a direction has been wanted for its delay."""
-        settings = self.model.autoscaling
-        assert settings is not None
+        """Ask the scaler, and start or stop replicas."""
+        assert self._scaler is not None
+        assert self.model.autoscaling is not None
         now = self._loop.now
-        self._loop.at(now + settings.interval_s, self._autoscale)
-        wanted = desired_replicas(
-            self._waiting_rows(self.name) + self.running_rows,
-            settings.target_rows,
+        self._loop.at(now + self.model.autoscaling.interval_s, self._autoscale)
+        demand = self._read_demand(self.name)
+        state = FleetState(
+            now,
             self.target,
-            settings.min_replicas,
-            settings.max_replicas,
+            len(self._alive()),
+            self._waiting_rows(self.name) + self.running_rows + demand.turned_away_rows,
+            self.running_rows,
+            self.arrived_rows,
+            demand,
         )
-        direction = (wanted > self.target) - (wanted < self.target)
-        if not direction:
-            self._wanted = None
-            return
-        if self._wanted is None or self._wanted[0] != direction:
-            self._wanted = (direction, now)
-        delay_s = settings.upscale_delay_s if direction > 0 else settings.downscale_delay_s
-        if now - self._wanted[1] < delay_s - _ROUNDING_S:
-            return
-        self._wanted = None
+        self.arrived_rows = 0
+        wanted, because = self._scaler.decide(state)
+        if wanted != self.target:
+            self.changes.append(ScalingStep(now, wanted, because))
         while self.target < wanted:
             self.target += 1
             self._start(self.model.startup_s)

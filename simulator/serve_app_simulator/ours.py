@@ -14,6 +14,7 @@ import numpy as np
 
 from serve_app.domain.priority import Priority
 from serve_app.pools.policy.device import PoolDevice
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 from serve_app_simulator.members import Members
@@ -150,6 +151,10 @@ class ServeApp:
         """See `System.queued_rows`: in the routers' queues, on the way to replicas, and at their gates."""
         in_routers = sum(router.scheduler.load(model) for router in self._routers)
         return max(0, in_routers - self._world.load(model))
+
+    def read_demand(self, model: str) -> ModelDemand:
+        """See `System.read_demand`."""
+        return ModelDemand.total([router.scheduler.read_demand(model, self._world.now) for router in self._routers])
 
     def _settings(self, settings: ModelScheduling) -> ModelScheduling:
         return settings if self._policy is None else replace(settings, policy=cast("Any", self._policy))

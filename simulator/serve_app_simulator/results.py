@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.domain.priority import Priority
+from serve_app_simulator.scalers import ScalingStep
 from serve_app_simulator.scenario import Scenario
 from serve_app_simulator.workloads import Arrivals
 
@@ -227,6 +228,8 @@ class Result:
         wall_s: How long the simulation took.
         events_per_s: Arrivals and actions per second of ``wall_s``.
         pools: What the hosts of each pool did, by its name.
+        replica_s: Replicas' time on the list or at work, seconds.
+        scaling: By model, how autoscaling changed its number of replicas.
     """
 
     scenario: str
@@ -251,6 +254,8 @@ class Result:
     wall_s: float
     events_per_s: float
     pools: dict[str, PoolUsage] = field(default_factory=dict)
+    replica_s: float = 0.0
+    scaling: dict[str, list[ScalingStep]] = field(default_factory=dict)
 
     @property
     def attainment(self) -> float:
@@ -307,6 +312,7 @@ def make_result(
     wall_s: float,
     events: int,
     pools: Mapping[str, PoolUsage],
+    scaling: Mapping[str, Sequence[ScalingStep]],
 ) -> Result:
     """Sum up a finished simulation."""
     outcome = np.frombuffer(records.outcome, dtype=np.uint8)
@@ -372,6 +378,8 @@ def make_result(
         wall_s,
         events / wall_s if wall_s else 0.0,
         dict(pools),
+        usage.replica_s,
+        {name: list(steps) for name, steps in scaling.items() if steps},
     )
 
 

@@ -61,6 +61,7 @@ def simulate(
         wall_s,
         world.events,
         world.pools,
+        world.scaling,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from serve_app.domain.priority import Priority
 from serve_app.pools.policy.settings import Pool
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
+from serve_app_simulator.scalers import DemandScaler, QueueScaler, Scaler
 
 Curve = Callable[[int, int], float]
 """``curve(rows, bucket)``: the true mean execution time of a batch, seconds, before noise."""
@@ -29,15 +30,29 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAutoscaling:
-    """How many replicas a model has: `serve_app.scheduling.scaling.desired_replicas` with Ray Serve's delays."""
+    """How many replicas a model has."""
 
     min_replicas: int
     max_replicas: int
-    target_rows: float
+    target_rows: float | None = None
+    """Rows queued and running per replica; ``None``: replicas follow the demand."""
     upscale_delay_s: float = 2.0
-    downscale_delay_s: float = 60.0
+    """For ``target_rows``."""
+    downscale_delay_s: float | None = None
+    """60 s for ``target_rows``, otherwise learned."""
     interval_s: float = 1.0
-    """How often loads are looked at."""
+    """How often it is looked at."""
+    make_scaler: Callable[[], Scaler] | None = None
+    """Makes what decides instead."""
+
+    def scaler(self) -> Scaler:
+        """Make what decides for a model of one run."""
+        if self.make_scaler is not None:
+            return self.make_scaler()
+        if self.target_rows is None:
+            return DemandScaler(self.min_replicas, self.max_replicas, self.downscale_delay_s)
+        fewer_s = 60.0 if self.downscale_delay_s is None else self.downscale_delay_s
+        return QueueScaler(self.min_replicas, self.max_replicas, self.target_rows, self.upscale_delay_s, fewer_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from serve_app.domain.priority import Priority
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.scenario import Overheads, Scenario
 
 
@@ -209,4 +210,7 @@ class System(Protocol):
         """Take in a request that has reached the system now."""
 
     def queued_rows(self, model: str) -> int:
-        """Rows that wait for an execution, for autoscaling."""
+        """Rows that wait for an execution."""
+
+    def read_demand(self, model: str) -> ModelDemand:
+        """What was asked of a model since the last call, for autoscaling."""

@@ -9,12 +9,14 @@ from math import exp, inf
 
 import numpy as np
 
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.delays import SampledDelays, request_delays
 from serve_app_simulator.fleet import Fleet
 from serve_app_simulator.hosts import HostDevice, Hosts
 from serve_app_simulator.loop import Event, Loop
 from serve_app_simulator.machine import ComputeDevice, Machine, NoiseSource, Running, SharedComputeDevice
 from serve_app_simulator.results import DROPPED, IN_TIME, LATE, REPLACED, PoolUsage, Records, Usage, Waiting
+from serve_app_simulator.scalers import ScalingStep
 from serve_app_simulator.scenario import Overheads, Scenario, SimulatedPool
 from serve_app_simulator.system import Execution, Hop, Loaded, Request, Status, System
 from serve_app_simulator.workloads import Arrivals
@@ -38,7 +40,9 @@ class SimulatedWorld:
         self._machines: dict[str, Machine] = {}
         self._devices = {device.name: SharedComputeDevice(self._loop, device) for device in scenario.devices}
         self._fleets = {
-            model.scheduling.name: Fleet(model, self._loop, self._make_machine, self._tell, self._waiting_rows)
+            model.scheduling.name: Fleet(
+                model, self._loop, self._make_machine, self._tell, self._waiting_rows, self._read_demand
+            )
             for model in scenario.models
         }
         self._places = {name: place for place, name in enumerate(self._fleets)}
@@ -227,6 +231,11 @@ class SimulatedWorld:
         self._hosts_of[model].evict(model, host)
 
     @property
+    def scaling(self) -> dict[str, list[ScalingStep]]:
+        """By model, how autoscaling changed its number of replicas."""
+        return {name: fleet.changes for name, fleet in self._fleets.items()}
+
+    @property
     def pools(self) -> dict[str, PoolUsage]:
         """Usage of each pool's hosts, by its name."""
         return {name: hosts.usage for name, hosts in self._hosts.items()}
@@ -245,6 +254,7 @@ class SimulatedWorld:
         """Hand a request to the system."""
         request.waits = True
         self._waiting[request.model].add(1, self._loop.now)
+        self._fleets[request.model].arrived_rows += request.rows
         if (hosts := self._hosts_of.get(request.model)) is not None:
             hosts.asked(request.model)
         self._system.arrive(request)
@@ -351,6 +361,9 @@ class SimulatedWorld:
 
     def _waiting_rows(self, model: str) -> int:
         return self._system.queued_rows(model)
+
+    def _read_demand(self, model: str) -> ModelDemand:
+        return self._system.read_demand(model)
 
     def _count_replica(self, machine: Machine) -> None:
         """Add a replica's counted time on the list or at work."""

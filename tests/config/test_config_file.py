@@ -152,7 +152,7 @@ def test_a_file_that_names_no_interface_is_served_on_loopback() -> None:
         ({}, None, []),
         ({"max_replicas": 2}, None, ["applications[0].autoscaling_policy"]),
         ({"min_replicas": 2, "max_replicas": 2}, None, []),
-        ({"max_replicas": 2}, {"policy_function": "serve_app.deployments.autoscaling:scale_by_queue"}, []),
+        ({"max_replicas": 2}, {"policy_function": "serve_app.deployments.autoscaling:ScaleByDemand"}, []),
         ({"max_replicas": 2}, {"policy_function": "mine:policy"}, []),
     ],
 )

@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import pytest
-from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from serve_app.deployments.autoscaling import BUSY, CORES, IDLE_CORES, ROUTER, load_metric, scale_by_queue
+from serve_app.deployments.autoscaling import (
+    BUSY,
+    CORES,
+    IDLE_CORES,
+    ROUTER,
+    ScaleByDemand,
+    demand_metrics,
+    load_metrics,
+)
+from serve_app.domain.priority import Priority
+from serve_app.scheduling.demand import Demand, ModelDemand
 
 MODEL = "m_digits"
 
 
+IDLE = ModelDemand()
+
+
 def context(
-    name: str, metrics: Mapping[str, list[float]], target: int = 1, minimum: int = 1, maximum: int = 2
+    name: str,
+    metrics: Mapping[str, list[float]],
+    target: int = 1,
+    minimum: int = 1,
+    maximum: int = 2,
+    now: float = 1.0,
+    current: int | None = None,
 ) -> AutoscalingContext:
     """What Serve tells of a deployment whose replicas have reported these numbers."""
     deployment = DeploymentID(name, "app")
     replicas = [ReplicaID(f"r{number}", deployment) for number in range(max(map(len, metrics.values()), default=0))]
+    by_replica = {key: dict(zip(replicas, values, strict=False)) for key, values in metrics.items()}
     return AutoscalingContext(
         deployment_id=deployment,
         deployment_name=name,
         app_name="app",
-        current_num_replicas=target,
+        current_num_replicas=target if current is None else current,
         target_num_replicas=target,
         running_replicas=replicas,
         total_num_requests=0.0,
         total_queued_requests=0.0,
-        aggregated_metrics={key: dict(zip(replicas, values, strict=False)) for key, values in metrics.items()},
-        raw_metrics={},
+        aggregated_metrics=by_replica,
+        raw_metrics={
+            key: {replica: [TimeStampedValue(now, value)] for replica, value in values.items()}
+            for key, values in by_replica.items()
+        },
         capacity_adjusted_min_replicas=minimum,
         capacity_adjusted_max_replicas=maximum,
         policy_state={},
         last_scale_up_time=None,
         last_scale_down_time=None,
-        current_time=None,
-        config=AutoscalingConfig(min_replicas=minimum, max_replicas=maximum, target_ongoing_requests=64),
+        current_time=now,
+        config=AutoscalingConfig(
+            min_replicas=minimum, max_replicas=maximum, target_ongoing_requests=64, downscale_delay_s=0.0
+        ),
     )
+
+
+def make_policy(published: list[str] | None = None) -> ScaleByDemand:
+    """The policy, without a cluster to publish to."""
+    texts = [] if published is None else published
+    return ScaleByDemand(publish=lambda _, text: texts.append(text))
+
+
+def decide(policy: ScaleByDemand, *contexts: AutoscalingContext) -> dict[DeploymentID, int]:
+    """What the policy decides for these deployments."""
+    return policy({each.deployment_id: each for each in contexts})[0]
 
 
 @pytest.mark.parametrize(
@@ -58,18 +95,59 @@ def test_replicas_follow_the_queue_and_their_processes(
     rows: list[float], target: int, minimum: int, replica: dict[str, list[float]], expected: int
 ) -> None:
     """Whichever asks for more, within the bounds; a model that may sleep is not kept awake by its idle process."""
-    contexts = [context(ROUTER, {load_metric(MODEL): rows}), context(MODEL, replica, target, minimum)]
+    reported = dict.fromkeys(load_metrics(MODEL, 0, IDLE), rows) | {BUSY: [0.1] * len(rows)}
 
-    decisions, states = scale_by_queue({each.deployment_id: each for each in contexts})
+    decisions = decide(make_policy(), context(ROUTER, reported, 1, 1, 1), context(MODEL, replica, target, minimum))
 
-    assert (decisions, states) == ({DeploymentID(MODEL, "app"): expected}, {})
+    assert decisions == {DeploymentID(MODEL, "app"): expected}
+
+
+def test_rows_turned_away_count() -> None:
+    """A queue that is kept short by refusals is no reason to stay small."""
+    assert load_metrics(MODEL, 10, ModelDemand(turned_away_rows=90)) == load_metrics(MODEL, 100, IDLE)
+
+
+def test_replicas_follow_the_demand_of_all_routers() -> None:
+    """Two routers with 1.6 busy replicas each need four; a value that a router has reported before counts no more."""
+    busy = demand_metrics(MODEL, ModelDemand({Priority.HIGH: Demand(1.6, 0.01, 1.6)}))
+    policy = make_policy()
+    for now in (1.0, 2.0, 3.0):
+        reported = {key: [value, value] for key, value in busy.items()} | {BUSY: [0.5, 0.5]}
+        router = context(ROUTER, reported, 2, 2, 2, now=now)
+        decisions = decide(policy, router, context(MODEL, {}, 1, 1, 8, now=now))
+    assert decisions == {DeploymentID(MODEL, "app"): 4}
+
+    idle = {key: [0.0, 0.0] for key in demand_metrics(MODEL, IDLE)}
+    stale = context(ROUTER, {BUSY: [0.5, 0.5], **idle}, 2, 2, 2, now=60.0)
+    assert stale.raw_metrics is not None
+    stale.raw_metrics.update(context(ROUTER, {key: [value] for key, value in busy.items()}, now=3.0).raw_metrics or {})
+    assert stale.raw_metrics.keys() >= busy.keys()
+    for key in demand_metrics(MODEL, IDLE):
+        stale.raw_metrics[key] = {replica: [TimeStampedValue(60.0, 0.0)] for replica in stale.running_replicas}
+    for step in range(70):
+        stale.current_time = 61.0 + step
+        decisions = decide(policy, stale, context(MODEL, {}, 4, 1, 8))
+    assert decisions == {DeploymentID(MODEL, "app"): 1}
+
+
+def test_from_zero_as_many_start_as_are_needed() -> None:
+    """Serve takes the target of a deployment without replicas, whatever a policy says."""
+    busy = demand_metrics(MODEL, ModelDemand({Priority.NORMAL: Demand(2.5, 0.01, 2.5)}))
+    router = context(ROUTER, {key: [value] for key, value in busy.items()} | {BUSY: [0.5]}, 1, 1, 1)
+    published: list[str] = []
+    model = context(MODEL, {}, 1, 0, 8, current=0)
+
+    decide(make_policy(published), router, model)
+
+    assert model.target_num_replicas == 3
+    assert json.loads(published[-1])[MODEL]["because"] == "demand"
 
 
 def test_a_model_of_which_no_router_has_reported_stays_as_it_is() -> None:
     """A router that starts, or has died, is no reason to end replicas."""
     contexts = [context(ROUTER, {}), context(MODEL, {BUSY: [1.0], IDLE_CORES: [1.0]})]
 
-    assert scale_by_queue({each.deployment_id: each for each in contexts}) == ({}, {})
+    assert decide(make_policy(), *contexts) == {}
 
 
 @pytest.mark.parametrize(
@@ -90,11 +168,11 @@ def test_routers_follow_how_busy_they_are(busy: list[float], idle: float, cores:
     told = {BUSY: busy, IDLE_CORES: [idle] * len(busy)} | ({} if cores is None else {CORES: [cores] * len(busy)})
     router = context(ROUTER, told, len(busy), maximum=8)
 
-    assert scale_by_queue({router.deployment_id: router})[0] == {router.deployment_id: expected}
+    assert decide(make_policy(), router) == {router.deployment_id: expected}
 
 
 def test_a_number_of_routers_that_is_given_stays() -> None:
     """However busy they are."""
     router = context(ROUTER, {BUSY: [1.0, 1.0], IDLE_CORES: [9.0, 9.0], CORES: [16.0, 16.0]}, 2, 2, 2)
 
-    assert scale_by_queue({router.deployment_id: router})[0] == {}
+    assert decide(make_policy(), router) == {}

@@ -13,6 +13,7 @@ from serve_app.domain.priority import Priority
 from serve_app.errors import DeadlineExceeded
 from serve_app.payloads import NO_ATTRIBUTES
 from serve_app.scheduling.decisions import Dispatch
+from serve_app.scheduling.demand import ModelDemand
 from serve_app.scheduling.entry import Entry
 from serve_app_simulator.replica import Sent, SimulatedReplica
 from serve_app_simulator.scenario import Affine
@@ -51,6 +52,10 @@ class OneBundle:
         entry.probe = self._probe
         dispatch = Dispatch(1, "m", "m#0", [entry], 1, 0, 0.0, exact=self._exact, overhead_s=self._overhead_s)
         self._replica.arrive(Sent(dispatch, now, (), self._ended, self._ended))
+
+    def read_demand(self, model: str) -> ModelDemand:
+        """See `System.read_demand`."""
+        return ModelDemand()
 
     def queued_rows(self, model: str) -> int:
         return 0

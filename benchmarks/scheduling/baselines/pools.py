@@ -30,6 +30,7 @@ from typing import ClassVar
 from zlib import crc32
 
 from benchmarks.scheduling.baselines.serial import Serial
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.system import Execution, Loaded, Request, World
 
 _RATE_S = 10.0
@@ -114,6 +115,10 @@ class PoolSystem:
     def arrive(self, request: Request) -> None:
         """See `System.arrive`."""
         self._processor.take(partial(self.routed, request))
+
+    def read_demand(self, model: str) -> ModelDemand:  # noqa: ARG002 - counts nothing
+        """See `System.read_demand`."""
+        return ModelDemand()
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`."""

@@ -18,6 +18,7 @@ from math import inf
 from typing import ClassVar
 
 from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.demand import ModelDemand
 from serve_app_simulator.scenario import Scenario, SimulatedModel, Stream
 from serve_app_simulator.system import Execution, Hop, Request, World
 
@@ -207,6 +208,10 @@ class Baseline(ABC):
     def arrive(self, request: Request) -> None:
         """See `System.arrive`."""
         self._servers[request.model].enter(request)
+
+    def read_demand(self, model: str) -> ModelDemand:  # noqa: ARG002 - counts nothing
+        """See `System.read_demand`."""
+        return ModelDemand()
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`."""

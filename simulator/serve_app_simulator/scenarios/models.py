@@ -116,13 +116,14 @@ class SimulatedAutoscalingConfig(Section):
     """Most replicas."""
 
     target_queue: Positive | None = None
-    """Rows queued and running per replica to aim for; by default twice `batching.max_rows`."""
+    """Rows queued and running per replica to aim for; by default replicas follow the demand."""
 
     upscale_delay_s: Delay = 2.0
-    """How long more replicas must be wanted before they are started."""
+    """With `target_queue`, how long more replicas must be wanted before they are started."""
 
-    downscale_delay_s: Delay = 60.0
-    """How long fewer replicas must be wanted before some are stopped."""
+    downscale_delay_s: Delay | None = None
+    """How long fewer replicas must be wanted before some are stopped; by default 60 s with `target_queue`, otherwise
+    learned."""
 
     metrics_interval_s: Seconds = 1.0
     """How often loads are looked at."""
@@ -228,7 +229,7 @@ class SimulatedModelConfig(Section):
             else SimulatedAutoscaling(
                 min_replicas=scaling.min_replicas,
                 max_replicas=scaling.max_replicas,
-                target_rows=float(scaling.target_queue or 2 * self.batching.configured_rows),
+                target_rows=None if scaling.target_queue is None else float(scaling.target_queue),
                 upscale_delay_s=scaling.upscale_delay_s,
                 downscale_delay_s=scaling.downscale_delay_s,
                 interval_s=scaling.metrics_interval_s,

@@ -1,0 +1,1 @@
+"""How well the number of replicas follows the demand."""

@@ -1,0 +1,155 @@
+"""How well the number of replicas follows the demand.
+
+python -m benchmarks.scaling judge --publish    # simulated, beside others: docs/benchmarks/scaling.md
+python -m benchmarks.scaling real               # a real server beside its simulation
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from benchmarks.publishing import publish_report
+from benchmarks.scaling.judge import BOUND, OURS, QUEUE, RATE, RAY, Cell, Score, run
+from benchmarks.scaling.real import Followed, measure, simulated
+from benchmarks.scaling.workloads import Load, flash, sine, step, trace
+from benchmarks.scheduling.conditions import MINILM, WIDE
+from serve_app_simulator.scenario import Affine, Curve
+
+app = typer.Typer(add_completion=False, help=__doc__)
+
+CURVES: dict[str, tuple[Curve, int]] = {
+    "minilm": (MINILM, 4),
+    "wide": (WIDE, 32),
+    "GPU-like": (Affine(0.02, 0.0005), 32),
+}
+"""The cost of a batch, and rows of a request."""
+TIMEOUTS_S = (0.1, 1.0, 5.0)
+STARTS_S = (10.0, 30.0)
+_HEADER = ("in time %", "replica-seconds", "changes, turns", "target")
+_REAL_PARTS_S = 60.0
+
+
+def cells(curves: list[str], trace_file: Path | None) -> list[Cell]:
+    """The grid."""
+    loads: list[Load] = [step(), sine(), flash()]
+    if trace_file is not None:
+        loads.append(trace(trace_file))
+    return [
+        Cell(load, name, *CURVES[name], timeout_s, start_s)
+        for name in curves
+        for load in loads
+        for timeout_s in TIMEOUTS_S
+        for start_s in STARTS_S
+    ]
+
+
+@app.command()
+def judge(
+    curve: Annotated[list[str] | None, typer.Option(help="Of the models; by default all.")] = None,
+    trace_file: Annotated[Path | None, typer.Option("--trace", help="A CSV file with a TIMESTAMP.")] = None,
+    seed: int = 1,
+    processes: int = 1,
+    only: Annotated[str, typer.Option(help="Cells whose name has this.")] = "",
+    publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False,
+) -> None:
+    """Compare with other policies, each with its best target, and with one that sees the future."""
+    console = Console()
+    grid = [cell for cell in cells(curve or list(CURVES), trace_file) if only in cell.name]
+    found: dict[str, list[Score]] = {}
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        runs = {pool.submit(run, cell, seed): cell for cell in grid}
+        for number, done in enumerate(as_completed(runs), 1):
+            found[runs[done].name] = done.result()
+            console.print(f"{number}/{len(grid)} {runs[done].name}: {_line(done.result())}", highlight=False)
+    ordered = {cell.name: found[cell.name] for cell in grid}
+    figures = {name: [asdict(score) for score in scores] for name, scores in ordered.items()}
+    publish_report(console, "scaling", {"cells": figures, "seed": seed}, _text(ordered), publish=publish)
+
+
+def _line(scores: list[Score]) -> str:
+    return "; ".join(f"{each.contender} {_shown(each)}" for each in scores)
+
+
+def _shown(score: Score) -> str:
+    target = f", {score.target:g}" if score.target else ""
+    return f"{100 * score.in_time:.1f} / {score.replica_s:,.0f} ({score.changes}, {score.turns}{target})"
+
+
+def share_of_bound(scores: list[Score]) -> float:
+    """Replica-seconds of the policy that sees the future, as a part of the server's at equal attainment."""
+    by_name = {score.contender: score for score in scores}
+    return by_name[BOUND].replica_s / by_name[OURS].replica_s
+
+
+def beaten_by(scores: list[Score]) -> list[str]:
+    """Rivals that are in time for more and cost less."""
+    ours = scores[0]
+    return [
+        each.contender
+        for each in scores[1:]
+        if each.contender != BOUND and each.in_time > ours.in_time + 5e-4 and each.replica_s < ours.replica_s
+    ]
+
+
+def _text(cells: dict[str, list[Score]]) -> str:
+    shares = {name: share_of_bound(scores) for name, scores in cells.items()}
+    beaten = {name: rivals for name, scores in cells.items() if (rivals := beaten_by(scores))}
+    contenders = (OURS, RAY, QUEUE, RATE, BOUND)
+    says = (
+        "Simulated over the server's own scheduler: in time % / replica-seconds (changes, turns, target). Rivals have"
+        " the target that suits them best in that cell. The last column is the cheapest plan, in slots of 10 s, that"
+        " knows the arrivals and is in time for as many as the server's policy."
+        " `python -m benchmarks.scaling judge`."
+    )
+    found = (
+        f"Median share of the bound: {median(shares.values()):.2f}, least {min(shares.values()):.2f}. Cells in which a"
+        f" rival is in time for more and costs less: {len(beaten)} of {len(cells)}."
+    )
+    lines = [
+        "# Replicas that follow the demand",
+        "",
+        says,
+        "",
+        found,
+        "",
+        "| cell | " + " | ".join(contenders) + " | share |",
+        "|" + "---|" * (len(contenders) + 2),
+    ]
+    for name, scores in cells.items():
+        by_name = {score.contender: score for score in scores}
+        shown = " | ".join(_shown(by_name[each]) for each in contenders)
+        lines.append(f"| {name} | {shown} | {shares[name]:.2f} |")
+    lines += [f"\nBetter in {name}: {', '.join(rivals)}." for name, rivals in beaten.items()]
+    return "\n".join(lines) + "\n"
+
+
+@app.command()
+def real(seed: int = 1, publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False) -> None:
+    """Let a real server of 1 to 4 replicas follow a step, and simulate the same."""
+    console = Console()
+    load = step(0.7, 2.6, _REAL_PARTS_S)
+    figures: dict[str, Any] = {}
+    lines = ["| deadline | | in time % | replica-seconds | a start takes |", "|---|---|---|---|---|"]
+    for timeout_s in (0.3, 1.0):
+        server = measure(load, timeout_s, seed)
+        again = simulated(load, timeout_s, seed, server.start_s)
+        figures[f"{timeout_s:g} s"] = {"server": asdict(server), "simulation": asdict(again)}
+        lines += [_row(timeout_s, "server", server), _row(timeout_s, "simulation", again)]
+        console.print(lines[-2], lines[-1], sep="\n", highlight=False)
+    publish_report(console, "scaling-real", figures, "\n".join(lines) + "\n", publish=publish)
+
+
+def _row(timeout_s: float, what: str, found: Followed) -> str:
+    return f"| {timeout_s:g} s | {what} | {100 * found.in_time:.1f} | {found.replica_s:.0f} | {found.start_s:.1f} s |"
+
+
+if __name__ == "__main__":
+    app()
