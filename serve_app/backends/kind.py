@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rowproof.result import RowProof
 from serve_app.backends.backend import Backend
@@ -55,8 +55,7 @@ class BuildSettings:
         gpu_memory_bytes: Limit of GPU memory for this build; ``None`` for no limit.
         threads: Threads of one run on the CPU.
         max_rows: Most rows of a batch, if known.
-        row_sizes: Numbers of rows that batches are filled up to, ascending. ``any``: no filling; ``auto``: the backend
-            chooses.
+        row_sizes: Numbers of rows that batches are filled up to, ascending; empty: no filling.
         processor_threads: Threads that call `Processing` at once; 0: it is not used.
         among_others: Whether many models share the process, of which one runs at a time.
         tf32: Whether a GPU may compute FP32 products in TF32.
@@ -69,7 +68,7 @@ class BuildSettings:
     gpu_memory_bytes: int | None = None
     threads: int = 1
     max_rows: int | None = None
-    row_sizes: tuple[int, ...] | Literal["auto", "any"] = "auto"
+    row_sizes: tuple[int, ...] = ()
     layout: Layout = ROWS_FIRST
     processor_threads: int = 0
     among_others: bool = False

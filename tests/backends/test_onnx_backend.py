@@ -162,23 +162,6 @@ def test_batches_are_filled_up_to_the_next_row_size(tmp_path: Path, rows: int, r
     np.testing.assert_array_equal(values + run_with, outputs["y"][:, 0])
 
 
-def test_row_sizes_meant_for_convolutions_on_a_gpu_do_nothing_elsewhere(tmp_path: Path) -> None:
-    """On the CPU any number of rows costs what it costs."""
-    backend = OnnxBackend(
-        OnnxSettings(
-            "m",
-            onnx_models.make(tmp_path / "m.onnx", "convolution"),
-            device="cpu",
-            row_sizes=(1, 4),
-            only_for_convolutions=True,
-        )
-    )
-    backend.load()
-
-    assert backend.row_sizes == ()
-    assert backend.run({"x": np.ones((3, 1, 4, 4), np.float32)})["y"].shape == (3, 1, 2, 2)
-
-
 def test_a_failing_model_is_reported_in_one_safe_line(
     make_model: MakeModel, load: Load, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,16 +62,6 @@ def device_of(providers: Sequence[str]) -> Literal["cpu", "cuda"]:
     return "cuda" if _CUDA in providers else "cpu"
 
 
-def has_cuda_convolutions(session: Any) -> bool:
-    """Whether a session executes convolutions on CUDA. Needs a session that records where it executes nodes."""
-    return any(
-        "Conv" in node.op_type
-        for assigned in session.get_provider_graph_assignment_info()
-        if assigned.ep_name == _CUDA
-        for node in assigned.get_nodes()
-    )
-
-
 def divide_memory(total_bytes: int, weight_bytes: int, row_sizes: Sequence[int]) -> list[int]:
     """Divide a memory limit among the sessions for different numbers of rows.
 

@@ -19,7 +19,6 @@ from serve_app.backends.onnx.ends import read_ends
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.settings import OnnxSettings
 from serve_app.backends.onnx.signature import declared_by, open_to_inspect
-from serve_app.backends.warm_up import spaced_rows
 from serve_app.config.problems import validation_error
 from serve_app.payloads import ModelSignature, TensorSpec
 
@@ -42,17 +41,13 @@ class OnnxOptions(BackendOptions):
 
 def onnx_settings(build: BuildSettings) -> OnnxSettings:
     """Derive the settings of one backend."""
-    sizes = build.row_sizes
-    if sizes == "auto":
-        sizes = () if build.max_rows is None else spaced_rows(build.max_rows)
     return OnnxSettings(
         model=build.model,
         model_file=build.model_file,
         device=build.device,
         gpu_available=build.gpu_available,
         gpu_memory_bytes=build.gpu_memory_bytes,
-        row_sizes=() if sizes == "any" else sizes,
-        only_for_convolutions=build.row_sizes == "auto",
+        row_sizes=build.row_sizes,
         intra_op_threads=build.threads,
         layout=build.layout,
         among_others=build.among_others,

@@ -106,7 +106,7 @@ class TorchBackend:
         build = self._build
         if self._served.fixed_rows is not None:
             return (self._served.fixed_rows,)
-        if not build.layout.rows or isinstance(build.row_sizes, str):
+        if not build.layout.rows:
             return ()
         least, most = self._range
         return tuple(sorted({min(max(size, least), most or size) for size in build.row_sizes}))
