@@ -33,7 +33,7 @@ from serve_app.backends.profiler import (
     waited_s,
 )
 from serve_app.backends.warm_up import MakeInputs, first_that_runs, spaced_buckets
-from serve_app.cli.limits import has_gpu
+from serve_app.cli.gpus import has_gpu
 from serve_app.cli.profile_report import draw, summary, table
 from serve_app.composition import expand_models, read_args
 from serve_app.composition.backend import load_builds
