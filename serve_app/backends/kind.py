@@ -116,6 +116,7 @@ class BackendKind(Generic[OptionsT]):
             model's folder.
         extra: The extra of serve-app that installs one of them; empty if serve-app always needs one.
         concurrent: Whether several threads may run a backend at once on the CPU.
+        lacks_cuda: Why the installed runtime cannot use CUDA, and the remedy, in one line; empty if it may.
     """
 
     name: str
@@ -133,6 +134,7 @@ class BackendKind(Generic[OptionsT]):
     runs_code: bool = False
     extra: str = ""
     concurrent: bool = False
+    lacks_cuda: Callable[[], str] = str
 
     def recognises(self, file_name: str) -> bool:
         """Whether it runs files of this name."""

@@ -116,6 +116,7 @@ def validate(
         gpu_problem,
         has_gpu,
         unchecked_memory,
+        without_cuda,
     )
     from serve_app.cli.joinable import described_lines, explained_lines, noted_lines  # noqa: PLC0415
     from serve_app.cli.limits import cluster_notes  # noqa: PLC0415
@@ -132,6 +133,7 @@ def validate(
             raise invalid(config, ConfigError(problems))
         if (problem := gpu_problem(file.args, has_gpu=has_gpu())) is not None:
             warnings.append(problem)
+        warnings += without_cuda((model for model in file.args.models if not model.remote), "auto") if has_gpu() else ()
         notes += unchecked_memory(file.args, memories)
     for line in warnings:
         _err.print("[yellow]warning:[/] ", end="")

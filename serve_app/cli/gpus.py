@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from serve_app.composition.model import find_files
 from serve_app.config.args import AppArgs
 from serve_app.config.model import ModelConfig
 
@@ -64,6 +65,18 @@ def gpu_problem(args: AppArgs, *, has_gpu: bool) -> str | None:
         f"this machine has no GPU, which is asked for by {_listed(names)}: set resources.device to auto, which takes"
         " the CPU where there is no GPU, or to cpu (in a config.pbtxt: kind KIND_AUTO or KIND_CPU of instance_group)"
     )
+
+
+def without_cuda(models: Iterable[ModelConfig], device: Literal["auto", "cuda"]) -> Iterator[str]:
+    """Say which models of this device cannot run on their GPU, by the runtimes that are installed here; one line each.
+
+    Args:
+        models: Their files are here.
+    """
+    for model in models:
+        asks = model.resources.device == device and model.resources.gpus
+        if asks and (lacks := find_files(model)[""].kind.lacks_cuda()):
+            yield f"model {model.name!r}: its share of a GPU cannot be used: {lacks}"
 
 
 def gpu_memory_problems(args: AppArgs, memories: Sequence[int]) -> tuple[str, ...]:

@@ -57,6 +57,13 @@ def lacks_device(error: BaseException | None) -> bool:
     return error is not None and 'Failed to parse provider option "device_id"' in str(error)
 
 
+def lacks_cuda() -> str:
+    """Why the installed ONNX Runtime cannot use CUDA; empty if its build can."""
+    if _CUDA in onnxruntime.get_available_providers():
+        return ""
+    return "the installed onnxruntime is built without CUDA: install onnxruntime-gpu, or set resources.device to cpu"
+
+
 def device_of(providers: Sequence[str]) -> Literal["cpu", "cuda"]:
     """The device of a session with these providers. Only ``session.get_providers()`` is reliable."""
     return "cuda" if _CUDA in providers else "cpu"

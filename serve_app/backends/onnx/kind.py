@@ -15,6 +15,7 @@ from rowproof.result import RowProof
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BackendKind, BackendOptions, BuildSettings, ModelFile
 from serve_app.backends.onnx.backend import OnnxBackend
+from serve_app.backends.onnx.device import lacks_cuda
 from serve_app.backends.onnx.ends import read_ends
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.settings import OnnxSettings
@@ -96,5 +97,6 @@ ONNX = BackendKind(
     triton_name="onnxruntime",
     distributions=("onnxruntime", "onnxruntime-gpu"),
     concurrent=True,
+    lacks_cuda=lacks_cuda,
 )
 """The kind ``onnx``."""

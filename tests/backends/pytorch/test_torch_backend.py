@@ -277,17 +277,6 @@ def test_threads(kind: Format, tmp_path: Path) -> None:
         torch.set_num_threads(before)
 
 
-@both
-def test_a_gpu_is_not_used(kind: Format, tmp_path: Path) -> None:
-    """Told where there is one, and refused where the configuration insists on it."""
-    file, options = make(tmp_path, kind, "same"), model("same").options() if kind == "torchscript" else {}
-    backend = load(KINDS[kind], file, options, gpu_available=True)
-    assert backend.device == "cpu"
-    assert backend.load() == "model 'm': a GPU was given, but models of PyTorch run on the CPU"
-    with pytest.raises(ConfigError, match=r"^model 'm': models of PyTorch run on the CPU: leave device out$"):
-        load(KINDS[kind], file, options, gpu_available=True, device="cuda")
-
-
 @pytest.mark.parametrize(
     ("kind", "content"),
     [(TORCH_SCRIPT, b"__torch__"), (TORCH_EXPORT, b"schema_version")],
