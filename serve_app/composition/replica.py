@@ -16,6 +16,7 @@ from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
 from serve_app.backends.samples import Samples
+from serve_app.backends.profiler import device_name
 from serve_app.composition.backend import load_builds
 from serve_app.composition.compute import choose_compute, choose_rows, of_one, with_threads
 from serve_app.composition.locate import ModelLocation
@@ -118,6 +119,10 @@ def make_replica(
         makes = makes_examples(processor)
         model, compute, max_rows, warm_up = _measure(
             model, builds, locations, backends, makes, samples, loaded_s, member, gpu_available=gpu_available
+        )
+        sizes = model.resources.row_sizes
+        compute = compute._replace(
+            device=device_name(backends[""].device), row_sizes=() if isinstance(sizes, str) else sizes
         )
         _log.info("%s computes with %s", model.name, compute.told)
         padding = _padding(makes)

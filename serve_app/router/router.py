@@ -40,6 +40,7 @@ from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.view import SchedulerView
 from serve_app.telemetry.connection_metrics import CONNECTIONS, TURNS
+from serve_app.telemetry.device_metrics import DEVICES
 from serve_app.telemetry.key_metrics import KEYS
 from serve_app.telemetry.line_writer import LineWriter
 from serve_app.telemetry.metrics import RouterMetrics, merge_pages
@@ -251,6 +252,7 @@ class Router:
                 register(collector)
         if (guard := self._guard) is not None:
             register(Readings(KEYS, lambda: guard))
+        register(Readings(DEVICES, lambda: {key: each.warm_up for key, each in self.models.served.items()}))
         register(Readings(TURNS, lambda: self._turns))
 
     def _make_turns(self) -> Turns:
