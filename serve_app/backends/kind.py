@@ -36,6 +36,7 @@ class ModelFile(NamedTuple):
             run takes.
         prove: Proves that rows along these axes, by tensor name (default 0), are independent. The experiment confirms a
             proof on the loaded model before requests share runs.
+        cpu_fault: Why the installed runtime cannot run it on the CPU, in one line; empty if it may.
         streams: Whether answers come in parts; ``create`` then makes a `StreamingBackend`, whose requests share no
             runs.
     """
@@ -43,6 +44,7 @@ class ModelFile(NamedTuple):
     signature: ModelSignature
     prove: Callable[[Mapping[str, int]], RowProof]
     streams: bool = False
+    cpu_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from serve_app.backends.onnx.device import lacks_cuda
 from serve_app.backends.onnx.ends import read_ends
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.settings import OnnxSettings
-from serve_app.backends.onnx.signature import declared_by, open_to_inspect
+from serve_app.backends.onnx.signature import declared_by, declared_in, lacks_kernel, open_to_inspect
 from serve_app.config.problems import validation_error
+from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
 
 _NO_OPTIONS: Final = (
@@ -61,8 +62,14 @@ def _create(build: BuildSettings, _: OnnxOptions) -> Backend:
 
 
 def _inspect(model_file: Path, model: str, _: OnnxOptions) -> ModelFile:
-    declared = declared_by(open_to_inspect(model_file, model=model), model=model)
-    return ModelFile(_with_ranks(declared, model_file), partial(_prove, model_file))
+    fault = ""
+    try:
+        declared = declared_by(open_to_inspect(model_file, model=model), model=model)
+    except ConfigError as error:
+        if not lacks_kernel(error):
+            raise
+        declared, fault = declared_in(model_file, model=model), error.problems[0]
+    return ModelFile(_with_ranks(declared, model_file), partial(_prove, model_file), cpu_fault=fault)
 
 
 def _prove(model_file: Path, axes: Mapping[str, int]) -> RowProof:

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnxruntime
 
+from rowproof.onnx_graph.skeleton import read_skeleton
 from serve_app.backends.layout import ROWS_FIRST, Layout, ServedSignature, served
 from serve_app.backends.onnx.failure import describe_failure
 from serve_app.backends.onnx.outline import outline
@@ -31,6 +32,12 @@ _DATATYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
+
+_ELEMENTS = {
+    1: "FP32", 2: "UINT8", 3: "INT8", 4: "UINT16", 5: "INT16", 6: "INT32", 7: "INT64", 8: "BYTES", 9: "BOOL",
+    10: "FP16", 11: "FP64", 12: "UINT32", 13: "UINT64", 16: "BF16",
+}  # fmt: skip
+"""By type of `onnx.TensorProto`."""
 
 
 def read_signature(model_file: Path, *, model: str, layout: Layout = ROWS_FIRST) -> ModelSignature:
@@ -116,6 +123,35 @@ def declared_by(session: Any, *, model: str) -> ModelSignature:
     if problems:
         raise ConfigError(tuple(f"model {model!r}: {problem}" for problem in problems))
     return ModelSignature(inputs, outputs, optional)
+
+
+def lacks_kernel(error: ConfigError) -> bool:
+    """Whether a session could not be made since no kernel runs an operator there: the CPU has few for BF16."""
+    return "Could not find an implementation for" in str(error.__cause__)
+
+
+def declared_in(model_file: Path, *, model: str) -> ModelSignature:
+    """The tensors that a file declares, without a session: for a model that does not run on the CPU.
+
+    Raises:
+        ConfigError: A tensor's type has no name in the protocol.
+    """
+    graph = read_skeleton(model_file).graph
+    initial = {tensor.name for tensor in graph.initializer}
+
+    def specs(values: Any) -> tuple[TensorSpec, ...]:
+        found = []
+        for value in values:
+            tensor = value.type.tensor_type
+            if tensor.elem_type not in _ELEMENTS:
+                raise ConfigError((f"model {model!r}: {value.name!r} is of a type that cannot be served",))
+            shape = tuple(size.dim_value if size.HasField("dim_value") else -1 for size in tensor.shape.dim)
+            found.append(TensorSpec(value.name, _ELEMENTS[tensor.elem_type], shape))
+        return tuple(found)
+
+    required = [value for value in graph.input if value.name not in initial]
+    optional = [value for value in graph.input if value.name in initial]
+    return ModelSignature(specs(required), specs(graph.output), specs(optional))
 
 
 def _spec(kind: str, node: Any, problems: list[str]) -> TensorSpec:
