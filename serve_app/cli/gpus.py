@@ -104,7 +104,7 @@ def gpu_memory_problems(args: AppArgs, memories: Sequence[int]) -> tuple[str, ..
     if waiting:
         problems.append(
             f"replicas of {_listed(waiting)} would wait for a GPU for ever: the resources.gpus of all replicas do not"
-            f" fit on {_count(len(cards), 'GPU')}; lower them, or the numbers of replicas"
+            f" fit on those of this machine ({len(cards)}); lower them, or the numbers of replicas"
         )
     return tuple(problems)
 
@@ -138,7 +138,3 @@ def _too_much(card: _Card) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -74,7 +74,7 @@ def build_settings(
         model_file: The build's file.
         layout: Position of its rows, from `read_builds`.
     """
-    memory, sizes = model.resources.gpu_memory, model.resources.row_sizes
+    memory = model.resources.gpu_memory
     return BuildSettings(
         model=model.name,
         model_file=model_file,
@@ -83,7 +83,7 @@ def build_settings(
         gpu_memory_bytes=None if memory is None else max(1, int(memory) // (1 + len(model.variants))),
         threads=model.resources.session_threads,
         max_rows=model.batching.configured_rows,
-        row_sizes=() if isinstance(sizes, str) else sizes,
+        row_sizes=model.resources.chosen_sizes,
         layout=layout,
         among_others=model.pool is not None,
         tf32=model.resources.tf32,

@@ -120,10 +120,7 @@ def make_replica(
         model, compute, max_rows, warm_up = _measure(
             model, builds, locations, backends, makes, samples, loaded_s, member, gpu_available=gpu_available
         )
-        sizes = model.resources.row_sizes
-        compute = compute._replace(
-            device=device_name(backends[""].device), row_sizes=() if isinstance(sizes, str) else sizes
-        )
+        compute = compute._replace(device=device_name(backends[""].device), row_sizes=model.resources.chosen_sizes)
         _log.info("%s computes with %s", model.name, compute.told)
         padding = _padding(makes)
         keys = {

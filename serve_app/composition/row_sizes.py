@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -29,41 +29,35 @@ _SLOWER: Final = 2.0
 _REPEATS: Final = 3
 
 
+Load: TypeAlias = Callable[[ModelConfig], None]
+"""Replaces a model's backends by those of another configuration. Raises `ConfigError` if one cannot be loaded."""
+Warm: TypeAlias = Callable[[], ReplicaWarmUp]
+
+
 def choose_row_sizes(
-    model: ModelConfig,
-    backends: Mapping[str, Backend],
-    warm_up: ReplicaWarmUp,
-    load: Callable[[ModelConfig], None],
-    warm: Callable[[], ReplicaWarmUp],
+    model: ModelConfig, backends: Mapping[str, Backend], warm_up: ReplicaWarmUp, load: Load, warm: Warm
 ) -> tuple[ModelConfig, ReplicaWarmUp]:
     """Choose row sizes where they pay, load all builds with them, and warm these up again.
 
     Args:
         backends: By variant, loaded without row sizes.
         warm_up: Of these backends.
-        load: Replaces the backends by those of another configuration. Raises `ConfigError` if one cannot be loaded.
-        warm: Warms the backends up.
 
     Raises:
         SessionLost: The session has ended.
     """
     try:
-        if not warm_up.executions or not prepares_each_shape(backends[""], warm_up.examples[""]):
-            return model, warm_up
+        pays = bool(warm_up.executions) and prepares_each_shape(backends[""], warm_up.examples[""])
     except SessionLost:
         raise
     except ServeAppError as error:
         _log.warning("%s: no row sizes are chosen: %s", model.name, error)
-        return model, warm_up
-    return fill_up(model, backends, warm_up, load, warm)
+        pays = False
+    return fill_up(model, backends, warm_up, load, warm) if pays else (model, warm_up)
 
 
 def fill_up(
-    model: ModelConfig,
-    backends: Mapping[str, Backend],
-    warm_up: ReplicaWarmUp,
-    load: Callable[[ModelConfig], None],
-    warm: Callable[[], ReplicaWarmUp],
+    model: ModelConfig, backends: Mapping[str, Backend], warm_up: ReplicaWarmUp, load: Load, warm: Warm
 ) -> tuple[ModelConfig, ReplicaWarmUp]:
     """Load all builds with row sizes by the measured costs, as many as fit into memory; as `choose_row_sizes`."""
     latency = LatencyModel()
@@ -72,7 +66,7 @@ def fill_up(
     rows = model.batching.configured_rows
     for attempt in range(_ATTEMPTS):
         sizes = row_sizes(costs, max(1, rows >> attempt), MOST >> attempt)
-        sized = with_row_sizes(model, sizes)
+        sized = model.model_copy(update={"resources": model.resources.model_copy(update={"row_sizes": sizes})})
         try:
             load(sized)
             for variant, example in warm_up.examples.items():
@@ -93,11 +87,6 @@ def fill_up(
     )
     load(model)
     return model, warm_up
-
-
-def with_row_sizes(model: ModelConfig, sizes: tuple[int, ...]) -> ModelConfig:
-    """The model with batches filled up to these numbers of rows."""
-    return model.model_copy(update={"resources": model.resources.model_copy(update={"row_sizes": sizes})})
 
 
 def prepares_each_shape(backend: Backend, example: Tensors, clock: Callable[[], float] = perf_counter) -> bool:

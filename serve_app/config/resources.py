@@ -66,6 +66,11 @@ class ResourcesConfig(Section):
     """Threads that decode and convert media while the session runs."""
 
     @property
+    def chosen_sizes(self) -> tuple[int, ...]:
+        """The row sizes, if any are configured or were measured."""
+        return () if isinstance(self.row_sizes, str) else self.row_sizes
+
+    @property
     def session_threads(self) -> int:
         """Threads of a session before any measurement."""
         return 1 if self.threads == "auto" else self.threads

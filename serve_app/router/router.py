@@ -40,12 +40,12 @@ from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.view import SchedulerView
 from serve_app.telemetry.connection_metrics import CONNECTIONS, TURNS
-from serve_app.telemetry.device_metrics import DEVICES
 from serve_app.telemetry.key_metrics import KEYS
 from serve_app.telemetry.line_writer import LineWriter
 from serve_app.telemetry.metrics import RouterMetrics, merge_pages
 from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.request_log import RequestLog
+from serve_app.telemetry.scheduler_metrics import DEVICES
 from serve_app.telemetry.statistics import Statistics
 from serve_app.telemetry.trace import RequestTraces, configured_tracer
 from serve_app.transport.arena import Arena

@@ -88,8 +88,8 @@ def test_shares_that_no_gpu_has_left() -> None:
     """The replica would wait for ever."""
     assert gpu_memory_problems(args(on(0.6), on(0.6)), [H100]) == (
         (
-            "replicas of m1 would wait for a GPU for ever: the resources.gpus of all replicas do not fit on 1 GPU;"
-            " lower them, or the numbers of replicas"
+            "replicas of m1 would wait for a GPU for ever: the resources.gpus of all replicas do not fit on those of"
+            " this machine (1); lower them, or the numbers of replicas"
         ),
     )
 

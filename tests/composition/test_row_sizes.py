@@ -67,12 +67,17 @@ def filled(sizes: tuple[int, ...], rows: int) -> int:
     return next(size for size in sizes if size >= rows)
 
 
+def measured(curve: list[float], rows: int) -> float:
+    """The cost of a run by a list that begins with that of one row."""
+    return curve[rows - 1]
+
+
 @given(st.lists(curves, min_size=1, max_size=3), st.integers(1, 12))
 @settings(max_examples=examples(200))
 def test_filling_costs_at_most_the_bound_with_the_fewest_sizes(points: list[list[float]], most: int) -> None:
     """By every curve, for every number of rows; no smaller set would do. A low limit of sizes is kept in any case."""
     largest = min(map(len, points))
-    costs = [(lambda rows, curve=curve: curve[rows - 1]) for curve in points]
+    costs = [partial(measured, curve) for curve in points]
 
     def within(sizes: tuple[int, ...]) -> bool:
         numbers = range(1, largest + 1)
@@ -101,7 +106,8 @@ def test_runs_that_are_slow_after_another_shape_are_noticed() -> None:
             self.now += 0.009 * changed
             return outputs
 
-    found = [kind(lambda *_: 0.001, first=50.0) for kind in (SimulatedBackend, Preparing)]
+    kinds: tuple[type[SimulatedBackend], ...] = (SimulatedBackend, Preparing)
+    found = [kind(lambda _rows, _bucket, _now: 0.001, first=50.0) for kind in kinds]
     assert [prepares_each_shape(each, ONE, each.clock) for each in found] == [False, True]
 
 

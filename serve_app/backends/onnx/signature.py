@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
@@ -32,12 +33,6 @@ _DATATYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
-
-_ELEMENTS = {
-    1: "FP32", 2: "UINT8", 3: "INT8", 4: "UINT16", 5: "INT16", 6: "INT32", 7: "INT64", 8: "BYTES", 9: "BOOL",
-    10: "FP16", 11: "FP64", 12: "UINT32", 13: "UINT64", 16: "BF16",
-}  # fmt: skip
-"""By type of `onnx.TensorProto`."""
 
 
 def read_signature(model_file: Path, *, model: str, layout: Layout = ROWS_FIRST) -> ModelSignature:
@@ -111,18 +106,18 @@ def declared_by(session: Any, *, model: str) -> ModelSignature:
     Raises:
         ConfigError: A tensor's type has no name in the protocol. Lists all faults.
     """
+    return _declared(session.get_inputs(), session.get_outputs(), session.get_overridable_initializers(), model)
+
+
+def _declared(inputs: Iterable[Any], outputs: Iterable[Any], optional: Iterable[Any], model: str) -> ModelSignature:
     problems: list[str] = []
-    inputs, outputs, optional = (
+    taken, given, initial = (
         tuple(_spec(kind, node, problems) for node in nodes)
-        for kind, nodes in (
-            ("input", session.get_inputs()),
-            ("output", session.get_outputs()),
-            ("input", session.get_overridable_initializers()),
-        )
+        for kind, nodes in (("input", inputs), ("output", outputs), ("input", optional))
     )
     if problems:
         raise ConfigError(tuple(f"model {model!r}: {problem}" for problem in problems))
-    return ModelSignature(inputs, outputs, optional)
+    return ModelSignature(taken, given, initial)
 
 
 def lacks_kernel(error: ConfigError) -> bool:
@@ -131,27 +126,27 @@ def lacks_kernel(error: ConfigError) -> bool:
 
 
 def declared_in(model_file: Path, *, model: str) -> ModelSignature:
-    """The tensors that a file declares, without a session: for a model that does not run on the CPU.
+    """The tensors that a file declares, for a model without a session on the CPU. Raises as `declared_by` does."""
+    from onnx import TensorProto  # noqa: PLC0415 - a process that serves needs none
 
-    Raises:
-        ConfigError: A tensor's type has no name in the protocol.
-    """
     graph = read_skeleton(model_file).graph
     initial = {tensor.name for tensor in graph.initializer}
 
-    def specs(values: Any) -> tuple[TensorSpec, ...]:
-        found = []
-        for value in values:
-            tensor = value.type.tensor_type
-            if tensor.elem_type not in _ELEMENTS:
-                raise ConfigError((f"model {model!r}: {value.name!r} is of a type that cannot be served",))
-            shape = tuple(size.dim_value if size.HasField("dim_value") else -1 for size in tensor.shape.dim)
-            found.append(TensorSpec(value.name, _ELEMENTS[tensor.elem_type], shape))
-        return tuple(found)
+    def nodes(values: Iterable[Any]) -> list[Any]:
+        return [
+            SimpleNamespace(
+                name=value.name,
+                type=f"tensor({TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()})",
+                shape=[
+                    size.dim_value if size.HasField("dim_value") else -1 for size in value.type.tensor_type.shape.dim
+                ],
+            )
+            for value in values
+        ]
 
-    required = [value for value in graph.input if value.name not in initial]
+    inputs = [value for value in graph.input if value.name not in initial]
     optional = [value for value in graph.input if value.name in initial]
-    return ModelSignature(specs(required), specs(graph.output), specs(optional))
+    return _declared(nodes(inputs), nodes(graph.output), nodes(optional), model)
 
 
 def _spec(kind: str, node: Any, problems: list[str]) -> TensorSpec:

@@ -14,7 +14,7 @@ from serve_app.backends.backend import Backend, CheckedBackend, RuntimeCheck, Se
 from serve_app.backends.kind import BuildSettings
 from serve_app.backends.pytorch.backend import TorchBackend
 from serve_app.backends.pytorch.cuda import lacks_cuda
-from serve_app.backends.pytorch.kind import TORCH_EXPORT
+from serve_app.backends.pytorch.kind import TORCH_EXPORT, TorchExportOptions
 from serve_app.backends.pytorch.program import open_program
 from serve_app.backends.pytorch.script import open_script
 from serve_app.backends.pytorch.settings import TorchScriptOptions
@@ -102,7 +102,9 @@ def test_validate_refuses_a_device_that_the_build_cannot_use(
 @pytest.mark.parametrize(("other", "rounding", "note"), [("same", 0.0, ""), ("counted", 0.0, "differs on cpu by 0.75")])
 def test_answers_are_compared_with_those_of_the_cpu(other: str, rounding: float, note: str, tmp_path: Path) -> None:
     """A difference that is no rounding is told, and bounds nothing."""
-    backend = TORCH_EXPORT.create(BuildSettings("m", make(tmp_path / "m", "torch_export", "same")), None)
+    backend = TORCH_EXPORT.create(
+        BuildSettings("m", make(tmp_path / "m", "torch_export", "same")), TorchExportOptions()
+    )
     assert isinstance(backend, TorchBackend)
     backend.load()
     reference = open_program(make(tmp_path / other, "torch_export", other), "m", "cpu")
