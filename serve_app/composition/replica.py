@@ -15,8 +15,8 @@ from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
-from serve_app.backends.samples import Samples
 from serve_app.backends.profiler import device_name
+from serve_app.backends.samples import Samples
 from serve_app.composition.backend import load_builds
 from serve_app.composition.compute import choose_compute, choose_rows, of_one, with_threads
 from serve_app.composition.locate import ModelLocation
