@@ -22,6 +22,8 @@ TASKS ?=
 # Arguments for the faults and for the endurance run, e.g. `make chaos CHAOS="--list"`
 CHAOS ?=
 SOAK ?=
+# Arguments for the measurement of the server on a GPU, e.g. `make gpu GPU="--device cpu"`
+GPU ?=
 # Arguments for the measurement of jobs
 JOBS ?=
 # Arguments for the measurement of overload, e.g. `make bench-overload OVERLOAD="--against ../other --cases tiny"`
@@ -287,6 +289,10 @@ bench-tasks: env models | .venv-uv/.made ## Measure whole tasks, from media to a
 .PHONY: bench-overload
 bench-overload: env models ## Measure which classes are in time under overload (OVERLOAD="--against ../other-checkout --cases tiny")
 	@$(BIN)/python -m benchmarks.overload $(OVERLOAD)
+
+.PHONY: gpu
+gpu: env models ## Measure the server on this machine's GPU and run the tests marked gpu, ten minutes (GPU="--device cpu" tries it out)
+	@$(BIN)/python -m benchmarks.gpu $(GPU)
 
 .PHONY: bench-hostile-high
 bench-hostile-high: env models ## Measure what hostile clients cost requests of class high (HIGH="--rounds 1")

@@ -199,19 +199,24 @@ class Compute(NamedTuple):
         instances: Batches that it runs at once.
         reason: Why, in one line.
         max_rows: Of one batch at most; 0: as is configured.
+        device: ``cpu``, or a GPU by its index on the node and its name.
+        row_sizes: Numbers of rows that batches are filled up to; empty: any.
     """
 
     threads: int
     instances: int
     reason: str
     max_rows: int = 0
+    device: str = ""
+    row_sizes: Sequence[int] = ()
 
     @property
     def told(self) -> str:
         """In words, for logs."""
         threads, instances = "s" * (self.threads != 1), "s" * (self.instances != 1)
         rows = f"; {self.max_rows} rows in a batch at most" if self.max_rows else ""
-        return f"{self.threads} thread{threads}, {self.instances} instance{instances}: {self.reason}{rows}"
+        sizes = f"; batches are filled up to {', '.join(map(str, self.row_sizes))} rows" if self.row_sizes else ""
+        return f"{self.threads} thread{threads}, {self.instances} instance{instances}: {self.reason}{rows}{sizes}"
 
 
 TENSORS = "tensors"

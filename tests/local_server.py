@@ -519,4 +519,4 @@ def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapp
         verify=model.batching.verify,
         refuse_non_finite=model.health.refuse_non_finite,
     )
-    return MadeReplica(worker, warm, joining, Compute(1, 1, "as in every test"))
+    return MadeReplica(worker, warm, joining, Compute(1, 1, "as in every test", device="cpu"))

@@ -23,13 +23,13 @@ from benchmarks.gpu.subjects import (
     percentiles,
 )
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.warm_up import shapes, spaced_rows
+from serve_app.backends.warm_up import shapes
 from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Tensors
 
 _MOST = 32
-_SIZES = {"one session": (), "powers of four": spaced_rows(_MOST), "powers of two": row_buckets(_MOST)}
+_SIZES = {"one session": (), "powers of four": row_buckets(_MOST)[::2], "powers of two": row_buckets(_MOST)}
 _LIMITS_MIB = (512, 1024, 2048)
 _MODELS = ("resnet50", "digits", "spoken-digits")
 
@@ -57,7 +57,6 @@ def _load(bench: Bench, subject: Subject, kind: str, limit_mib: int | None = Non
         gpu_available=on_gpu,
         gpu_memory_bytes=limit_mib * MIB if on_gpu and limit_mib is not None else None,
         row_sizes=_SIZES[kind],
-        only_for_convolutions=on_gpu and limit_mib is None,
     )
     backend = OnnxBackend(settings)
     backend.load()

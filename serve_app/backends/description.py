@@ -38,12 +38,14 @@ def describe_build(
     options: BackendOptions | None = None,
     settings: JoinSettings | None = None,
     exact: Description | None = None,
+    on_gpu: bool = False,
 ) -> Description:
     """Read a model's file and derive whether requests may share runs.
 
     Args:
         options: The configured options, of the kind's type, if any.
         settings: The configured settings for sharing runs, if any.
+        on_gpu: Whether its replicas have a share of a GPU, so that it need not run on the CPU.
         exact: Description of the exact model if this is a variant: both have the same signature for clients.
 
     Raises:
@@ -54,6 +56,8 @@ def describe_build(
     if lacks := kind.lacks():
         raise ConfigError((f"model {model!r}: {lacks}",))
     file = kind.inspect(model_file, model, kind.options() if options is None else options)
+    if file.cpu_fault and not on_gpu:
+        raise ConfigError((file.cpu_fault,))
     rows_at = Layout(axes=_axes(file.signature, settings.axes or 0, model))
     if file.streams:
         alone = Joinable("dependent", "its answers come in parts, so each request has a run of its own", rows=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rowproof.result import RowProof
 from serve_app.backends.backend import Backend
@@ -36,6 +36,7 @@ class ModelFile(NamedTuple):
             run takes.
         prove: Proves that rows along these axes, by tensor name (default 0), are independent. The experiment confirms a
             proof on the loaded model before requests share runs.
+        cpu_fault: Why the installed runtime cannot run it on the CPU, in one line; empty if it may.
         streams: Whether answers come in parts; ``create`` then makes a `StreamingBackend`, whose requests share no
             runs.
     """
@@ -43,6 +44,7 @@ class ModelFile(NamedTuple):
     signature: ModelSignature
     prove: Callable[[Mapping[str, int]], RowProof]
     streams: bool = False
+    cpu_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,7 @@ class BuildSettings:
         gpu_memory_bytes: Limit of GPU memory for this build; ``None`` for no limit.
         threads: Threads of one run on the CPU.
         max_rows: Most rows of a batch, if known.
-        row_sizes: Numbers of rows that batches are filled up to, ascending. ``any``: no filling; ``auto``: the backend
-            chooses.
+        row_sizes: Numbers of rows that batches are filled up to, ascending; empty: no filling.
         processor_threads: Threads that call `Processing` at once; 0: it is not used.
         among_others: Whether many models share the process, of which one runs at a time.
         tf32: Whether a GPU may compute FP32 products in TF32.
@@ -69,7 +70,7 @@ class BuildSettings:
     gpu_memory_bytes: int | None = None
     threads: int = 1
     max_rows: int | None = None
-    row_sizes: tuple[int, ...] | Literal["auto", "any"] = "auto"
+    row_sizes: tuple[int, ...] = ()
     layout: Layout = ROWS_FIRST
     processor_threads: int = 0
     among_others: bool = False
@@ -117,6 +118,7 @@ class BackendKind(Generic[OptionsT]):
             model's folder.
         extra: The extra of serve-app that installs one of them; empty if serve-app always needs one.
         concurrent: Whether several threads may run a backend at once on the CPU.
+        lacks_cuda: Why the installed runtime cannot use CUDA, and the remedy, in one line; empty if it may.
     """
 
     name: str
@@ -134,6 +136,7 @@ class BackendKind(Generic[OptionsT]):
     runs_code: bool = False
     extra: str = ""
     concurrent: bool = False
+    lacks_cuda: Callable[[], str] = str
 
     def recognises(self, file_name: str) -> bool:
         """Whether it runs files of this name."""

@@ -10,6 +10,7 @@ batch, so a shape's figure is that of a replica serving batches up to it.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -202,6 +203,21 @@ def gpu_bytes() -> int:
     finally:
         _check_cuda(driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
     return total.value - free.value
+
+
+def device_name(device: str) -> str:
+    """The name of a backend's device, for operators: a GPU's index on the node, and what the driver calls it."""
+    if device != "cuda":
+        return device
+    name, number = ctypes.create_string_buffer(256), ctypes.c_int()
+    index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]  # the first is the replica's
+    try:
+        driver, _ = _cuda()
+        _check_cuda(driver.cuDeviceGet(ctypes.byref(number), 0))
+        _check_cuda(driver.cuDeviceGetName(name, len(name), number))
+    except InferenceFailed:
+        return f"{device}:{index}"
+    return f"{device}:{index} {name.value.decode('utf-8', 'replace')}"
 
 
 def _run_cold(

@@ -49,11 +49,6 @@ class WarmUpProgress(NamedTuple):
     total: int
 
 
-def spaced_rows(max_rows: int) -> tuple[int, ...]:
-    """A few numbers of rows to fill batches up to: powers of four, and the maximum. A subset of `row_buckets`."""
-    return (*(rows for rows in row_buckets(max_rows)[:-1:2]), max_rows)
-
-
 def spaced_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
     """A few cost buckets to measure: all if few, otherwise each at least twice the previous, and the last.
 

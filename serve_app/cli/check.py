@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
+from serve_app.cli.gpus import without_cuda
 from serve_app.composition import describe_models, expand_models, read_args, with_versions
 from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
@@ -71,6 +72,8 @@ def _check_models(args: AppArgs) -> Mapping[str, ModelInfo]:
     names = {model.name for model in here}
     afar = tuple(model for model in args.models if model.name not in names)  # of these only the names are known
     infos = describe_models(served)
+    if problems := tuple(without_cuda(here, "cuda")):
+        raise ConfigError(problems)
     check_wings(served.model_copy(update={"models": (*served.models, *afar)}), infos)
     return infos
 

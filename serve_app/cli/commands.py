@@ -110,22 +110,34 @@ def validate(
 ) -> None:
     """Check CONFIG without starting anything: one line per fault, exit code 2 if there is any."""
     from serve_app.cli.check import check_file  # noqa: PLC0415 - brings Ray, which takes a second to import
+    from serve_app.cli.gpus import (  # noqa: PLC0415
+        gpu_memories,
+        gpu_memory_problems,
+        gpu_problem,
+        has_gpu,
+        unchecked_memory,
+        without_cuda,
+    )
     from serve_app.cli.joinable import described_lines, explained_lines, noted_lines  # noqa: PLC0415
-    from serve_app.cli.limits import cluster_notes, gpu_problem, has_gpu  # noqa: PLC0415
+    from serve_app.cli.limits import cluster_notes  # noqa: PLC0415
 
     infos: dict[str, ModelInfo] = {}
     try:
         file = check_file(config, look_for_models=models, tell=infos.update)
     except ConfigError as error:
         raise invalid(config, error) from None
-    warnings = [*file.open_ports(), *file.unscaled()]
-    # Without a look for models, the file is for another machine.
-    if models and (problem := gpu_problem(file, has_gpu=has_gpu())) is not None:
-        warnings.append(problem)
+    warnings, notes = [*file.open_ports(), *file.unscaled()], [*noted_lines(infos), *described_lines(infos)]
+    if models:  # otherwise the file is for another machine
+        memories = gpu_memories(os.environ)
+        if problems := gpu_memory_problems(file.args, memories):
+            raise invalid(config, ConfigError(problems))
+        if (problem := gpu_problem(file.args, has_gpu=has_gpu())) is not None:
+            warnings.append(problem)
+        warnings += without_cuda((model for model in file.args.models if not model.remote), "auto") if has_gpu() else ()
+        notes += unchecked_memory(file.args, memories)
     for line in warnings:
         _err.print("[yellow]warning:[/] ", end="")
         _err.print(line, highlight=False, markup=False, soft_wrap=True)
-    notes = (*noted_lines(infos), *described_lines(infos))
     for line in (*notes, *cluster_notes(file, len(os.sched_getaffinity(0)))):
         _err.print("note: ", end="")
         _err.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from rich.markup import escape
 from serve_app import __version__, wings
 from serve_app.backends.registry import BACKENDS
 from serve_app.cli.check import check_file
-from serve_app.cli.limits import GPU_DEVICES, has_gpu
+from serve_app.cli.gpus import GPU_DEVICES, has_gpu
 from serve_app.cli.run import busy_ports, unusable_folder
 from serve_app.composition.backend import make_backend
 from serve_app.composition.model import find_files, read_builds

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from serve_app import wings
@@ -15,10 +14,6 @@ from serve_app.config.file import ServeFile
 
 _AT_ONCE = 2
 """A redeploy starts new replicas beside the old ones."""
-GPU_DEVICES = "nvidia[0-9]*"
-"""What stands in ``/dev`` for each NVIDIA device."""
-_TOLD = 5
-"""Most models listed by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +73,6 @@ def run_limits(file: ServeFile, environ: Mapping[str, str], *, files: int, cores
     if fitting_connections(files) < 1:
         problems.append(f"a process here may open {files} files, which is too few; raise it with ulimit -n")
     return RunLimits(variables, _cpus(file.args, cores), tuple(problems), tuple(notes))
-
-
-def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA device."""
-    return any(Path("/dev").glob(GPU_DEVICES))
-
-
-def gpu_problem(file: ServeFile, *, has_gpu: bool) -> str | None:
-    """The models that would wait for a missing GPU, in one line, if any.
-
-    Ray would wait for ever for a machine with a GPU. Models with device ``auto`` then run on the CPU.
-
-    Args:
-        has_gpu: Whether this machine has one.
-    """
-    names = [model.name for model in file.args.models if model.resources.device == "cuda"]
-    if has_gpu or not names:
-        return None
-    told = ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
-    return (
-        f"this machine has no GPU, which is asked for by {told}: set resources.device to auto, which takes the CPU"
-        " where there is no GPU, or to cpu (in a config.pbtxt: kind KIND_AUTO or KIND_CPU of instance_group)"
-    )
 
 
 def cluster_notes(file: ServeFile, cores: int) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from serve_app.backends.kind import AnyKind
 from serve_app.backends.profiler import (
     Measurement,
     ProfileProgress,
+    device_name,
     gpu_bytes,
     resident_bytes,
     sweep,
@@ -33,7 +34,7 @@ from serve_app.backends.profiler import (
     waited_s,
 )
 from serve_app.backends.warm_up import MakeInputs, first_that_runs, spaced_buckets
-from serve_app.cli.limits import has_gpu
+from serve_app.cli.gpus import has_gpu
 from serve_app.cli.profile_report import draw, summary, table
 from serve_app.composition import expand_models, read_args
 from serve_app.composition.backend import load_builds
@@ -299,16 +300,11 @@ def _machine(device: str, kind: AnyKind) -> Machine:
     return Machine(
         cpu=_after_colon(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
-        gpu=_gpu_name() if device == "cuda" else None,
+        gpu=device_name(device) if device == "cuda" else None,
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         runtime=", ".join(f"{name} {version}" for name, version in kind.versions().items()) or kind.name,
     )
-
-
-def _gpu_name() -> str | None:
-    told = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    return _after_colon(told[0], "Model") if told else None
 
 
 def _after_colon(path: Path, key: str) -> str | None:

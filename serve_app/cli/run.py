@@ -24,8 +24,9 @@ from rich.console import Console
 
 from serve_app.cli import start_worker
 from serve_app.cli.fork_server import fork_server
+from serve_app.cli.gpus import gpu_memories, gpu_memory_problems, gpu_problem, has_gpu
 from serve_app.cli.joinable import joinable_lines
-from serve_app.cli.limits import gpu_problem, has_gpu, run_limits
+from serve_app.cli.limits import run_limits
 from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
 from serve_app.cli.reasons import failure, progress
@@ -80,8 +81,9 @@ def run_file(
     cores, files = len(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limits = run_limits(file, os.environ, files=files if files != resource.RLIM_INFINITY else sys.maxsize, cores=cores)
     obstacles = [*unusable_folder(), *busy_ports(file), *limits.problems]
-    if (problem := gpu_problem(file, has_gpu=has_gpu())) is not None:
+    if (problem := gpu_problem(file.args, has_gpu=has_gpu())) is not None:
         obstacles.append(problem)
+    obstacles += gpu_memory_problems(file.args, gpu_memories(os.environ))
     if obstacles:
         for line in obstacles:
             _say_error(console, line)

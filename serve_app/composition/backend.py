@@ -83,7 +83,7 @@ def build_settings(
         gpu_memory_bytes=None if memory is None else max(1, int(memory) // (1 + len(model.variants))),
         threads=model.resources.session_threads,
         max_rows=model.batching.configured_rows,
-        row_sizes=model.resources.row_sizes,
+        row_sizes=model.resources.chosen_sizes,
         layout=layout,
         among_others=model.pool is not None,
         tf32=model.resources.tf32,

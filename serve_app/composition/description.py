@@ -163,10 +163,9 @@ def _said_of_tensors(
 
 
 def _serving(model: ModelConfig, config: AppArgs) -> ModelServing:
-    sizes = model.resources.row_sizes
     return ModelServing(
         policy=model.batching.policy,
-        row_sizes=() if isinstance(sizes, str) else sizes,
+        row_sizes=model.resources.chosen_sizes,
         device=model.resources.device,
         min_replicas=model.autoscaling.min_replicas,
         max_replicas=model.most_replicas,

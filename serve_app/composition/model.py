@@ -38,7 +38,9 @@ def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> d
     """
     settings, kind = model.batching.joining(), locations[""].kind
     options = read_options(model, kind)
-    describe = partial(_describe, partial(describe_build, kind, model=model.name, options=options, settings=settings))
+    on_gpu = model.resources.gpus > 0
+    build = partial(describe_build, kind, model=model.name, options=options, settings=settings, on_gpu=on_gpu)
+    describe = partial(_describe, build)
     exact = describe(locations[""])
     described = {"": exact}
     problems = []

@@ -15,12 +15,14 @@ from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
+from serve_app.backends.profiler import device_name
 from serve_app.backends.samples import Samples
 from serve_app.composition.backend import load_builds
 from serve_app.composition.compute import choose_compute, choose_rows, of_one, with_threads
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, memory_of
 from serve_app.composition.revision import Revision, keep_revision
+from serve_app.composition.row_sizes import choose_row_sizes
 from serve_app.config.model import ModelConfig
 from serve_app.domain.agreed import Told
 from serve_app.domain.priority import Priority
@@ -118,6 +120,7 @@ def make_replica(
         model, compute, max_rows, warm_up = _measure(
             model, builds, locations, backends, makes, samples, loaded_s, member, gpu_available=gpu_available
         )
+        compute = compute._replace(device=device_name(backends[""].device), row_sizes=model.resources.chosen_sizes)
         _log.info("%s computes with %s", model.name, compute.told)
         padding = _padding(makes)
         keys = {
@@ -167,15 +170,15 @@ def _measure(
     *,
     gpu_available: bool,
 ) -> tuple[ModelConfig, Compute, int, ReplicaWarmUp]:
-    """Warm a model up, and choose its threads, its instances and most rows of a batch.
+    """Warm a model up, and choose its row sizes, its threads, its instances and most rows of a batch.
 
     Args:
-        backends: Loaded; they are loaded again with other threads.
+        backends: Loaded; they are loaded again with other row sizes or threads.
         processor: Makes the inputs, if there is one.
         loaded_s: Time to load all builds.
 
     Returns:
-        The model with its threads, what it computes with, most rows of a batch, and the measurements.
+        The model with its row sizes and threads, what it computes with, most rows of a batch, and the measurements.
     """
     has_rows, max_rows = builds[""].joinable.rows, model.batching.configured_rows
     memory = RunMemory(model.resources.memory_limit)
@@ -198,6 +201,13 @@ def _measure(
     if member is not None:
         warm_up = warm_up._replace(executions=list(member.executions) or warm_up.executions)
         return model, of_one(model, "it is of a pool"), max_rows, warm_up
+    fills = has_rows and backends[""].device != "cpu" and not locations[""].kind.runs_code
+    if fills and model.resources.row_sizes == "auto":
+        reload = partial(
+            load_builds, locations=locations, builds=builds, backends=backends, tell=_log.warning,
+            gpu_available=gpu_available,
+        )  # fmt: skip
+        model, warm_up = choose_row_sizes(model, backends, warm_up, reload, partial(warm, backends))
     threads = model.resources.session_threads
     model, compute = choose_compute(
         model, locations, builds, backends, warm_up.middle, loaded_s, _log.warning, gpu_available=gpu_available

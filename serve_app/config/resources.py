@@ -31,9 +31,10 @@ class ResourcesConfig(Section):
     row_sizes: Literal["auto", "any"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)] = "auto"
     """Numbers of rows that batches are filled up to, each with a session and a copy of the weights on the device.
 
-    `auto`: 1, 4, 16 ... and `batching.max_rows` for a model with convolutions on a GPU without `gpu_memory`, where one
-    session is many times slower as soon as batches differ in their rows; otherwise one session. `any`: always one. Or a
-    list of powers of two, and perhaps `batching.max_rows`, among which `gpu_memory` is divided.
+    `auto`: none, but on a GPU where a replica measures at its start that runs are slow as soon as batches differ in
+    their rows, as convolutions are. It takes 16 sizes at most, so that filling up adds at most 15% to a run, and fewer
+    and smaller ones where these do not fit into `gpu_memory`, which is divided among them. `any`: none. Or a list of
+    powers of two, and perhaps `batching.max_rows`.
     """
 
     cpus: Cpus = 0.25
@@ -63,6 +64,11 @@ class ResourcesConfig(Section):
 
     preprocess_threads: Positive = 2
     """Threads that decode and convert media while the session runs."""
+
+    @property
+    def chosen_sizes(self) -> tuple[int, ...]:
+        """The row sizes, if any are configured or were measured."""
+        return () if isinstance(self.row_sizes, str) else self.row_sizes
 
     @property
     def session_threads(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from serve_app.domain.agreed import Told
 from serve_app.domain.service import ModelInfo, unknown_model, unknown_version, unloaded_model
@@ -12,7 +12,7 @@ from serve_app.errors import ModelNotFound
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable
 from serve_app.router.answer_cache import AnswerCaches
 from serve_app.router.dispatcher import Dispatcher
-from serve_app.router.served import Served, care_of, may_join
+from serve_app.router.served import Served, care_of, may_join, reported
 from serve_app.router.settings import ReplicaReport, RoutedModel
 from serve_app.router.versions import ModelVersions, VersionTables
 
@@ -145,15 +145,9 @@ class Models:
 
     def on_warm_up(self, model: str, reports: Sequence[Told | ReplicaReport]) -> None:
         """Record replicas' warm-up measurements, for the status and the rows of a batch."""
-        reason = next((each.not_warmed for each in reports if each.not_warmed is not None), None)
-        found: dict[str, Any] = {}
-        if reports:
-            found["warm_up"] = {"warmed": True} if reason is None else {"warmed": False, "reason": reason}
-        if (compute := next((each.compute for each in reports if each.compute is not None), None)) is not None:
-            found["compute"] = compute._asdict()
-            if compute.max_rows:
-                self._dispatcher.learn(model, max_rows=compute.max_rows)
-        self.served[model].warm_up = found
+        found = self.served[model].warm_up = reported(reports)
+        if rows := found.get("compute", {}).get("max_rows"):
+            self._dispatcher.learn(model, max_rows=rows)
 
     # ---------------------------------------------------------------- questions
 

@@ -46,6 +46,7 @@ from serve_app.telemetry.line_writer import LineWriter
 from serve_app.telemetry.metrics import RouterMetrics, merge_pages
 from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.request_log import RequestLog
+from serve_app.telemetry.scheduler_metrics import DEVICES
 from serve_app.telemetry.statistics import Statistics
 from serve_app.telemetry.trace import RequestTraces, configured_tracer
 from serve_app.transport.arena import Arena
@@ -252,6 +253,7 @@ class Router:
                 register(collector)
         if (guard := self._guard) is not None:
             register(Readings(KEYS, lambda: guard))
+        register(Readings(DEVICES, lambda: {key: each.warm_up for key, each in self.models.served.items()}))
         register(Readings(TURNS, lambda: self._turns))
 
     def _make_turns(self) -> Turns:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from serve_app.backends.batch import most_rows
+from serve_app.domain.agreed import Told
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import PROVEN, Joinable, Payload
 from serve_app.processors.processor import Processor
 from serve_app.router.answer_cache import ModelCache
-from serve_app.router.settings import RoutedModel
+from serve_app.router.settings import ReplicaReport, RoutedModel
 from serve_app.router.versions import ModelVersions
 
 _INFOS: Final = 64
@@ -123,6 +125,18 @@ def care_of(verdict: Joinable) -> tuple[int, bool, bool, float]:
 def may_join(verdict: Joinable) -> bool:
     """Whether requests share runs, or will once their rows have been tried."""
     return verdict.joins or verdict.verdict == PROVEN
+
+
+def reported(reports: Sequence[Told | ReplicaReport]) -> Mapping[str, Any]:
+    """What replicas have told of their warm-up and of what they compute with, for the status."""
+    reason = next((each.not_warmed for each in reports if each.not_warmed is not None), None)
+    computes = [each.compute for each in reports if each.compute is not None]
+    found: dict[str, Any] = {}
+    if reports:
+        found["warm_up"] = {"warmed": True} if reason is None else {"warmed": False, "reason": reason}
+    if computes:
+        found |= {"compute": computes[0]._asdict(), "devices": Counter(each.device for each in computes)}
+    return found
 
 
 def _scheduling(model: RoutedModel) -> Mapping[str, Any]:

@@ -67,3 +67,15 @@ SCHEDULER: Final = (
     Gauge("serve_app_tasks", "Tasks of the router's event loop.", (), _tasks),
 )
 """Read of `Scheduler.snapshot`."""
+
+DEVICES: Final = (
+    Gauge[_Models](
+        "serve_app_replica_devices",
+        "Replicas by what they compute on: cpu, or a GPU by its index on the node and its name.",
+        ("model", "device"),
+        lambda models: [
+            ((model, name), count) for model, told in models.items() for name, count in told.get("devices", {}).items()
+        ],
+    ),
+)
+"""Read of what replicas have told, by model."""

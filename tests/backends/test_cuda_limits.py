@@ -65,10 +65,8 @@ def test_batches_inside_the_limit_run_again_and_again(limited: OnnxBackend) -> N
         np.testing.assert_array_equal(values + 1, limited.run({"x": values})["y"])
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [("convolution", (1, 4, 16)), ("image_logits", ())])
-def test_models_with_convolutions_have_a_session_for_each_row_size(
-    make_model: Callable[[onnx_models.Kind], Path], kind: onnx_models.Kind, sizes: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("kind", ["convolution", "image_logits"])
+def test_a_session_for_each_row_size(make_model: Callable[[onnx_models.Kind], Path], kind: onnx_models.Kind) -> None:
     """Batches of any size are answered as on the CPU."""
     path = make_model(kind)
     on_gpu = OnnxBackend(
@@ -78,7 +76,6 @@ def test_models_with_convolutions_have_a_session_for_each_row_size(
             device="cuda",
             gpu_available=True,
             row_sizes=(1, 4, 16),
-            only_for_convolutions=True,
         )
     )
     on_cpu = OnnxBackend(OnnxSettings("m", path, device="cpu"))
@@ -88,39 +85,28 @@ def test_models_with_convolutions_have_a_session_for_each_row_size(
     values = np.random.default_rng(0).standard_normal((40, *(abs(size) + 3 for size in spec.shape[1:])), np.float32)
     values = values[(slice(None), *(slice(size) if size > 0 else slice(None) for size in spec.shape[1:]))]
 
-    assert on_gpu.row_sizes == sizes
+    assert on_gpu.row_sizes == (1, 4, 16)
     for rows in (1, 3, 16, 2, 5, 40, 1, 17):
         inputs = {spec.name: values[:rows]}
         for name, expected in on_cpu.run(inputs).items():
             np.testing.assert_allclose(on_gpu.run(inputs)[name], expected, atol=0.01)
 
 
-def test_a_memory_limit_is_divided_only_where_that_was_asked_for(
-    make_model: Callable[[onnx_models.Kind], Path],
-) -> None:
-    """Batches that fitted into the whole of it might not fit into their part. The note says what to do."""
-    path = make_model("convolution")
-    of_itself, as_told = (
-        OnnxBackend(
-            OnnxSettings(
-                "m",
-                path,
-                device="cuda",
-                gpu_available=True,
-                gpu_memory_bytes=256 * _MIB,
-                row_sizes=(1, 4, 16),
-                only_for_convolutions=automatic,
-            )
+def test_a_memory_limit_is_divided_among_sessions(make_model: Callable[[onnx_models.Kind], Path]) -> None:
+    """Each has its part of it, and batches run as without a limit."""
+    backend = OnnxBackend(
+        OnnxSettings(
+            "m",
+            make_model("convolution"),
+            device="cuda",
+            gpu_available=True,
+            gpu_memory_bytes=256 * _MIB,
+            row_sizes=(1, 4, 16),
         )
-        for automatic in (True, False)
     )
-    of_itself.load()
-    as_told.load()
 
-    assert (of_itself.row_sizes, as_told.row_sizes) == ((), (1, 4, 16))
-    assert "resources.row_sizes" in (of_itself.note or "")
-    assert as_told.note is None
-    assert as_told.run({"x": np.ones((17, 1, 4, 4), np.float32)})["y"].shape == (17, 1, 2, 2)
+    assert backend.load() is None
+    assert backend.run({"x": np.ones((17, 1, 4, 4), np.float32)})["y"].shape == (17, 1, 2, 2)
 
 
 def test_a_gpu_that_is_hidden_is_noticed(make_model: Callable[[onnx_models.Kind], Path]) -> None:

@@ -12,9 +12,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from serve_app.backends.backend import Backend
+from serve_app.backends.description import describe_build
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
+from serve_app.backends.onnx.kind import ONNX
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
-from serve_app.payloads import DTYPES, TensorSpec
+from serve_app.payloads import DTYPES, PROVEN, ModelSignature, TensorSpec
 
 MakeModel = Callable[[onnx_models.Kind], Path]
 Load = Callable[[Path], OnnxBackend]
@@ -160,23 +162,6 @@ def test_batches_are_filled_up_to_the_next_row_size(tmp_path: Path, rows: int, r
 
     assert backend.row_sizes == (1, 4, 8)
     np.testing.assert_array_equal(values + run_with, outputs["y"][:, 0])
-
-
-def test_row_sizes_meant_for_convolutions_on_a_gpu_do_nothing_elsewhere(tmp_path: Path) -> None:
-    """On the CPU any number of rows costs what it costs."""
-    backend = OnnxBackend(
-        OnnxSettings(
-            "m",
-            onnx_models.make(tmp_path / "m.onnx", "convolution"),
-            device="cpu",
-            row_sizes=(1, 4),
-            only_for_convolutions=True,
-        )
-    )
-    backend.load()
-
-    assert backend.row_sizes == ()
-    assert backend.run({"x": np.ones((3, 1, 4, 4), np.float32)})["y"].shape == (3, 1, 2, 2)
 
 
 def test_a_failing_model_is_reported_in_one_safe_line(
@@ -382,6 +367,39 @@ def test_bfloat16_goes_in_and_comes_out(make_model: MakeModel, load: Load) -> No
     assert (outputs["y"].dtype, outputs["half"].dtype) == (DTYPES["BF16"], DTYPES["FP32"])
     assert np.array_equal(outputs["y"].astype(np.float32), 2 * x[:, ::2].astype(np.float32))
     assert np.array_equal(outputs["half"], x[:, ::2].astype(np.float32) / 2)
+
+
+@pytest.mark.parametrize("row_sizes", [(), (1, 3, 8)])
+def test_bfloat16_in_any_memory(make_model: MakeModel, row_sizes: tuple[int, ...]) -> None:
+    """Read-only, strided, not aligned, in other order, without rows; batches filled up."""
+    backend = OnnxBackend(OnnxSettings("m", make_model("bfloat16"), device="cpu", row_sizes=row_sizes))
+    backend.load()
+    x = np.arange(20, dtype=np.float32).reshape(4, 5).astype(DTYPES["BF16"])
+    fixed = x.copy()
+    fixed.flags.writeable = False
+    shifted = np.frombuffer(b"\0" + x.tobytes(), DTYPES["BF16"], offset=1).reshape(x.shape)
+    for given in (fixed, x[::2], np.asfortranarray(x), shifted):
+        assert np.array_equal(backend.run({"x": given})["y"], 2 * given)
+    assert backend.run_whole({"x": x[:0]})["y"].shape == (0, 5)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_bfloat16_without_kernels_of_the_cpu(tmp_path: Path, on_gpu: bool) -> None:
+    """A model that computes in it is for a GPU: it is described by its file, and refused where there is none."""
+    path = onnx_models.write(
+        tmp_path / "model.onnx",
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [("x", TensorProto.BFLOAT16, ["n", 3])],
+        [("y", TensorProto.BFLOAT16, ["n", 3])],
+        {"w": np.ones(3, DTYPES["BF16"])},
+    )
+    if not on_gpu:
+        with pytest.raises(ConfigError, match=r"^model 'm': .*Could not find an implementation for Add"):
+            describe_build(ONNX, path, model="m")
+        return
+    found = describe_build(ONNX, path, model="m", on_gpu=True)
+    assert found.signature == ModelSignature((TensorSpec("x", "BF16", (-1, 3)),), (TensorSpec("y", "BF16", (-1, 3)),))
+    assert found.joinable.verdict == PROVEN
 
 
 def test_text_beside_bfloat16_is_refused(tmp_path: Path) -> None:

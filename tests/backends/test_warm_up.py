@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from serve_app.backends.warm_up import (
     WarmUpProgress,
     shapes,
     spaced_buckets,
-    spaced_rows,
     tensor_inputs,
     try_warm_up,
     warm_up,
@@ -41,16 +39,6 @@ FIRST = 2.0
 def test_rows_double_up_to_the_maximum(max_rows: int, expected: tuple[int, ...]) -> None:
     """The maximum is among them whatever it is."""
     assert expected == row_buckets(max_rows)
-
-
-@pytest.mark.parametrize("max_rows", [1, 2, 5, 8, 32, 100])
-def test_row_sizes_are_few_and_warmed_up(max_rows: int) -> None:
-    """They end with the maximum, are at most four times apart, and are among the rows that a warm-up runs."""
-    sizes = spaced_rows(max_rows)
-
-    assert set(sizes) <= set(row_buckets(max_rows))
-    assert (sizes[0], sizes[-1]) == (1, max_rows)
-    assert all(low < high <= 4 * low for low, high in pairwise(sizes))
 
 
 def test_single_rows_come_first() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.cli.limits import RunLimits, cluster_notes, gpu_problem, run_limits
+from serve_app.cli.limits import RunLimits, cluster_notes, run_limits
 from serve_app.config.budget import MAXCONN_VARIABLE
 from serve_app.config.file import ServeFile, parse_document
 
@@ -109,17 +109,3 @@ def test_other_ways_to_start_are_told_what_to_set() -> None:
             " cluster must have them, or set less"
         ),
     )
-
-
-def test_models_that_need_a_gpu_are_told_where_there_is_none() -> None:
-    """Ray would wait for one for ever. A model with device `auto` needs none."""
-    models = [
-        {"name": f"m{number}", "path": "m", "resources": {"device": device, "gpus": 1}}
-        for number, device in enumerate(["cuda", "auto", "cuda"])
-    ]
-    file = parse_document({"applications": [{"import_path": "serve_app.app:build", "args": {"models": models}}]})
-    assert gpu_problem(file, has_gpu=True) is None
-    assert gpu_problem(serve_file(1), has_gpu=False) is None
-    problem = gpu_problem(file, has_gpu=False)
-    assert problem is not None
-    assert problem.startswith("this machine has no GPU, which is asked for by m0, m2: set resources.device to auto")

@@ -359,8 +359,6 @@ def test_variants_share_the_gpu_memory() -> None:
         True,
         1024**3,
         intra_op_threads=3,
-        row_sizes=(1, 4, 16, 32),
-        only_for_convolutions=True,
     )
 
 

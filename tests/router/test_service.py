@@ -231,7 +231,15 @@ async def test_the_status_tells_what_a_replica_computes_with() -> None:
     service = make_service(Transport())
     (model,) = service.inference.models
     said = []
-    for told in ([], [Told()], [Told(), Told(compute=Compute(1, 2, "it pays", 64))]):
+    on_gpu = Compute(1, 1, "so its device wants it", device="cuda:1 NVIDIA H100", row_sizes=(1, 3))
+    for told in ([], [Told()], [Told(), Told(compute=Compute(1, 2, "it pays", 64))], [Told(compute=on_gpu)] * 2):
         service.models.on_warm_up(model, told)
-        said.append(service.administration.status()["models"][model].get("compute"))
-    assert said == [None, None, {"threads": 1, "instances": 2, "reason": "it pays", "max_rows": 64}]
+        status = service.administration.status()["models"][model]
+        said.append([status.get(key) for key in ("compute", "devices")])
+    assert said == [
+        [None, None],
+        [None, None],
+        [Compute(1, 2, "it pays", 64)._asdict(), {"": 1}],
+        [on_gpu._asdict(), {"cuda:1 NVIDIA H100": 2}],
+    ]
+    assert on_gpu.told == "1 thread, 1 instance: so its device wants it; batches are filled up to 1, 3 rows"

@@ -20,7 +20,7 @@ from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.batch import assemble
 from serve_app.backends.joining.drawing import Draw
 from serve_app.errors import ServeAppError
-from serve_app.payloads import PROVEN, Joinable, Tensors
+from serve_app.payloads import DTYPES, PROVEN, Joinable, Tensors
 
 TOLERANCES: Final[Mapping[str, float]] = MappingProxyType(
     {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -90,6 +90,17 @@ def difference(alone: Tensors, together: Tensors, tolerance: float | None, round
             limit = max(limit, 2 * rounding)
         worst = worst.or_worse(Difference(relative, relative <= limit, name))
     return worst
+
+
+def of_floats(expected: Tensors, found: Tensors) -> Difference:
+    """The largest difference of floats of one shape. A label may flip by rounding and change a number of results."""
+    alike = {
+        name: array
+        for name, array in expected.items()
+        if _holds_floats(array) and array.shape == found[name].shape and np.isfinite(array).all()
+    }
+    worst = difference(alike, found, None)
+    return worst if np.isfinite(worst.relative) else SAME
 
 
 def try_joining(
@@ -244,11 +255,15 @@ def sensitivity(backend: Backend, inputs: Tensors, answer: Tensors) -> float:
     rng = np.random.default_rng(0)
     moved = {
         name: np.nextafter(array, np.where(rng.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype))
-        if array.dtype.kind == "f"
+        if _holds_floats(array)
         else array
         for name, array in inputs.items()
     }
     return difference(answer, backend.run_whole(moved), None).relative
+
+
+def _holds_floats(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind == "f" or array.dtype == DTYPES["BF16"]
 
 
 def _relative(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> float:

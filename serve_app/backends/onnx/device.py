@@ -57,19 +57,16 @@ def lacks_device(error: BaseException | None) -> bool:
     return error is not None and 'Failed to parse provider option "device_id"' in str(error)
 
 
+def lacks_cuda() -> str:
+    """Why the installed ONNX Runtime cannot use CUDA; empty if its build can."""
+    if _CUDA in onnxruntime.get_available_providers():
+        return ""
+    return "the installed onnxruntime is built without CUDA: install onnxruntime-gpu, or set resources.device to cpu"
+
+
 def device_of(providers: Sequence[str]) -> Literal["cpu", "cuda"]:
     """The device of a session with these providers. Only ``session.get_providers()`` is reliable."""
     return "cuda" if _CUDA in providers else "cpu"
-
-
-def has_cuda_convolutions(session: Any) -> bool:
-    """Whether a session executes convolutions on CUDA. Needs a session that records where it executes nodes."""
-    return any(
-        "Conv" in node.op_type
-        for assigned in session.get_provider_graph_assignment_info()
-        if assigned.ep_name == _CUDA
-        for node in assigned.get_nodes()
-    )
 
 
 def divide_memory(total_bytes: int, weight_bytes: int, row_sizes: Sequence[int]) -> list[int]:

@@ -15,12 +15,13 @@ from rowproof.result import RowProof
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BackendKind, BackendOptions, BuildSettings, ModelFile
 from serve_app.backends.onnx.backend import OnnxBackend
+from serve_app.backends.onnx.device import lacks_cuda
 from serve_app.backends.onnx.ends import read_ends
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.settings import OnnxSettings
-from serve_app.backends.onnx.signature import declared_by, open_to_inspect
-from serve_app.backends.warm_up import spaced_rows
+from serve_app.backends.onnx.signature import declared_by, declared_in, lacks_kernel, open_to_inspect
 from serve_app.config.problems import validation_error
+from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
 
 _NO_OPTIONS: Final = (
@@ -42,17 +43,13 @@ class OnnxOptions(BackendOptions):
 
 def onnx_settings(build: BuildSettings) -> OnnxSettings:
     """Derive the settings of one backend."""
-    sizes = build.row_sizes
-    if sizes == "auto":
-        sizes = () if build.max_rows is None else spaced_rows(build.max_rows)
     return OnnxSettings(
         model=build.model,
         model_file=build.model_file,
         device=build.device,
         gpu_available=build.gpu_available,
         gpu_memory_bytes=build.gpu_memory_bytes,
-        row_sizes=() if sizes == "any" else sizes,
-        only_for_convolutions=build.row_sizes == "auto",
+        row_sizes=build.row_sizes,
         intra_op_threads=build.threads,
         layout=build.layout,
         among_others=build.among_others,
@@ -65,8 +62,14 @@ def _create(build: BuildSettings, _: OnnxOptions) -> Backend:
 
 
 def _inspect(model_file: Path, model: str, _: OnnxOptions) -> ModelFile:
-    declared = declared_by(open_to_inspect(model_file, model=model), model=model)
-    return ModelFile(_with_ranks(declared, model_file), partial(_prove, model_file))
+    fault = ""
+    try:
+        declared = declared_by(open_to_inspect(model_file, model=model), model=model)
+    except ConfigError as error:
+        if not lacks_kernel(error):
+            raise
+        declared, fault = declared_in(model_file, model=model), error.problems[0]
+    return ModelFile(_with_ranks(declared, model_file), partial(_prove, model_file), cpu_fault=fault)
 
 
 def _prove(model_file: Path, axes: Mapping[str, int]) -> RowProof:
@@ -101,5 +104,6 @@ ONNX = BackendKind(
     triton_name="onnxruntime",
     distributions=("onnxruntime", "onnxruntime-gpu"),
     concurrent=True,
+    lacks_cuda=lacks_cuda,
 )
 """The kind ``onnx``."""

@@ -12,12 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import numpy as np
 import onnxruntime
 
 from rowproof.onnx_graph.skeleton import read_skeleton
 from serve_app.backends.backend import RuntimeCheck, not_compared
-from serve_app.backends.joining.experiment import SAME, Difference, difference
+from serve_app.backends.joining.experiment import SAME, Difference, of_floats
 from serve_app.backends.onnx.failure import describe_failure
 from serve_app.errors import ConfigError
 from serve_app.payloads import Tensors
@@ -79,7 +78,7 @@ def compare(
     del plain
 
     def gap(other: Any) -> Difference:
-        found = (_of_floats(right, run(other, each)) for right, each in zip(expected, inputs, strict=True))
+        found = (of_floats(right, run(other, each)) for right, each in zip(expected, inputs, strict=True))
         return max(found, key=lambda each: each.relative, default=SAME)
 
     worst, again = gap(session), gap(session)
@@ -115,17 +114,6 @@ def _at_fault(gap: Callable[[Sequence[str]], float], enough: float) -> tuple[Seq
         else:
             break  # it takes some of both
     return names, left
-
-
-def _of_floats(expected: Tensors, found: Tensors) -> Difference:
-    """The largest difference of floats of one shape. A label may flip by rounding and change a number of results."""
-    alike = {
-        name: array
-        for name, array in expected.items()
-        if array.dtype.kind == "f" and array.shape == found[name].shape and np.isfinite(array).all()
-    }
-    worst = difference(alike, found, None)
-    return worst if np.isfinite(worst.relative) else SAME
 
 
 def _unoptimized(model_file: Path, threads: int) -> Any:

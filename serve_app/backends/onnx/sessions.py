@@ -13,7 +13,6 @@ from serve_app.backends.layout import ServedSignature
 from serve_app.backends.onnx.device import (
     device_of,
     divide_memory,
-    has_cuda_convolutions,
     lacks_device,
     preload_cuda,
     providers_for,
@@ -65,7 +64,7 @@ class _Maker:
         if device != wanted:
             self._lacks_cuda()
         loaded = signature_of(session, model=settings.model, layout=settings.layout)
-        sizes = self._sizes(session, loaded)
+        sizes = self._sizes(loaded)
         if len(sizes) > 1:
             del session  # it may take all of the memory, so it goes before the others come
             by_rows = self._open_each(sizes, device)
@@ -83,24 +82,14 @@ class _Maker:
             raise ConfigError((fault,))
         self._notes.append(f"{fault}; it runs on the CPU")
 
-    def _sizes(self, session: Any, loaded: ServedSignature) -> tuple[int, ...]:
+    def _sizes(self, loaded: ServedSignature) -> tuple[int, ...]:
         """Numbers of rows that batches are filled up to, ascending; empty if the session takes any."""
         settings = self._settings
         if loaded.fixed_rows is not None:
             return (loaded.fixed_rows,)
         if not settings.layout.rows:
             return ()
-        sizes = tuple(sorted(set(settings.row_sizes)))
-        if settings.only_for_convolutions:
-            if not sizes or not has_cuda_convolutions(session):
-                return ()
-            if settings.gpu_memory_bytes is not None:
-                self._notes.append(
-                    f"model {settings.model!r}: its convolutions are slow on a GPU where batches differ in their rows;"
-                    " name resources.row_sizes to divide gpu_memory among sessions, or leave gpu_memory out"
-                )
-                return ()
-        return sizes
+        return tuple(sorted(set(settings.row_sizes)))
 
     def _open_each(self, sizes: tuple[int, ...], device: Literal["cpu", "cuda"]) -> dict[int, Any]:
         total = self._settings.gpu_memory_bytes
@@ -134,8 +123,6 @@ class _Maker:
         options.intra_op_num_threads = settings.intra_op_threads
         options.inter_op_num_threads = 1
         options.log_severity_level = _ERROR
-        if settings.only_for_convolutions:
-            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         # Idle threads that spin gain a little latency and take a core from the router and from other replicas.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if settings.among_others:

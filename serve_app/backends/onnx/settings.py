@@ -21,9 +21,6 @@ class OnnxSettings:
         gpu_memory_bytes: Limit of the CUDA memory arenas of all sessions; ``None`` for no limit.
         row_sizes: Numbers of rows with a session of their own, ascending. Batches are filled up to the next; larger
             ones run in pieces of the largest. Empty: one session takes any number of rows.
-        only_for_convolutions: Use ``row_sizes`` only for a model with convolutions on CUDA and without a memory limit.
-            There it pays: ONNX Runtime prepares each convolution for the exact shape of its input, and again at each
-            change. A divided limit might be too low for batches that fitted before.
         intra_op_threads: Threads of one run, the calling one included; they share one operator at a time. At least 1:
             ONNX Runtime's default would be every core of the host, in every replica.
         among_others: Whether many models share the process, of which one runs at a time.
@@ -37,7 +34,6 @@ class OnnxSettings:
     gpu_available: bool = False
     gpu_memory_bytes: int | None = None
     row_sizes: tuple[int, ...] = ()
-    only_for_convolutions: bool = False
     intra_op_threads: int = 1
     layout: Layout = ROWS_FIRST
     among_others: bool = False

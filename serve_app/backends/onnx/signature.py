@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
 
+from rowproof.onnx_graph.skeleton import read_skeleton
 from serve_app.backends.layout import ROWS_FIRST, Layout, ServedSignature, served
 from serve_app.backends.onnx.failure import describe_failure
 from serve_app.backends.onnx.outline import outline
@@ -104,18 +106,47 @@ def declared_by(session: Any, *, model: str) -> ModelSignature:
     Raises:
         ConfigError: A tensor's type has no name in the protocol. Lists all faults.
     """
+    return _declared(session.get_inputs(), session.get_outputs(), session.get_overridable_initializers(), model)
+
+
+def _declared(inputs: Iterable[Any], outputs: Iterable[Any], optional: Iterable[Any], model: str) -> ModelSignature:
     problems: list[str] = []
-    inputs, outputs, optional = (
+    taken, given, initial = (
         tuple(_spec(kind, node, problems) for node in nodes)
-        for kind, nodes in (
-            ("input", session.get_inputs()),
-            ("output", session.get_outputs()),
-            ("input", session.get_overridable_initializers()),
-        )
+        for kind, nodes in (("input", inputs), ("output", outputs), ("input", optional))
     )
     if problems:
         raise ConfigError(tuple(f"model {model!r}: {problem}" for problem in problems))
-    return ModelSignature(inputs, outputs, optional)
+    return ModelSignature(taken, given, initial)
+
+
+def lacks_kernel(error: ConfigError) -> bool:
+    """Whether a session could not be made since no kernel runs an operator there: the CPU has few for BF16."""
+    return "Could not find an implementation for" in str(error.__cause__)
+
+
+def declared_in(model_file: Path, *, model: str) -> ModelSignature:
+    """The tensors that a file declares, for a model without a session on the CPU. Raises as `declared_by` does."""
+    from onnx import TensorProto  # noqa: PLC0415 - a process that serves needs none
+
+    graph = read_skeleton(model_file).graph
+    initial = {tensor.name for tensor in graph.initializer}
+
+    def nodes(values: Iterable[Any]) -> list[Any]:
+        return [
+            SimpleNamespace(
+                name=value.name,
+                type=f"tensor({TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()})",
+                shape=[
+                    size.dim_value if size.HasField("dim_value") else -1 for size in value.type.tensor_type.shape.dim
+                ],
+            )
+            for value in values
+        ]
+
+    inputs = [value for value in graph.input if value.name not in initial]
+    optional = [value for value in graph.input if value.name in initial]
+    return _declared(nodes(inputs), nodes(graph.output), nodes(optional), model)
 
 
 def _spec(kind: str, node: Any, problems: list[str]) -> TensorSpec:

@@ -7,6 +7,7 @@ from functools import partial
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BackendKind, BackendOptions, BuildSettings
 from serve_app.backends.pytorch.backend import TorchBackend
+from serve_app.backends.pytorch.cuda import lacks_cuda
 from serve_app.backends.pytorch.program import inspect_program, open_program, program_ends
 from serve_app.backends.pytorch.script import inspect_script, open_script
 from serve_app.backends.pytorch.settings import TorchScriptOptions
@@ -35,6 +36,7 @@ TORCH_SCRIPT = BackendKind(
     triton_name="pytorch",
     distributions=("torch",),
     extra="torch",
+    lacks_cuda=lacks_cuda,
 )
 """The kind ``torchscript``."""
 
@@ -50,5 +52,6 @@ TORCH_EXPORT = BackendKind(
     triton_name="pytorch",
     distributions=("torch",),
     extra="torch",
+    lacks_cuda=lacks_cuda,
 )
 """The kind ``torch_export``."""

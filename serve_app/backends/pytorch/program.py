@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,8 +73,8 @@ def inspect_program(model_file: Path, model: str, _: BackendOptions) -> ModelFil
     return ModelFile(program.declared, partial(_prove, program))
 
 
-def open_program(model_file: Path, model: str) -> Opened:
-    """Load a program. Raises what `read_program` raises.
+def open_program(model_file: Path, model: str, device: str) -> Opened:
+    """Load a program on a device. Raises what `read_program` raises.
 
     Raises:
         ConfigError: PyTorch cannot load it.
@@ -83,6 +84,8 @@ def open_program(model_file: Path, model: str) -> Opened:
     try:
         before = set(generated_code(torch))  # of two loads at once, either takes the other's code for its own too
         program = torch.export.load(str(model_file))
+        if device != "cpu":
+            program = importlib.import_module("torch.export.passes").move_to_device_pass(program, device)
         module = program.module()  # whose graph also copies back what the program gives of its inputs
         run = _runner(torch, program, module)
         writes = any(_may_write(torch, node) for node in module.graph.nodes)

@@ -38,8 +38,8 @@ def inspect_script(model_file: Path, model: str, options: TorchScriptOptions) ->
     return ModelFile(_signature(options), _prove)
 
 
-def open_script(model_file: Path, model: str, options: TorchScriptOptions) -> Opened:
-    """Load a model on the CPU. Raises what `inspect_script` raises.
+def open_script(model_file: Path, model: str, options: TorchScriptOptions, device: str) -> Opened:
+    """Load a model on a device. Raises what `inspect_script` raises.
 
     Raises:
         ConfigError: PyTorch cannot load it, or `forward` does not match the options.
@@ -49,7 +49,7 @@ def open_script(model_file: Path, model: str, options: TorchScriptOptions) -> Op
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of all that is TorchScript
-            module = torch.jit.load(str(model_file), map_location="cpu").eval()
+            module = torch.jit.load(str(model_file), map_location=device).eval()
         schema, writes = module.forward.schema, _writes(module.forward.inlined_graph)
     except Exception as error:  # PyTorch's errors share no base but Exception
         raise ConfigError((f"model {model!r}: {model_file} cannot be loaded: {describe_failure(error)}",)) from error

@@ -37,9 +37,10 @@ def to_torch(torch: Any, array: npt.NDArray[Any], *, copy: bool) -> Any:
 
 def to_numpy(torch: Any, tensor: Any) -> npt.NDArray[Any]:
     """A copy of the tensor's values, since the model may reuse the tensor's memory."""
+    tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
-        return np.array(tensor.detach().contiguous().view(torch.uint16).numpy(), order="C").view(_BFLOAT16)
-    return np.array(tensor.detach().numpy(), order="C")
+        return np.array(tensor.contiguous().view(torch.uint16).numpy(), order="C").view(_BFLOAT16)
+    return np.array(tensor.numpy(), order="C")
 
 
 class _Writable:

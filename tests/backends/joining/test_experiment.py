@@ -17,7 +17,16 @@ from joining_backends import Answer, Made, loaded, ones, refusing, shifted
 from onnx import TensorProto, helper
 
 from serve_app.backends.joining.drawing import Draw
-from serve_app.backends.joining.experiment import SAME, difference, try_joining, try_padding, untried
+from serve_app.backends.joining.experiment import (
+    SAME,
+    difference,
+    of_floats,
+    sensitivity,
+    try_joining,
+    try_padding,
+    untried,
+)
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Joinable, Tensors
 
@@ -242,3 +251,15 @@ def test_the_worst_output_is_named() -> None:
     together: Tensors = {"half": np.full(2, 1 + 2**-10, np.float16), "whole": alone["whole"]}
     assert "half" == difference(alone, together, None).output
     assert "whole" == difference(alone, together | {"whole": np.array([10, 11], np.int32)}, None).output
+
+
+def test_floats_of_two_bytes_count_as_floats(tmp_path: Path) -> None:
+    """BF16 is no float to numpy: its rounding is measured, and its last bits are moved."""
+    backend = OnnxBackend(OnnxSettings("m", onnx_models.make(tmp_path / "m.onnx", "bfloat16"), device="cpu"))
+    backend.load()
+    inputs = {"x": np.ones((2, 2), ml_dtypes.bfloat16)}
+    answer = backend.run(inputs)
+    rounded = {name: np.nextafter(array, np.full_like(array, 4)) for name, array in answer.items()}
+
+    assert of_floats({"y": answer["y"]}, {"y": rounded["y"]}).relative == 2**-7
+    assert sensitivity(backend, inputs, answer) == 2**-7

@@ -181,7 +181,7 @@ def test_rows_within_a_range(rows: int, tmp_path: Path) -> None:
 
 
 @both
-@pytest.mark.parametrize(("row_sizes", "added"), [((2, 4), 4), ((1, 16), 16), ("any", 3), ("auto", 3)])
+@pytest.mark.parametrize(("row_sizes", "added"), [((2, 4), 4), ((1, 16), 16), ((), 3)])
 def test_row_sizes(kind: Format, row_sizes: Any, added: int, tmp_path: Path) -> None:
     """Batches are filled up to those that are named. The model adds the number of rows that it has seen."""
     backend = opened(kind, "counted", tmp_path, row_sizes=row_sizes)
@@ -275,17 +275,6 @@ def test_threads(kind: Format, tmp_path: Path) -> None:
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
-
-
-@both
-def test_a_gpu_is_not_used(kind: Format, tmp_path: Path) -> None:
-    """Told where there is one, and refused where the configuration insists on it."""
-    file, options = make(tmp_path, kind, "same"), model("same").options() if kind == "torchscript" else {}
-    backend = load(KINDS[kind], file, options, gpu_available=True)
-    assert backend.device == "cpu"
-    assert backend.load() == "model 'm': a GPU was given, but models of PyTorch run on the CPU"
-    with pytest.raises(ConfigError, match=r"^model 'm': models of PyTorch run on the CPU: leave device out$"):
-        load(KINDS[kind], file, options, gpu_available=True, device="cuda")
 
 
 @pytest.mark.parametrize(
