@@ -80,16 +80,16 @@ def _private_cross_references() -> int:
 
 
 BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
-    "lines of serve_app": (lambda: sum(map(_lines, _files())), 73_890),
-    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 14_077),
-    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_188),
-    "methods of the stairwell": (_methods, 203),
+    "lines of serve_app": (lambda: sum(map(_lines, _files())), 74_514),
+    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 14_222),
+    "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_221),
+    "methods of the stairwell": (_methods, 207),
     "lines of the longest file": (lambda: max(map(_lines, _files())), 786),
     "lines of the longest function": (lambda: max(lines for _, lines in _functions()), 61),
     "lines of the longest constructor": (lambda: max(lines for name, lines in _functions() if name == "__init__"), 59),
     "class names used twice": (_class_names_used_twice, 6),
     "docstrings that begin with See or As": (_private_cross_references, 24),
-    "words of the documentation": (_words, 69_834),
+    "words of the documentation": (_words, 69_970),
 }
 
 
