@@ -45,7 +45,7 @@ from serve_app.errors import (
     QueueFull,
     ServeAppError,
 )
-from serve_app.payloads import Joinable, ModelSignature, Payload, Tensors, TensorSpec
+from serve_app.payloads import Joinable, ModelSignature, Payload, RequestAttributes, Tensors, TensorSpec
 from serve_app.pipelines.inference import PipelineInference
 from serve_app.pipelines.policy import Course
 from serve_app.pipelines.run import PipelineRun
@@ -218,7 +218,8 @@ async def test_steps_in_sequence() -> None:
 async def test_what_a_step_inherits() -> None:
     """Class, key and trace; and its part of the deadline, as what is left after the steps behind."""
     service = Arithmetic()
-    options: dict[str, Any] = {"priority": Priority.HIGH, "key": "k", "tenant": "t", "weight": 2.0, "cacheable": False}
+    attributes = RequestAttributes("t", 2.0)
+    options: dict[str, Any] = {"priority": Priority.HIGH, "key": "k", "attributes": attributes, "cacheable": False}
     await asked(plan(SUM, NEGATIVE, out="less.y"), service, 1.0, timeout_s=10.0, variant="light", **options)
     (first, given), (second, later) = service.asked
     assert (first, second) == ("add", "negative")
