@@ -120,9 +120,6 @@ class Pools:
         self.faults: dict[str, str] = {}
         """By member, why its last load failed, if it did."""
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._pools
-
     def add_member(self, model: str, pool: str) -> None:
         """Add a member to a pool. The device orders its evictions when it leaves."""
         self._members[model] = pool

@@ -11,7 +11,11 @@ import pytest
 import soundfile
 from PIL import Image
 
-from serve_app.api.content_type import resolve, sniff
+from serve_app.api.content_type import check_content_type, resolve, sniff
+from serve_app.domain.service import ModelInfo
+from serve_app.domain.tasks import Kind
+from serve_app.errors import UnsupportedMedia
+from serve_app.payloads import ModelSignature
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -65,3 +69,14 @@ def test_what_is_not_known(content: bytes) -> None:
 def test_only_what_says_nothing_is_looked_at(content_type: str, content: bytes, resolved: Any) -> None:
     """A type that says something is believed."""
     assert resolve(content_type, content) == resolved
+
+
+@pytest.mark.parametrize("kind", ["json", "parts", "text"])
+@pytest.mark.parametrize("content_type", ["", "application/octet-stream"])
+def test_what_says_nothing_may_be_json_until_it_is_looked_at(kind: Kind, content_type: str) -> None:
+    """Once no better type is known, it is refused."""
+    info = ModelInfo("houses", "1", ("1",), "tabular-regression", ModelSignature((), ()), 8, 8, {}, ())
+
+    check_content_type(info, kind, content_type, final=False)
+    with pytest.raises(UnsupportedMedia):
+        check_content_type(info, kind, content_type)

@@ -23,7 +23,7 @@ from serve_app.errors import (
     QueueFull,
 )
 from serve_app.jobs.job_service import Jobs
-from serve_app.jobs.records import JOB, Exchanged, Job, Lease
+from serve_app.jobs.records import JOB, Exchanged, Job, Lease, StoredFile
 from serve_app.jobs.runner import ItemReply, JobRunner
 from serve_app.jobs.settings import JobSettings
 from serve_app.jobs.sqlite.store import SqliteStore
@@ -204,6 +204,27 @@ async def test_a_store_that_is_full_runs_nothing(make_store: MakeStore, caplog: 
             finally:
                 await jobs.close()
     assert caplog.text.count("max_bytes") == 1
+
+
+async def test_files_come_and_go(make_store: MakeStore) -> None:
+    """A file that comes ahead of the store is kept once that is open; one that has expired is removed."""
+
+    async def tell(*_: Any) -> int:
+        return 200
+
+    async with opened(make_store) as other:
+        old = StoredFile("file-old", "ann", "in.jsonl", "batch", 2, wall_clock() - 10, wall_clock() - 1)
+        await other.add_file(old, b"{}", BOUNDS)
+        jobs = Jobs(make_store(), SETTINGS, dict, tell, wall_clock)
+        adding = asyncio.create_task(jobs.add_file("ann", "in.jsonl", "batch", b"{}"))
+        await asyncio.sleep(0)  # it has begun
+        jobs.start(_yes)
+        try:
+            file = await adding
+            while await jobs.files("ann", "", 10) != [file]:
+                assert await other.file(file.id) == file
+        finally:
+            await jobs.close()
 
 
 async def test_what_is_refused_for_now_is_tried_again(make_store: MakeStore) -> None:

@@ -94,6 +94,12 @@ def test_what_has_no_json_form_is_told(value: Any) -> None:
         values.write_outputs(plan(outputs={"out": Output(Reference("x"))}), lambda _: value)
 
 
+@pytest.mark.parametrize(("value", "same"), [(7, True), (8, False), ([7], False)])
+def test_a_tensor_of_one_value_is_the_same_as_that_value(value: Any, same: bool) -> None:
+    """Wherever it is in a result."""
+    assert same is values.equal([{"count": np.array([7], np.int32)}, {"count": value}])
+
+
 def test_results_may_be_nested_deeply() -> None:
     """They are counted, and compared as far as that goes."""
     assert values.nbytes_of({"a": deep(5000), "b": [1, "two", (b"3",)]}) == 1 + 1 + 8 + 3 + 1

@@ -48,7 +48,7 @@ def test_a_load_reserves_its_memory_and_the_loader() -> None:
     assert _begin(residency, "a", 0.0) == [Load("a", "h1", 10, LOAD_S)]
     assert residency.hosts["h1"].used_bytes == 10
     assert residency.free_hosts() == []
-    assert residency.ready_s("b", 0.0) == pytest.approx(2 * LOAD_S)
+    assert [residency.ready_s("b", now) for now in (0.0, 0.04)] == pytest.approx([2 * LOAD_S, 2 * LOAD_S - 0.04])
     residency.loaded("a", "h1", LOAD_S, 0, 0.1)
     assert _resident(residency) == {"a"}
     assert residency.ready_s("a", 0.1) == 0.0

@@ -19,7 +19,7 @@ from serve_app.cache.settings import CacheSettings
 from serve_app.domain.priority import Priority
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import ModelNotFound, ServeAppError
-from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success
+from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, ModelSignature, Success
 from serve_app.router.answer_cache import ModelCacheSettings
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport, RoutedModel, RouterSettings
@@ -47,12 +47,12 @@ class Sent:
         self.model, self.bundle, self.replica = model, bundle, replica
         self.answer: asyncio.Future[BundleResult] = asyncio.get_running_loop().create_future()
 
-    def succeed(self, value: float) -> None:
+    def succeed(self, value: float, joinable: dict[str, Joinable] | None = None) -> None:
         """Answer every entry; of a call that was to start a replica there are none."""
         entries = self.bundle.entries
         results: list[Any] = [Success({"y": np.array([[value]], np.float32)}) for _ in entries]
         runs = [Execution(len(entries), 0, 0.001, entries[0].variant)] if entries else []
-        self.answer.set_result(BundleResult(results, runs, 0.0, 0.0, 0.0))
+        self.answer.set_result(BundleResult(results, runs, 0.0, 0.0, 0.0, joinable=joinable))
 
 
 class Served:
@@ -126,6 +126,16 @@ async def test_a_model_is_served_from_when_it_is_added_until_it_is_removed() -> 
         served.router.remove_model("b")
     served.replicas("b", "b1")  # of which somebody still tells
     assert await served.asked("a", 1.0, 3.0) == 3.0
+
+
+async def test_what_a_replica_tells_of_its_revision_reaches_clients() -> None:
+    """Whether its rows may share runs, with the answer of a bundle."""
+    served = Served(model("a"))
+    served.replicas("a", "a1")
+    asking = served.ask("a")
+    (await served.sent.get()).succeed(1.0, {"": Joinable("exact", "tried")})
+    await asking
+    assert served.router.inference.find("a").joinable == {"": Joinable("exact", "tried")}
 
 
 async def test_what_replicas_have_is_answered_and_what_is_queued_is_refused() -> None:

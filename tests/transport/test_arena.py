@@ -59,6 +59,16 @@ def test_no_room() -> None:
     assert arena.allocate(64) is not None
 
 
+def test_free_blocks_join_only_with_their_neighbours() -> None:
+    """Room for a block is room in one piece: what lies between two free blocks is still held."""
+    arena = Arena(SIZE)
+    blocks = [arena.allocate(SIZE // 4) for _ in range(4)]
+    blocks[0] = blocks[2] = None
+    assert arena.allocate(SIZE // 2) is None
+    blocks[1] = None
+    assert arena.allocate(3 * SIZE // 4) is not None
+
+
 DERIVED: dict[str, Callable[[Block], object]] = {
     "slice": lambda block: block[512:],
     "cast": lambda block: block.view(np.float32),
