@@ -253,7 +253,8 @@ class Router:
                 register(collector)
         if (guard := self._guard) is not None:
             register(Readings(KEYS, lambda: guard))
-        register(Readings(DEVICES, lambda: {key: each.warm_up for key, each in self.models.served.items()}))
+        served = self.models.served
+        register(Readings(DEVICES, lambda: {key: of.warm_up for key, of in served.items()}, self.metrics.names))
         register(Readings(TURNS, lambda: self._turns))
 
     def _make_turns(self) -> Turns:
