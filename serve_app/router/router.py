@@ -253,8 +253,7 @@ class Router:
                 register(collector)
         if (guard := self._guard) is not None:
             register(Readings(KEYS, lambda: guard))
-        served = self.models.served
-        register(Readings(DEVICES, lambda: {key: of.warm_up for key, of in served.items()}, self.metrics.names))
+        register(Readings(DEVICES, lambda: {k: of.warm_up for k, of in self.models.served.items()}, self.metrics.names))
         register(Readings(TURNS, lambda: self._turns))
 
     def _make_turns(self) -> Turns:
