@@ -164,11 +164,15 @@ async def test_heads_of_large_bodies_wait_behind_what_is_more_urgent() -> None:
         assert await asked(high, HIGH) == (200, b"high")
         assert watched.overtook() <= A_ROUND
         assert listener.requests <= most // 2
-        refused = [await client.answer() for client in hostile[most:]]
+        answers = [asyncio.ensure_future(client.answer()) for client in hostile]  # begun ones wait for their bodies
+        await until(lambda: sum(answer.done() for answer in answers) >= len(hostile) - most)
+        refused = [answer.result() for answer in answers if answer.done()]
         messages = {json.loads(body)["error"] for status, _, body in refused if status == 429}
         assert {(status, headers["connection"]) for status, headers, _ in refused} == {(429, "close")}
         assert messages <= {BUSY.message, "too many large bodies are arriving; try again"}
         assert await asked(high, HIGH) == (200, b"high")
+        for answer in answers:
+            answer.cancel()
 
 
 async def test_heads_that_come_byte_by_byte_keep_nobody_waiting() -> None:
