@@ -9,6 +9,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +28,9 @@ def _files() -> list[Path]:
     return sorted((ROOT / "serve_app").rglob("*.py"))
 
 
-def _trees() -> Iterator[ast.Module]:
-    return (ast.parse(path.read_text("utf-8")) for path in _files())
+@cache
+def _trees() -> list[ast.Module]:
+    return [ast.parse(path.read_text("utf-8")) for path in _files()]
 
 
 def _lines(path: Path) -> int:

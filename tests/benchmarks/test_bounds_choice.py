@@ -32,22 +32,22 @@ def poisson(rate: float, **more: object) -> Stream:
 
 SCENARIOS = {
     "exact": make_scenario(poisson(700), duration_s=3.0, warm_up_s=1.0),
-    "overheads": make_scenario(poisson(700), duration_s=2.0, overheads=Overheads(0.001, 0.002, 0.003)),
-    "nested": make_scenario(poisson(900, share=MIXED), duration_s=2.0),
-    "nested and linear": make_scenario(poisson(900, share=MIXED, timeouts_s=TIMEOUTS), duration_s=2.0),
+    "overheads": make_scenario(poisson(700), duration_s=1.0, overheads=Overheads(0.001, 0.002, 0.003)),
+    "nested": make_scenario(poisson(900, share=MIXED), duration_s=1.0),
+    "nested and linear": make_scenario(poisson(900, share=MIXED, timeouts_s=TIMEOUTS), duration_s=1.0),
     "linear": make_scenario(
-        poisson(2500, share=MIXED, timeouts_s=TIMEOUTS), duration_s=2.0, models=(make_model(replicas=3),)
+        poisson(2500, share=MIXED, timeouts_s=TIMEOUTS), duration_s=1.0, models=(make_model(replicas=3),)
     ),
-    "rows": make_scenario(poisson(300, rows=3), poisson(5, rows=20), duration_s=2.0),
-    "autoscaling": make_scenario(poisson(1500), duration_s=2.0, models=(make_model(autoscaling=AUTOSCALING),)),
+    "rows": make_scenario(poisson(300, rows=3), poisson(5, rows=20), duration_s=1.0),
+    "autoscaling": make_scenario(poisson(1500), duration_s=1.0, models=(make_model(autoscaling=AUTOSCALING),)),
     "variant": make_scenario(
-        poisson(1500), duration_s=2.0, models=(make_model(variants={"small": Affine(0.002, 0.0005)}),)
+        poisson(1500), duration_s=1.0, models=(make_model(variants={"small": Affine(0.002, 0.0005)}),)
     ),
     "two models": make_scenario(
-        poisson(700), poisson(2000, model="n"), duration_s=2.0, models=(make_model(), make_model("n", replicas=2))
+        poisson(700), poisson(2000, model="n"), duration_s=1.0, models=(make_model(), make_model("n", replicas=2))
     ),
     "device": make_scenario(
-        poisson(400), poisson(400, model="n", timeout_s=0.2), duration_s=2.0,
+        poisson(400), poisson(400, model="n", timeout_s=0.2), duration_s=1.0,
         models=(make_model(device="d"), make_model("n", device="d")), devices=(Device("d", 1, 0.1),),
     ),
 }  # fmt: skip
@@ -108,7 +108,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Offered], list[int]]:
     return offered, draw(st.lists(st.integers(1, 7), min_size=1, max_size=4).map(sorted))
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(40, thorough=1500))
 @given(problems())
 def test_no_schedule_of_one_replica_exceeds_it(problem: tuple[list[Offered], list[int]]) -> None:
     """Whatever the order of deadlines: sorting them is in the planner's favour."""

@@ -28,7 +28,7 @@ def problems(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     return arrivals, deadlines, costs
 
 
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(120, thorough=4000))
 @given(problems())
 def test_it_equals_the_best_of_all_schedules(problem: tuple[list[int], list[int], list[int]]) -> None:
     """Whatever the arrivals, deadlines and costs."""

@@ -67,7 +67,7 @@ def bound_of(
     )  # fmt: skip
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(40, thorough=1200))
 @given(problems())
 def test_no_schedule_exceeds_it(problem: Problem) -> None:
     """Whatever the slot and the window: rounding and cutting are in the planner's favour."""
@@ -80,7 +80,7 @@ def test_no_schedule_exceeds_it(problem: Problem) -> None:
         assert best_weight(mine, replicas, costs, (1.0, 1.0)) <= value + 1e-6
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(20, thorough=600))
 @given(problems())
 def test_a_shared_device_only_takes(problem: Problem) -> None:
     """With one execution at a time, what one replica for all could do is still possible."""

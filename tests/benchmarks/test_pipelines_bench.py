@@ -27,7 +27,7 @@ def test_at_rest_every_request_runs_every_step_in_time(policy: str, steps: int) 
 
 def test_in_overload_every_request_ends() -> None:
     """Those that are dropped at one step run no other; a second try ends once, too."""
-    heavy = scenario(2, 1.5, seconds=8.0)
+    heavy = replace(scenario(2, 1.5, seconds=3.0), warm_up_s=0.0)
     for again in (False, True):
         result = simulate(heavy, partial(Chain, POLICIES["pipeline"], again=again), 1)
         total = result.total

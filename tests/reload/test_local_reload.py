@@ -27,7 +27,7 @@ from serve_app.config.args import parse_args
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError, ModelUnavailable
 
-SWAPS = 100
+SWAPS = 30
 OPEN = HttpSettings(open_administration=True)
 
 
@@ -104,7 +104,7 @@ def test_what_is_asked_after_a_load_is_answered_by_it(server: LocalServer, folde
 def test_clients_are_answered_by_one_of_the_two_whatever_happens(
     server: LocalServer, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A hundred loads under clients: every request is answered, by the state before or after, and sent once."""
+    """Thirty loads under clients: every request is answered, by the state before or after, and sent once."""
     stop, newest, asked = threading.Event(), [1.0], [0]
 
     def ask() -> list[str]:

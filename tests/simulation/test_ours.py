@@ -141,7 +141,7 @@ _SCENARIOS = st.builds(
 )
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(12, thorough=300))
 @given(_SCENARIOS, st.integers(0, 1000), st.sampled_from([0.05, 30.0]))
 def test_whatever_fails_every_request_ends_once_and_none_is_run_too_late(
     scenario: Scenario, seed: int, bundle_timeout_s: float
@@ -293,7 +293,7 @@ def test_an_unknown_curve_is_learnt() -> None:
     """Without a prior the first batches teach it, and then it serves like one that was known."""
     stream = Stream("poisson", "m", rate=800.0, timeout_s=0.1)
     known, unknown = (
-        simulate(make_scenario(stream, models=(make_model(known=known),), warm_up_s=2.0), ServeApp, 1)
+        simulate(make_scenario(stream, models=(make_model(known=known),), warm_up_s=2.0, duration_s=6.0), ServeApp, 1)
         for known in (True, False)
     )
     assert known.attainment < 0.9
@@ -303,7 +303,7 @@ def test_an_unknown_curve_is_learnt() -> None:
 def test_requests_are_spread_over_routers_as_asked_for() -> None:
     """In turn, or at random; the outcome is whole either way."""
     scenario = make_scenario(
-        Stream("poisson", "m", rate=300.0, timeout_s=0.2), routers=4, models=(make_model(replicas=2),)
+        Stream("poisson", "m", rate=300.0, timeout_s=0.2), routers=4, models=(make_model(replicas=2),), duration_s=3.0
     )
     in_turn = simulate(scenario, ServeApp, 1)
     at_random = simulate(scenario, partial(ServeApp, spread="random"), 1)

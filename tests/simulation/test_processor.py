@@ -56,9 +56,9 @@ def processed(coming: Coming, overheads: Overheads, noise: Noise = CALM) -> list
 
 
 def overloaded(rate: float, overheads: Overheads = MEASURED) -> Result:
-    """A light model for 2 s, with deadlines of 100 ms."""
+    """A light model for a second, with deadlines of 100 ms."""
     stream = Stream("poisson", "m", rate=rate, timeout_s=0.1, share=SHARE)
-    return simulate(make_scenario(stream, models=(LIGHT,), duration_s=2.0, overheads=overheads), ServeApp, 1)
+    return simulate(make_scenario(stream, models=(LIGHT,), duration_s=1.0, overheads=overheads), ServeApp, 1)
 
 
 def test_each_thing_takes_its_time() -> None:
@@ -177,7 +177,7 @@ def test_the_scenario_of_the_measured_overload_comes_out_as_measured() -> None:
     for case, high, normal, low in zip(
         load_scenario(ROUTER).cases[1:3], (100, 99.8), (82.8, 39.0), (43.1, 12.5), strict=True
     ):
-        found = simulate(replace(case.scenario, duration_s=3.0), ServeApp, 1).classes
+        found = simulate(replace(case.scenario, duration_s=2.0), ServeApp, 1).classes
         assert [100 * found[name].attainment for name in ("high", "normal", "low")] == pytest.approx(
             [high, normal, low], abs=10
         )
