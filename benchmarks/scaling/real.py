@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.open_loop import send_apart
 from benchmarks.open_loop_workload import Workload
 from benchmarks.scaling.sleeper.model import ALPHA_S, BETA_S
-from benchmarks.scaling.workloads import STEP_S, Load
+from benchmarks.scaling.workloads import Load
 from benchmarks.scheduling.conditions import MAX_ROWS, classes
 from benchmarks.server import DIRECT, OUT, SERVE_APP_RUN, Server, demo_document, is_ready
 from serve_app.scheduling.settings import ModelScheduling
@@ -119,6 +119,3 @@ def simulated(load: Load, timeout_s: float, seed: int, start_s: float) -> Follow
     result = simulate(scenario, ServeApp, seed, arrivals=arrivals, step_s=_LOOK_S)
     counts = result.series.replicas
     return Followed(result.total.attainment, float(np.sum(counts)) * _LOOK_S, list(counts), start_s)
-
-
-__all__ = ["STEP_S", "Followed", "measure", "simulated"]

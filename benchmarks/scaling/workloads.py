@@ -69,9 +69,9 @@ def sine(period_s: float = 400.0, periods: int = 2, low: float = 0.4, high: floa
     return Load("sine", (low + high) / 2 - (high - low) / 2 * np.cos(2 * np.pi * at / period_s))
 
 
-def flash(low: float = 0.5, high: float = 4.0, before_s: float = 150.0, crowd_s: float = 60.0) -> Load:
-    """A crowd for a minute."""
-    parts = [int(seconds / STEP_S) for seconds in (before_s, crowd_s, before_s)]
+def flash(low: float = 0.5, high: float = 4.0, before_s: float = 150.0, surge_s: float = 60.0) -> Load:
+    """A surge for a minute."""
+    parts = [int(seconds / STEP_S) for seconds in (before_s, surge_s, before_s)]
     return Load("flash crowd", np.repeat([low, high, low], parts))
 
 

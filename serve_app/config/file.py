@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 """The interface that only this machine reaches."""
 
 SCALING_POLICY = "serve_app.deployments.autoscaling:ScaleByDemand"
-"""The import path of the policy by which replicas follow the routers' queues."""
+"""The import path of the policy by which replicas follow the demand."""
 
 _log = logging.getLogger(__name__)
 

@@ -69,6 +69,7 @@ class ScaleByDemand:
         self._publish = publish
         self._policies: dict[str, ReplicaPolicy] = {}
         self._sizings: dict[str, Sizing] = {}
+        self._reported: dict[str, float] = {}
         self._decided_at = 0.0
 
     def __call__(
@@ -84,8 +85,9 @@ class ScaleByDemand:
         now = routers.current_time or 0.0
         due = now - self._decided_at >= _INTERVAL_S
         if due:
-            self._decided_at = now
-        reported = _latest(routers)
+            # Reports come as often. Adding them up is the controller's work, for all metrics of all routers.
+            self._decided_at, self._reported = now, _latest(routers)
+        reported = self._reported
         changed = False
         for deployment, context in contexts.items():
             name = deployment.name

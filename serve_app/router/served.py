@@ -128,7 +128,7 @@ def may_join(verdict: Joinable) -> bool:
 
 
 def reported(reports: Sequence[Told | ReplicaReport]) -> Mapping[str, Any]:
-    """What replicas have told of their warm-up and of what they compute with, for the status."""
+    """Reports of replicas about their warm-up, threads and devices, for the status."""
     reason = next((each.not_warmed for each in reports if each.not_warmed is not None), None)
     computes = [each.compute for each in reports if each.compute is not None]
     found: dict[str, Any] = {}

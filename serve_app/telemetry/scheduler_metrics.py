@@ -71,7 +71,7 @@ SCHEDULER: Final = (
 DEVICES: Final = (
     Gauge[_Models](
         "serve_app_replica_devices",
-        "Replicas by what they compute on: cpu, or a GPU by its index on the node and its name.",
+        "Replicas by device: cpu, or a GPU by its index on the node and its name.",
         ("model", "device"),
         lambda models: [
             ((model, name), count) for model, told in models.items() for name, count in told.get("devices", {}).items()

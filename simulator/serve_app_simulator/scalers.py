@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from serve_app.scheduling.demand import ModelDemand
-from serve_app.scheduling.scaling import ReplicaPolicy, Sizing, desired_replicas
+from serve_app.scheduling.scaling import ReplicaPolicy, desired_replicas
 
 _ROUNDING_S = 1e-9
 
@@ -57,11 +57,10 @@ class DemandScaler:
     def __init__(self, minimum: int, maximum: int, hold_s: float | None = None) -> None:
         self._minimum, self._maximum = minimum, maximum
         self._policy = ReplicaPolicy(hold_s)
-        self.last: Sizing | None = None
 
     def decide(self, state: FleetState) -> tuple[int, str]:
         """See `Scaler`."""
-        self.last = self._policy.decide(
+        sizing = self._policy.decide(
             state.demand.of_class,
             state.now,
             listed=state.listed,
@@ -70,7 +69,7 @@ class DemandScaler:
             maximum=self._maximum,
             backlog_s=state.demand.backlog_s,
         )
-        return self.last.replicas, self.last.because
+        return sizing.replicas, sizing.because
 
 
 class QueueScaler:

@@ -19,7 +19,7 @@ from training.paths import MODELS, ROOT
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt-get install build-essential")
 def test_a_server_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what it tells of its models, its answers, its rates beside a bare session's, and overload."""
+    """The report has models, answers, rates beside a bare session's, and overload."""
     monkeypatch.setenv("SERVE_APP_HOME", str(ROOT))
     generator = Generator(tmp_path)
     with LocalServer({"models": configured(["digits"], "cpu")}) as server:

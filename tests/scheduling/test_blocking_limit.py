@@ -92,7 +92,7 @@ def test_the_protected_part_is_reached_if_batches_can_be_short_enough() -> None:
 
 @given(st.floats(0.5, 0.999), st.lists(st.booleans(), max_size=60))
 def test_protection_only_shortens_batches(protect: float, ends: list[bool]) -> None:
-    """Whatever became of requests, to a tenth of what they tolerate at most."""
+    """It falls to a tenth of the largest cap at most, whatever happens to requests."""
     blocking_limit = BlockingLimit(protect)
     _claim(blocking_limit, 0.03, 0.0)
     for in_time in ends:

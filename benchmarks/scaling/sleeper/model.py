@@ -12,7 +12,7 @@ ALPHA_S, BETA_S = 0.05, 0.02
 
 
 class Sleeper:
-    """Gives what it gets."""
+    """Returns its input after a while."""
 
     inputs = {"x": ("float32", [-1, 4])}  # noqa: RUF012 - read without running it
     outputs = {"y": ("float32", [-1, 4])}  # noqa: RUF012
