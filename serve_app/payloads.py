@@ -377,10 +377,12 @@ class RequestAttributes(Struct, frozen=True):
     Attributes:
         tenant: Shares the class with others: the API key's name, else the client's address; empty if unknown.
         weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
+        background: It runs on the replicas that there are, and asks for no more.
     """
 
     tenant: str = ""
     weight: float = 1.0
+    background: bool = False
 
 
 NO_ATTRIBUTES: Final = RequestAttributes()

@@ -42,6 +42,7 @@ def make_entry(
     default_of: Priority | None = None,
     tenant: str = "",
     answer_by: float = 0.0,
+    background: bool = False,
 ) -> Entry:
     """An entry with an id of its own; ids ascend."""
     return Entry(
@@ -56,7 +57,7 @@ def make_entry(
         variant=variant,
         exact=exact,
         default_of=default_of,
-        attributes=RequestAttributes(tenant),
+        attributes=RequestAttributes(tenant, background=background),
         answer_by=answer_by,
     )
 

@@ -35,21 +35,30 @@ BUSY, IDLE_CORES, CORES = "busy", "idle_cores", "cores"
 uses, and how many cores it may use in all."""
 
 _LOAD, _BACKLOG, _DEMAND = "load_", "backlog_", "demand_{}_{}_"
+_LIVE, _BACKGROUND = "live_", "background_"
 _INTERVAL_S = 1.0
 
 
 def load_metrics(deployment: str, rows: int, demand: ModelDemand) -> dict[str, float]:
     """What a router reports of a model with a target for its queue, those turned away included."""
-    return {_LOAD + deployment: float(rows + demand.turned_away_rows)}
+    return {_LOAD + deployment: float(rows + demand.turned_away_rows), **_parts(deployment, demand)}
 
 
 def demand_metrics(deployment: str, demand: ModelDemand) -> dict[str, float]:
     """What a router reports of a model whose replicas follow the demand."""
-    found = {_BACKLOG + deployment: demand.backlog_s}
+    found = {_BACKLOG + deployment: demand.backlog_s, **_parts(deployment, demand)}
     for priority, of_class in demand.of_class.items():
         for field, value in of_class._asdict().items():
             found[_DEMAND.format(priority.label, field) + deployment] = value
     return found
+
+
+def _parts(deployment: str, demand: ModelDemand) -> dict[str, float]:
+    """The work that asks for replicas and the work that does not, while there is some of the latter."""
+    if not demand.background:
+        return {}
+    live = sum([of_class.work for of_class in demand.of_class.values()])
+    return {_LIVE + deployment: live, _BACKGROUND + deployment: demand.background}
 
 
 class ScaleByDemand:
@@ -111,8 +120,10 @@ class ScaleByDemand:
                 continue
             own = context.aggregated_metrics or {}
             if wanted and own.get(BUSY):
-                busier = min(_busier(own, context.target_num_replicas), context.capacity_adjusted_max_replicas)
-                wanted = max(wanted, busier)
+                live, background = reported.get(_LIVE + name, 0.0), reported.get(_BACKGROUND + name, 0.0)
+                part = live / (live + background) if background else 1.0
+                busier = _busier(own, context.target_num_replicas, part)
+                wanted = max(wanted, min(busier, context.capacity_adjusted_max_replicas))
             if not context.current_num_replicas and wanted > context.target_num_replicas:
                 # For a deployment without replicas Serve takes the target, and one where there is none, whatever the
                 # policy says: so several are started at once only if the target is there already.
@@ -174,5 +185,7 @@ def _latest(context: AutoscalingContext) -> dict[str, float]:
     return total
 
 
-def _busier(reported: Mapping[str, Mapping[Any, float]], current: int) -> int:
-    return busy_replicas(reported[BUSY].values(), max(reported.get(IDLE_CORES, {}).values(), default=0.0), current)
+def _busier(reported: Mapping[str, Mapping[Any, float]], current: int, part: float = 1.0) -> int:
+    """Replicas for the part of their work that asks for some."""
+    busy = [each * part for each in reported[BUSY].values()]
+    return busy_replicas(busy, max(reported.get(IDLE_CORES, {}).values(), default=0.0), current)

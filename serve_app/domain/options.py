@@ -25,6 +25,8 @@ LISTENER: Final = b":listener"
 """Pseudo-header with the name of the port. Set by the listener: no client can send this name."""
 CLIENT: Final = b":client"
 """Pseudo-header with the client's address, set likewise; missing if unknown."""
+BACKGROUND: Final = b":background"
+"""Pseudo-header of requests that ask for no more replicas, set by the server."""
 CACHE_CONTROL: Final = b"cache-control"
 STREAM_TIMEOUT: Final = b"x-stream-timeout-ms"
 MODEL_VERSION: Final = b"x-model-version"
@@ -138,7 +140,7 @@ def request_options(
         fallback,
         request_id=request_id_of(headers),
         listener=headers.get(LISTENER, b"").decode(),
-        attributes=RequestAttributes(client_of(headers)),
+        attributes=RequestAttributes(client_of(headers), background=BACKGROUND in headers),
         revision=info.revision,
     )
     if hints.stream_timeout or STREAM_TIMEOUT in headers:

@@ -53,6 +53,7 @@ def job_settings(config: JobsConfig | None, environ: Mapping[str, str] | None = 
         redis=None if config.redis is None else config.redis.settings(environ, "args.router.jobs.redis"),
         batches=config.batches,
         max_bytes_in_flight=int(config.max_bytes_in_flight),
+        ask_for_replicas=config.ask_for_replicas,
         lease_s=config.lease_s,
         timeout_s=config.timeout_s,
         max_timeout_s=config.max_timeout_s,

@@ -93,6 +93,12 @@ class JobsConfig(Section):
     max_bytes_in_flight: Size = ByteSize(64 * 1024**2)
     """Bytes of items in flight for jobs in each router, of one model; of all models, about twice that at most."""
 
+    ask_for_replicas: bool = False
+    """Whether models get more replicas for jobs, as for other requests.
+
+    Otherwise jobs run on the replicas that there are, and start one if there is none.
+    """
+
     lease_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
     """A router that the store has not heard of for this long has stopped: others run its items."""
 

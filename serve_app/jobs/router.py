@@ -44,7 +44,8 @@ class JobsPart(RouterPart):
 
     def routes(self, gateway: Gateway, find: Find) -> ApiRoutes:
         """``/v1/jobs``, ``/v1/files`` and ``/v1/batches``."""
-        self._items = items = ItemRoutes(gateway, find, wall_clock)
+        asks = self._jobs is not None and self._jobs.settings.ask_for_replicas
+        self._items = items = ItemRoutes(gateway, find, wall_clock, asks)
         served = (*routes.routes(gateway, self._jobs, items), *batches.routes(gateway, self._jobs, items))
         return ApiRoutes(served, {routes.ERRORS_BELOW: render})
 

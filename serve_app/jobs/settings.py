@@ -41,6 +41,7 @@ class JobSettings:
         batches: Full batches of a model's rows in flight for jobs in one router, for each potential replica.
         max_bytes_in_flight: Approximate bytes of one model's requests in flight for jobs in one router; at most twice
             that for all models.
+        ask_for_replicas: Whether jobs count as demand that replicas follow.
         lease_s: Silence after which a router loses its items, seconds.
         timeout_s: Default deadline of a job, seconds.
         max_timeout_s: Longest deadline, seconds.
@@ -57,6 +58,7 @@ class JobSettings:
     redis: RedisSettings | None = None
     batches: int = 4
     max_bytes_in_flight: int = 64 * 2**20
+    ask_for_replicas: bool = False
     lease_s: float = 15.0
     timeout_s: float = 24 * 3600.0
     max_timeout_s: float = 7 * 24 * 3600.0

@@ -49,11 +49,13 @@ class ModelDemand(NamedTuple):
         of_class: By class; classes without any are left out.
         turned_away_rows: Rows that were refused for want of room, dropped or have expired.
         backlog_s: Server-seconds of what is queued now.
+        background: Work per second of requests that ask for no replicas.
     """
 
     of_class: Mapping[Priority, Demand] = MappingProxyType({})
     turned_away_rows: int = 0
     backlog_s: float = 0.0
+    background: float = 0.0
 
     @classmethod
     def total(cls, of_routers: Collection[ModelDemand]) -> ModelDemand:
@@ -66,6 +68,7 @@ class ModelDemand(NamedTuple):
             },
             sum([demand.turned_away_rows for demand in of_routers]),
             sum([demand.backlog_s for demand in of_routers]),
+            sum([demand.background for demand in of_routers]),
         )
 
 
@@ -81,12 +84,12 @@ class DemandMeter:
     def __init__(self) -> None:
         self.turned_away_rows = 0
         self._at = self._read_to = -1
-        # By bin, then by class, variant and cost bucket: rows, the sum of their budgets in seconds, and requests.
-        self._bins: dict[int, dict[tuple[Priority, str, int], list[float]]] = {}
-        self._asked: dict[tuple[Priority, str, int], list[float]] = {}  # the present bin
-        self._unread: dict[Priority, int] = {}
-        self._before: dict[Priority, float] = {}  # work of the last bin that was read
-        self._usual: dict[Priority, Demand] = {}  # of a request
+        # By bin, then by class (`None`: background), variant and cost bucket: rows, their budgets in seconds, requests.
+        self._bins: dict[int, dict[tuple[Priority | None, str, int], list[float]]] = {}
+        self._asked: dict[tuple[Priority | None, str, int], list[float]] = {}  # the present bin
+        self._unread: dict[Priority | None, int] = {}
+        self._before: dict[Priority | None, float] = {}  # work of the last bin that was read
+        self._usual: dict[Priority | None, Demand] = {}  # of a request
 
     def add(self, entry: Entry, now: float, *, turned_away: bool = False) -> None:
         """Count a request that has arrived."""
@@ -98,7 +101,7 @@ class DemandMeter:
             if len(self._bins) >= (_MOST_BINS if self._read_to >= 0 else 1):
                 del self._bins[next(iter(self._bins))]
             self._asked = self._bins.setdefault(at, {})
-        key = entry.priority, entry.variant, entry.bucket
+        key = None if entry.attributes.background else entry.priority, entry.variant, entry.bucket
         rows = entry.rows
         if (counted := self._asked.get(key)) is None:
             self._asked[key] = [rows, rows * (entry.deadline - now), 1]
@@ -111,8 +114,10 @@ class DemandMeter:
         """Count a request that was refused before it was decoded: it counts as a usual one of its class."""
         self._unread[priority] = self._unread.get(priority, 0) + 1
 
-    def read(self, now: float, latencies: VariantLatency, max_rows: int, overhead_s: float) -> dict[Priority, Demand]:
-        """The demand since the last call, none at the first, by class.
+    def read(
+        self, now: float, latencies: VariantLatency, max_rows: int, overhead_s: float
+    ) -> tuple[dict[Priority, Demand], float]:
+        """The demand since the last call, none at the first, by class, and the work per second in the background.
 
         Classes without any, and the bin that has not ended, are left out.
 
@@ -130,10 +135,11 @@ class DemandMeter:
             self._bins = {at: asked for at, asked in self._bins.items() if at >= end}
         begun = max(begun, end - _MOST_BINS) if begun >= 0 else end
         if begun >= end:
-            return {}
+            return {}, 0.0
         bins = [self._bins.pop(at, {}) for at in range(begun, end)]
         seconds = len(bins) * BIN_S
         found: dict[Priority, Demand] = {}
+        background = 0.0
         before, self._before = self._before, {}
         for priority in {key[0] for asked in bins for key in asked} | set(self._unread):
             work = squares = slack = requests = 0.0
@@ -155,10 +161,12 @@ class DemandMeter:
                 self._usual[priority] = demand.times(seconds / requests)
             if (unread := self._unread.get(priority, 0)) and (usual := self._usual.get(priority)) is not None:
                 demand = add_up((demand, usual.times(unread / seconds)))
-            if demand.work > _LEAST:
+            if priority is None:
+                background = demand.work
+            elif demand.work > _LEAST:
                 found[priority] = demand
         self._unread.clear()
-        return found
+        return found, background
 
 
 def price(latencies: VariantLatency, variant: str, bucket: int, max_rows: int, budget_s: float) -> tuple[float, float]:

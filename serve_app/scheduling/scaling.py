@@ -207,7 +207,7 @@ class ReplicaPolicy:
             needed, because = needed + rise, "trend"
         if total.work and (left_s := total.slack / total.work - start_s) > 0.0 and backlog_s > left_s:
             needed, because = max(needed, work + backlog_s / left_s), "backlog"
-        wanted = max(ceil(needed - _SLACK), 1 if total.work else 0)
+        wanted = max(ceil(needed - _SLACK), 1 if total.work or backlog_s else 0)
         self._hold.note(min(wanted, maximum), now)
         hold_s = self._hold.seconds(start_s) if self._hold_s is None else self._hold_s
         if (held := self._hold.held(hold_s, now)) > wanted and target > wanted:

@@ -130,6 +130,23 @@ def test_replicas_follow_the_demand_of_all_routers() -> None:
     assert decisions == {DeploymentID(MODEL, "app"): 1}
 
 
+@pytest.mark.parametrize("by_demand", [True, False])
+@pytest.mark.parametrize(("background", "expected"), [(0.0, 2), (0.9, 1)])
+def test_a_replica_that_is_busy_in_the_background_is_enough(background: float, expected: int, by_demand: bool) -> None:
+    """Jobs run on the replicas that there are."""
+    demand = ModelDemand({Priority.NORMAL: Demand(0.1, 0.001, 10.0)}, background=background)
+    asked = demand_metrics(MODEL, demand) if by_demand else load_metrics(MODEL, 32, demand)
+    router = context(ROUTER, {key: [value] for key, value in asked.items()} | {BUSY: [0.1]}, 1, 1, 1)
+    decisions = decide(make_policy(), router, context(MODEL, {BUSY: [1.0], IDLE_CORES: [2.0]}, 1, 1, 8))
+    assert decisions == {DeploymentID(MODEL, "app"): expected}
+
+
+def test_what_waits_in_the_background_starts_one() -> None:
+    """Though it is no demand."""
+    router = context(ROUTER, {key: [1.0] for key in demand_metrics(MODEL, IDLE)} | {BUSY: [0.1]}, 1, 1, 1)
+    assert decide(make_policy(), router, context(MODEL, {}, 0, 0, 8)) == {DeploymentID(MODEL, "app"): 1}
+
+
 def test_from_zero_as_many_start_as_are_needed() -> None:
     """Serve takes the target of a deployment without replicas, whatever a policy says."""
     busy = demand_metrics(MODEL, ModelDemand({Priority.NORMAL: Demand(2.5, 0.01, 2.5)}))

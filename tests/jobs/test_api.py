@@ -521,6 +521,20 @@ def test_without_jobs(tmp_path: Path) -> None:
         assert client.get("/v1/batches").status_code == 501
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_jobs_ask_for_replicas_by_a_setting_only(tmp_path: Path, asks: bool) -> None:
+    """Otherwise they are counted as background."""
+    jobs = {"path": str(tmp_path / "jobs.sqlite"), "ask_for_replicas": asks}
+    args = {**every_kind_of_model(tmp_path / "models"), "router": {"jobs": jobs}}
+    with LocalServer(args) as server, httpx.Client(base_url=server.url, timeout=90) as client:
+        server.router.read_demand("sum_diff")
+        _ended(client, _submitted(client, model="sum_diff", body=SUM)["id"])
+        demands = []
+        while not any(demand.of_class or demand.background for demand in demands):
+            demands.append(server.router.read_demand("sum_diff"))
+        assert any(demand.of_class for demand in demands) is asks
+
+
 # -------------------------------------------------------------------- store
 
 

@@ -34,7 +34,7 @@ def test_a_row_costs_its_part_of_the_largest_batch_in_time() -> None:
         meter.read(0.0, affine(), 32, 0.0)
         for number in range(100):
             meter.add(entry(number / 100, budget_s), number / 100)
-        demand = meter.read(1.0, affine(), 32, 0.0)[NORMAL]
+        demand = meter.read(1.0, affine(), 32, 0.0)[0][NORMAL]
         batch_s = 0.02 + 0.001 * rows
         assert demand.work == pytest.approx(100 * batch_s / rows)
         assert demand.slack / demand.work == pytest.approx(budget_s - batch_s)
@@ -53,8 +53,8 @@ def test_the_variance_is_that_of_the_arrivals() -> None:
         while at < second + 1:
             poisson.add(entry(at), at)
             at += random.expovariate(100.0)
-        assert even.read(second + 1.0, latencies, 32, 0.0)[NORMAL].variance == pytest.approx(0.0, abs=1e-12)
-        variances.append(poisson.read(second + 1.0, latencies, 32, 0.0)[NORMAL].variance)
+        assert even.read(second + 1.0, latencies, 32, 0.0)[0][NORMAL].variance == pytest.approx(0.0, abs=1e-12)
+        variances.append(poisson.read(second + 1.0, latencies, 32, 0.0)[0][NORMAL].variance)
     row_s = 0.052 / 32
     assert sum(variances) / len(variances) == pytest.approx(100 * row_s * row_s, rel=0.15)
 
@@ -67,9 +67,21 @@ def test_unread_requests_count_as_usual_ones() -> None:
     for _ in range(9):
         meter.add_unread(NORMAL)
     meter.add_unread(Priority.HIGH)
-    demands = meter.read(1.0, affine(), 32, 0.0)
+    demands, _ = meter.read(1.0, affine(), 32, 0.0)
     assert demands.keys() == {NORMAL}
     assert demands[NORMAL].work == pytest.approx(10 * 0.052 / 32)
+
+
+def test_the_background_is_counted_apart() -> None:
+    """It asks for no replicas."""
+    meter = DemandMeter()
+    meter.read(0.0, affine(), 32, 0.0)
+    meter.add(entry(0.5), 0.5)
+    for _ in range(3):
+        meter.add(make_entry(arrival=0.5, background=True), 0.5)
+    demands, background = meter.read(1.0, affine(), 32, 0.0)
+    assert demands[NORMAL].work == pytest.approx(0.052 / 32)
+    assert background == pytest.approx(3 * 0.052 / 32)
 
 
 def test_a_meter_that_is_not_read_keeps_little() -> None:
@@ -77,10 +89,10 @@ def test_a_meter_that_is_not_read_keeps_little() -> None:
     meter = DemandMeter()
     for second in range(1000):
         meter.add(entry(second), second)
-    assert meter.read(1000.0, affine(), 32, 0.0) == {}
-    assert meter.read(1001.0, affine(), 32, 0.0) == {}
+    assert meter.read(1000.0, affine(), 32, 0.0) == ({}, 0.0)
+    assert meter.read(1001.0, affine(), 32, 0.0) == ({}, 0.0)
     meter.add(entry(1001.5), 1001.5)
-    assert meter.read(1002.0, affine(), 32, 0.0)[NORMAL].work == pytest.approx(0.052 / 32)
+    assert meter.read(1002.0, affine(), 32, 0.0)[0][NORMAL].work == pytest.approx(0.052 / 32)
 
 
 def test_what_is_refused_dropped_and_expires_is_demand() -> None:
@@ -109,7 +121,7 @@ def test_routers_add_up() -> None:
         meter.read(0.0, affine(), 32, 0.0)
         meter.add(entry(0.5), 0.5)
     meters[1].add(entry(0.5, priority=Priority.LOW), 0.5)
-    both = [ModelDemand(meter.read(1.0, affine(), 32, 0.0), 3, 0.5) for meter in meters]
+    both = [ModelDemand(meter.read(1.0, affine(), 32, 0.0)[0], 3, 0.5) for meter in meters]
     total = ModelDemand.total(both)
     assert total.of_class[NORMAL].work == pytest.approx(2 * 0.052 / 32)
     assert total.of_class[Priority.LOW].work == pytest.approx(0.052 / 32)

@@ -10,7 +10,7 @@ from serve_app.api.content_type import is_form
 from serve_app.api.gateway import Gateway
 from serve_app.api.replies import answer_headers
 from serve_app.api.routes import Found, HttpCall, HttpOperation
-from serve_app.domain.options import CLIENT, KEPT_HEADERS, LISTENER, MAX_TIMEOUT_S
+from serve_app.domain.options import BACKGROUND, CLIENT, KEPT_HEADERS, LISTENER, MAX_TIMEOUT_S
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 from serve_app.http.body import BodyReader
 from serve_app.jobs.records import Lease
@@ -35,10 +35,14 @@ class ItemRoutes:
 
     Args:
         find: Finds routes by path.
+        ask_for_replicas: Whether items count as demand that replicas follow.
     """
 
-    def __init__(self, gateway: Gateway, find: Callable[[str], Found], now: Callable[[], float]) -> None:
+    def __init__(
+        self, gateway: Gateway, find: Callable[[str], Found], now: Callable[[], float], ask_for_replicas: bool = False
+    ) -> None:
         self._gateway = gateway
+        self._ask_for_replicas = ask_for_replicas
         self._find = find
         self._now = now
 
@@ -91,6 +95,8 @@ class ItemRoutes:
         headers[b"x-timeout-ms"] = b"%.3f" % (left_s * 1e3)
         headers[b"x-request-id"] = f"{lease.job}-{lease.index}".encode()
         headers[LISTENER], headers[CLIENT] = LISTENER_NAME, CLIENT_NAME
+        if not self._ask_for_replicas:
+            headers[BACKGROUND] = b""
         call = _StoredCall(headers, lease.request.body, params)
         try:
             answer, reply = await self._gateway.run(operation, call, lease.owner)
