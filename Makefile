@@ -68,6 +68,8 @@ PYTEST := $(BIN)/python -m pytest
 # A process for each core, which takes over tests of another one when it has none left. The tests of a file stay together
 # as long as they can: they share servers. No threads of OpenBLAS: the processes have the cores.
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses logical --dist worksteal
+# Where tests start Ray clusters; tests/conftest.py allows them nowhere else. To collect all tests takes longer.
+CLUSTERS := tests/clusters tests/deployments tests/examples
 UV := .venv-uv/bin/uv
 # Never another interpreter than the one that was asked for
 export UV_PYTHON_DOWNLOADS := never
@@ -231,7 +233,7 @@ ifeq ($(TESTS),)
 	@if $(MAKE) --no-print-directory .venv-torch/.made; then $(MAKE) --no-print-directory test-torch; else \
 		echo "skipped: the tests of PyTorch's models; with its wheel for CPUs, make test-torch runs them"; fi
 	@$(PARALLEL) -m "not cluster"
-	@$(PYTEST) -m cluster
+	@$(PYTEST) -m cluster $(CLUSTERS)
 else
 	@$(PYTEST) $(TESTS)
 endif

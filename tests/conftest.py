@@ -24,6 +24,9 @@ from serve_app import wings
 
 hypothesis_profiles.load_profile()
 
+_TESTS = Path(__file__).parent
+_CLUSTERS = ("clusters", "deployments", "examples")
+"""As in the Makefile."""
 _WITHOUT_CYCLES = frozenset(
     {"access", "api", "cache", "pipelines", "pools", "replica", "router", "telemetry", "transport", "versions"}
 )
@@ -39,7 +42,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     wing = config.getoption("--without-wing")
     if wing is None or collection_path.suffix != ".py":
         return None
-    folder = collection_path.relative_to(Path(__file__).parent).parts[0]
+    folder = collection_path.relative_to(_TESTS).parts[0]
     own = folder.partition("_")[0] == wing
     return own or f"serve_app.{wing}" in collection_path.read_text("utf-8") or None
 
@@ -74,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     wing = config.getoption("--without-wing")
     for item in items:
+        if item.get_closest_marker("cluster") and item.path.relative_to(_TESTS).parts[0] not in _CLUSTERS:
+            raise pytest.UsageError(f"{item.nodeid}: tests that start a cluster belong in one of {_CLUSTERS}")
         if wing is not None and any(mark.args == (wing,) for mark in item.iter_markers("wing")):
             item.add_marker(pytest.mark.skip(reason=f"run without {wing}"))
         if item.get_closest_marker("hypothesis") and not item.get_closest_marker("timeout"):
@@ -104,7 +109,7 @@ def no_cycles(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _leave_no_cycles(request: pytest.FixtureRequest) -> None:
     """Of all tests of what handles requests; commands end with their process."""
-    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    folder = request.path.relative_to(_TESTS).parts[0]
     if folder in _WITHOUT_CYCLES and request.path.name != "test_commands.py":
         request.getfixturevalue("no_cycles")
 

@@ -22,6 +22,7 @@ from local_server import LocalServer, every_kind_of_model
 
 from serve_app.api.http_app import HttpSettings
 from serve_app.cli.key_file import add
+from serve_app.scheduling.demand import ModelDemand
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 PICTURE = DATA / "digits" / "0_1258_28px_dark_palette.png"
@@ -529,7 +530,7 @@ def test_jobs_ask_for_replicas_by_a_setting_only(tmp_path: Path, asks: bool) -> 
     with LocalServer(args) as server, httpx.Client(base_url=server.url, timeout=90) as client:
         server.router.read_demand("sum_diff")
         _ended(client, _submitted(client, model="sum_diff", body=SUM)["id"])
-        demands = []
+        demands: list[ModelDemand] = []
         while not any(demand.of_class or demand.background for demand in demands):
             demands.append(server.router.read_demand("sum_diff"))
         assert any(demand.of_class for demand in demands) is asks

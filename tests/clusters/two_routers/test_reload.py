@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,47 +13,9 @@ import pytest
 from reload.test_local_reload import write_constant
 from serve_process import ServeProcess
 
-from benchmarks.ports import free_ports
+from clusters.asking import WAIT_S
 
 pytestmark = pytest.mark.cluster
-
-WAIT_S = 240.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models lie: one that answers 1 at first, and one in two versions that answer their numbers."""
-    folder = tmp_path_factory.mktemp("reload")
-    write_constant(folder / "model" / "model.onnx", 1.0)
-    for version in (1, 2):
-        write_constant(folder / "several" / str(version) / "model.onnx", version)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServeProcess]:
-    """Two routers, two replicas of the model, and one of each version of the other one."""
-    model = {
-        "name": "constant",
-        "path": str(folder / "model"),
-        "autoscaling": {"min_replicas": 2, "max_replicas": 2},
-        "resources": {"cpus": 0.1},
-        "health": {"check_period_s": 1.0},
-    }
-    several = {
-        "name": "several",
-        "path": str(folder / "several"),
-        "versions": [1, 2],
-        "aliases": {"stable": 1, "candidate": 2},
-        "resources": {"cpus": 0.1},
-    }
-    direct_port = free_ports(1)[0]
-    router = {"cpus": 0.1, "replicas": 2, "http": {"port": direct_port}, "access": {"open_administration": True}}
-    args = {"models": [model, several], "router": router, "classes": {"normal": {"timeout_ms": 60000}}}
-    with ServeProcess(
-        args, folder / "server", env={"SERVE_APP_CACHE": str(folder / "cache")}, graceful=True
-    ) as running:
-        yield running
 
 
 def ask(client: httpx.Client, url: str, model: str = "constant") -> tuple[int, float]:
@@ -93,12 +54,12 @@ def test_two_routers_and_two_replicas_change_as_one(server: ServeProcess, folder
         clients = [pool.submit(keep_asking, url) for url in urls(server) * 2]
         try:
             for number in (2.0, 3.0, 4.0, 5.0):
-                write_constant(folder / "model" / "model.onnx", number)
+                write_constant(folder / "constant" / "model.onnx", number)
                 told = change(server)
                 assert told.status_code == 200, told.text
                 assert told.json()["replicas"] == 2
                 newest[0] = number
-            (folder / "model" / "model.onnx").write_bytes(b"no model")
+            (folder / "constant" / "model.onnx").write_bytes(b"no model")
             told = change(server)
             assert told.status_code == 400, told.text
             assert "model 'constant'" in told.json()["error"]
@@ -112,7 +73,7 @@ def test_a_replica_that_is_killed_during_a_load_comes_back_with_what_was_agreed_
     server: ServeProcess, folder: Path
 ) -> None:
     """Its successor starts from the loaded files although others lie on the disk meanwhile."""
-    write_constant(folder / "model" / "model.onnx", 6.0)
+    write_constant(folder / "constant" / "model.onnx", 6.0)
     before = server.replica_processes("constant")
     assert len(before) == 2
     with ThreadPoolExecutor(1) as pool, httpx.Client() as client:
@@ -122,7 +83,7 @@ def test_a_replica_that_is_killed_during_a_load_comes_back_with_what_was_agreed_
         if told.status_code != 200:  # it died in a step in which nobody could tell why it did not answer
             told = change(server)
         assert told.status_code == 200, told.text
-        write_constant(folder / "model" / "model.onnx", 7.0)  # which nobody loads
+        write_constant(folder / "constant" / "model.onnx", 7.0)  # which nobody loads
         until = time.monotonic() + WAIT_S
         while len(server.replica_processes("constant")) < 2 or not _both_run(server):
             assert time.monotonic() < until, server.log()[-5000:]
@@ -190,7 +151,7 @@ def _routers(server: ServeProcess) -> set[str]:
 
 def _revisions_of_traffic(server: ServeProcess) -> list[str]:
     """How often the traffic of `several` was changed, as each router has it that has it."""
-    return re.findall(r"serve_app_traffic_revision\{[^}]*\} ([0-9.]+)", _metrics(server))
+    return re.findall(r'serve_app_traffic_revision\{model="several"[^}]*\} ([0-9.]+)', _metrics(server))
 
 
 def _metrics(server: ServeProcess) -> str:

@@ -4,50 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from pool_models import write_member
-from reload.test_replaced_router import MOODS, ask, break_tokenizer, is_ready, labels, load, moods, write_moods
+from reload.test_replaced_router import MOODS, ask, break_tokenizer, is_ready, labels, load, write_moods
 from serve_process import ServeProcess
 
+from clusters.asking import WAIT_S
 from serve_app.config.names import ROUTER
 
 pytestmark = pytest.mark.cluster
-
-WAIT_S = 240.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models lie."""
-    folder = tmp_path_factory.mktemp("replaced")
-    for name in ("moods", "feelings"):
-        write_moods(folder / name, 4)
-    write_member(folder / "plain" / "model.onnx", 3.0)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServeProcess]:
-    """A classifier of texts, and a pool of another one and a model of tensors."""
-    models = [
-        moods(folder / "moods", resources={"cpus": 0.1}),
-        moods(folder / "feelings", pool="small") | {"name": "feelings"},
-        {"name": "plain", "path": str(folder / "plain"), "pool": "small"},
-    ]
-    args = {
-        "models": models,
-        "pools": [{"name": "small", "memory": "7MiB", "cpus": 0.1}],
-        "router": {"cpus": 0.1, "access": {"open_administration": True}},
-        "classes": {"normal": {"timeout_ms": 60000}},
-    }
-    with ServeProcess(
-        args, folder / "server", env={"SERVE_APP_CACHE": str(folder / "cache")}, graceful=True
-    ) as running:
-        yield running
 
 
 def test_a_router_that_is_killed_is_replaced_whatever_lies_on_the_disk(server: ServeProcess, folder: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,31 +12,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serve_process import ServeProcess
-from streaming_models import OWN_PROCESS, write
+
+from clusters.asking import wait_until
+from clusters.faults.conftest import STREAMS
 
 pytestmark = pytest.mark.cluster
-
-MODELS = ("inside", "apart")
-WAIT_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models are, and note what happens to them."""
-    return tmp_path_factory.mktemp("streams")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServeProcess]:
-    """Both ways to run it; a part takes some milliseconds."""
-    models = [
-        write(folder, name, options, pause_s=0.005) for name, options in zip(MODELS, ({}, OWN_PROCESS), strict=True)
-    ]
-    for model in models:
-        model["resources"] = {"cpus": 0.1}
-        model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}
-    with ServeProcess({"models": models, "router": {"cpus": 0.1}}, folder / "server", graceful=True) as running:
-        yield running
 
 
 def events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -55,20 +34,12 @@ def ask(server: ServeProcess, model: str, n: int, fail_at: int = -1) -> list[Any
         return [event.get("code", event.get("i")) for event in events(answer)]
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that another process does, or fail naming it."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_S:.0f} s in vain: {what}"
-        time.sleep(0.02)
-
-
 def closings(folder: Path, model: str) -> int:
     """How often its generators have been closed."""
     return (folder / model / "closed").stat().st_size
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", STREAMS)
 def test_an_answer_comes_in_parts(server: ServeProcess, folder: Path, model: str) -> None:
     """All of them, an error after some, and several clients one after the other."""
     before = closings(folder, model)
@@ -80,7 +51,7 @@ def test_an_answer_comes_in_parts(server: ServeProcess, folder: Path, model: str
     assert closings(folder, model) >= before + 6  # and one of the self-test
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", STREAMS)
 def test_a_client_that_leaves_closes_the_generator(server: ServeProcess, folder: Path, model: str) -> None:
     """Which has no end of its own; the next request is answered."""
     before = closings(folder, model)
@@ -91,7 +62,7 @@ def test_a_client_that_leaves_closes_the_generator(server: ServeProcess, folder:
     assert ask(server, model, 3) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", STREAMS)
 def test_a_replica_that_dies_ends_its_answer(server: ServeProcess, model: str) -> None:
     """With an error that says so, and no second try; its successor answers the next request."""
     url = f"{server.url}/v2/models/{model}/generate_stream"
@@ -115,7 +86,7 @@ def test_metrics_tell_how_answers_ended(server: ServeProcess) -> None:
         for sample in family.samples
         if sample.name == "serve_app_streams_total"
     }
-    for model in MODELS:
+    for model in STREAMS:
         assert found[model, "cancelled"] == 1
         assert found[model, "model_unavailable"] == 1
         assert found[model, "inference_failed"] == 1

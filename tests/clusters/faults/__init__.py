@@ -1,0 +1,1 @@
+"""A server whose processes are killed."""

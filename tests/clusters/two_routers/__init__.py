@@ -1,0 +1,1 @@
+"""A server with two routers."""
