@@ -175,7 +175,7 @@ _OPEN = [1.0, float("nan"), float("inf"), float("-inf")]
 
 @pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("times", [1, 30_000])
+@pytest.mark.parametrize("times", [1, 3_000])
 def test_words_and_null_are_numbers_in_the_data_of_floats(datatype: str, nested: bool, times: int) -> None:
     """NaN and infinities as Triton's client writes them, and null as answers have it for NaN; in long data, too."""
     expected = np.array(_OPEN * times, DTYPES[datatype]).reshape(1, -1, 2)

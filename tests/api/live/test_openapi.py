@@ -224,6 +224,6 @@ def test_the_server_keeps_to_its_description(server: LocalServer) -> None:
 
     `make fuzz-http` asks for longer.
     """
-    done = fuzz(server.url, "--max-examples", str(examples(4)), "--generation-deterministic")
+    done = fuzz(server.url, "--max-examples", str(examples(2, 40)), "--generation-deterministic")
 
     assert done.returncode == 0, done.stdout

@@ -536,7 +536,7 @@ def test_a_setup_that_ends_too_late_leaves_nothing(tmp_path: Path) -> None:
 
 def _modules() -> set[str]:
     """Those of models."""
-    return {name for name in sys.modules if name.startswith("served_model_")}
+    return {name for name in list(sys.modules) if name.startswith("served_model_")}
 
 
 def _classes() -> list[type]:
