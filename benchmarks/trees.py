@@ -35,6 +35,7 @@ CASES = (
     Case("pool", "binary", 32),
     Case("minilm", "binary", 32),
     Case("resnet50", "binary", 8),
+    Case("wide", "binary", 8),
     Case("tiny", GRPC, 64),
 )
 

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+import ray
+from ray._private.state import state as cluster_state
+
 from serve_app.deployments.register import write_sizings
 from serve_app.domain.priority import Priority
 from serve_app.scheduling.demand import Demand, ModelDemand
+from serve_app.scheduling.room import WEIGHTS, Wish, share
 from serve_app.scheduling.scaling import ReplicaPolicy, Sizing, busy_replicas, desired_replicas, routers_on
 
 if TYPE_CHECKING:
@@ -36,7 +41,26 @@ uses, and how many cores it may use in all."""
 
 _LOAD, _BACKLOG, _DEMAND = "load_", "backlog_", "demand_{}_{}_"
 _LIVE, _BACKGROUND = "live_", "background_"
+_CPU, _GPU = "CPU", "GPU"
+_NEEDS = "need_"
+_NEED = _NEEDS + "{}_"
+_LEAST_ROOM = 1e-6
 _INTERVAL_S = 1.0
+
+
+def cluster_room() -> dict[str, float]:
+    """Processors and GPUs that the cluster has, or may have where an autoscaler says so; none has no limit."""
+    most = cluster_state.get_max_resources_from_cluster_config()
+    if most is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        return {}  # it may grow
+    now = ray.cluster_resources()
+    room = {name: max(now.get(name, 0.0), (most or {}).get(name, 0.0)) for name in (_CPU, _GPU)}
+    return {name: amount for name, amount in room.items() if amount > 0.0}
+
+
+def need_metrics(deployment: str, cpus: float, gpus: float = 0.0) -> dict[str, float]:
+    """What a router reports of the resources of a deployment's replicas."""
+    return {_NEED.format(name) + deployment: amount for name, amount in ((_CPU, cpus), (_GPU, gpus)) if amount}
 
 
 def load_metrics(deployment: str, rows: int, demand: ModelDemand) -> dict[str, float]:
@@ -68,14 +92,23 @@ class ScaleByDemand:
     each replica is meant to hold so many, queued, running and just turned away. In addition a replica on the CPU that
     is busy most of the time gets another one while cores are idle, since decoding and light models keep one core of one
     process busy. Routers follow how busy they are alone, and leave half of a node's cores to replicas. Deployments that
-    are left out keep the number they have.
+    are left out keep the number they have. Where models ask for more than the cluster's room, replicas go where they
+    save most (`serve_app.scheduling.room`).
 
     Args:
+        room: Gives the cluster's resources.
         publish: Gets the application's name, and as JSON why its models have as many replicas as they have.
     """
 
-    def __init__(self, publish: Callable[[str, str], None] = write_sizings) -> None:
+    def __init__(
+        self,
+        publish: Callable[[str, str], None] = write_sizings,
+        room: Callable[[], Mapping[str, float]] = cluster_room,
+    ) -> None:
         self._publish = publish
+        self._read_room = room
+        self._room: Mapping[str, float] = {}
+        self._shown: dict[str, tuple[int, str]] = {}
         self._policies: dict[str, ReplicaPolicy] = {}
         self._sizings: dict[str, Sizing] = {}
         self._reported: dict[str, float] = {}
@@ -95,16 +128,15 @@ class ScaleByDemand:
         due = now - self._decided_at >= _INTERVAL_S
         if due:
             # Reports come as often. Adding them up is the controller's work, for all metrics of all routers.
-            self._decided_at, self._reported = now, _latest(routers)
+            self._decided_at, self._reported, self._room = now, _latest(routers), self._read_room()
         reported = self._reported
-        changed = False
         for deployment, context in contexts.items():
             name = deployment.name
             if name == ROUTER:
                 continue
             if _BACKLOG + name in reported:
                 if due:
-                    changed = self._decide(context, reported, now) or changed
+                    self._decide(context, reported, now)
                 if name not in self._sizings:
                     continue
                 wanted = self._sizings[name].replicas
@@ -124,27 +156,63 @@ class ScaleByDemand:
                 part = live / (live + background) if background else 1.0
                 busier = _busier(own, context.target_num_replicas, part)
                 wanted = max(wanted, min(busier, context.capacity_adjusted_max_replicas))
+            decisions[deployment] = wanted
+        self._fit(contexts, decisions)
+        for deployment, wanted in decisions.items():
+            context = contexts[deployment]
             if not context.current_num_replicas and wanted > context.target_num_replicas:
                 # For a deployment without replicas Serve takes the target, and one where there is none, whatever the
                 # policy says: so several are started at once only if the target is there already.
                 context.target_num_replicas = wanted
-            decisions[deployment] = wanted
-        if changed:
-            self._publish(routers.app_name or "", json.dumps({n: s._asdict() for n, s in self._sizings.items()}))
+        if due:
+            self._show(routers.app_name or "")
         return decisions, {}
 
-    def _decide(self, context: AutoscalingContext, reported: Mapping[str, float], now: float) -> bool:
-        """Size a model's deployment by its demand. Returns whether the number or its reason has changed."""
+    def _fit(self, contexts: Mapping[DeploymentID, AutoscalingContext], decisions: dict[DeploymentID, int]) -> None:
+        """Lower the numbers of models that follow the demand to what there is room for."""
+        reported, left = self._reported, dict(self._room)
+        wishes: dict[str, Wish] = {}
+        for deployment, context in contexts.items():
+            needs = {name: need for name in left if (need := reported.get(_NEED.format(name) + deployment.name))}
+            if deployment not in decisions or deployment.name not in self._sizings:
+                for name, need in needs.items():
+                    left[name] -= decisions.get(deployment, context.target_num_replicas) * need
+                continue
+            demands = _demands(deployment.name, reported)
+            wishes[deployment.name] = Wish(
+                decisions[deployment],
+                context.capacity_adjusted_min_replicas,
+                context.current_num_replicas,
+                self._sizings[deployment.name].needed,
+                sum([WEIGHTS[priority] * demand.requests for priority, demand in demands.items()]),
+                needs,
+            )
+        numbers = share(wishes, {name: max(amount, _LEAST_ROOM) for name, amount in left.items()})
+        for deployment in contexts:
+            if (number := numbers.get(deployment.name)) is not None and number < decisions[deployment]:
+                decisions[deployment] = number
+                sizing = self._sizings[deployment.name]
+                self._sizings[deployment.name] = sizing._replace(replicas=number, because="room")
+
+    def _show(self, application: str) -> None:
+        """Log numbers that have changed, and publish them and their reasons."""
+        shown = {name: (sizing.replicas, sizing.because) for name, sizing in self._sizings.items()}
+        if shown == self._shown:
+            return
+        for name, sizing in self._sizings.items():
+            if self._shown.get(name, (None, ""))[0] != sizing.replicas:
+                logger.info("serve_app: replicas of %s: %s", name, sizing)
+        self._shown = shown
+        self._publish(application, json.dumps({name: sizing._asdict() for name, sizing in self._sizings.items()}))
+
+    def _decide(self, context: AutoscalingContext, reported: Mapping[str, float], now: float) -> None:
+        """Size a model's deployment by its demand."""
         name = context.deployment_name
         if (policy := self._policies.get(name)) is None:
             # With a delay of its own Serve holds the number.
             policy = self._policies[name] = ReplicaPolicy(0.0 if context.config.downscale_delay_s else None)
-        sizing = policy.decide(
-            {
-                priority: Demand(*(reported.get(key, 0.0) for key in keys))
-                for priority in Priority
-                if (keys := [_DEMAND.format(priority.label, field) + name for field in Demand._fields])[0] in reported
-            },
+        self._sizings[name] = policy.decide(
+            _demands(name, reported),
             now,
             listed=context.current_num_replicas,
             target=context.target_num_replicas,
@@ -152,11 +220,15 @@ class ScaleByDemand:
             maximum=context.capacity_adjusted_max_replicas,
             backlog_s=reported[_BACKLOG + name],
         )
-        before = self._sizings.get(name)
-        self._sizings[name] = sizing
-        if before is None or before.replicas != sizing.replicas:
-            logger.info("serve_app: replicas of %s: %s", name, sizing)
-        return before is None or (before.replicas, before.because) != (sizing.replicas, sizing.because)
+
+
+def _demands(name: str, reported: Mapping[str, float]) -> dict[Priority, Demand]:
+    """The demand for a deployment, by class."""
+    return {
+        priority: Demand(*(reported.get(key, 0.0) for key in keys))
+        for priority in Priority
+        if (keys := [_DEMAND.format(priority.label, field) + name for field in Demand._fields])[0] in reported
+    }
 
 
 def _routers(context: AutoscalingContext) -> int | None:
@@ -181,7 +253,7 @@ def _latest(context: AutoscalingContext) -> dict[str, float]:
     for metric, of_routers in raw.items():
         for router, series in of_routers.items():
             if series and series[-1].timestamp == reports.get(router):
-                total[metric] = total.get(metric, 0.0) + series[-1].value
+                total[metric] = series[-1].value + (0.0 if metric.startswith(_NEEDS) else total.get(metric, 0.0))
     return total
 
 

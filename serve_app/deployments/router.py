@@ -23,7 +23,15 @@ from serve_app.composition.keeper import Keeper
 from serve_app.composition.look import look_at
 from serve_app.config.args import AppArgs
 from serve_app.config.names import deployment_name
-from serve_app.deployments.autoscaling import BUSY, CORES, IDLE_CORES, demand_metrics, load_metrics
+from serve_app.deployments.autoscaling import (
+    BUSY,
+    CORES,
+    IDLE_CORES,
+    ROUTER,
+    demand_metrics,
+    load_metrics,
+    need_metrics,
+)
 from serve_app.deployments.garbage import tune_garbage_collection
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
@@ -95,6 +103,7 @@ class RouterDeployment:
         self._loop = asyncio.get_running_loop()
         self._models = {model.name: model.deployment for model in config.models if model.pool is None}
         self._follow_demand = frozenset(model.name for model in config.models if model.autoscaling.follows_demand)
+        self._needs = _needs(config)
         self._pools = frozenset(model.pool for model in config.models if model.pool is not None)
         self._handle_of = {model.name: model.pool or model.name for model in config.models}
         self._model_of = {deployment_name(name): name for name in (*self._models, *self._pools)}
@@ -243,7 +252,7 @@ class RouterDeployment:
             if peers.siblings.tells(now):
                 self._tells.add(task := self._loop.create_task(peers.tell_busy(busy)))
                 task.add_done_callback(self._tells.discard)
-        reported = {BUSY: busy, IDLE_CORES: idle, CORES: float(available_cores())}
+        reported = {BUSY: busy, IDLE_CORES: idle, CORES: float(available_cores()), **self._needs}
         for model, deployment in self._models.items():
             demand = self._router.read_demand(model)
             if model in self._follow_demand:
@@ -444,6 +453,18 @@ class _Fleet:
     async def settle_replicas(self, model: str, given_up: str | None = None) -> int:
         """See the class. Those count that are there when it is asked, and have not died before they could answer."""
         return len(_answers(await _ask_all(self._handles[model], "settle", given_up, limit_s=_SETTLE_S), model))
+
+
+def _needs(config: AppArgs) -> dict[str, float]:
+    """What replicas of each deployment need, as metrics."""
+    found = need_metrics(ROUTER, config.router.cpus)
+    gpus_there = ray.cluster_resources().get("GPU", 0) > 0
+    for model in config.models:
+        if model.pool is None:
+            found |= need_metrics(model.deployment, model.resources.cpus, model.resources.gpus if gpus_there else 0.0)
+    for pool in config.pools:
+        found |= need_metrics(deployment_name(pool.name), pool.cpus)
+    return found
 
 
 def _answers(answers: Sequence[Any], what: str) -> list[Any]:

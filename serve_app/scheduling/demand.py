@@ -31,15 +31,17 @@ class Demand(NamedTuple):
         work: Server-seconds per second, each row at its price in the largest batch that its deadline allows.
         variance: Of the work, in server-seconds squared per second.
         slack: Work times the seconds for which it may wait before it begins.
+        requests: Their number.
     """
 
     work: float
     variance: float
     slack: float
+    requests: float = 0.0
 
     def times(self, factor: float) -> Demand:
         """This many times as much."""
-        return Demand(self.work * factor, self.variance * factor, self.slack * factor)
+        return Demand(*[value * factor for value in self])
 
 
 class ModelDemand(NamedTuple):
@@ -156,7 +158,7 @@ class DemandMeter:
                 squares += 0.0 if last is None else (of_bin - last) ** 2 / 2.0
                 last = of_bin
             self._before[priority] = last or 0.0
-            demand = Demand(work / seconds, squares / seconds, slack / seconds)
+            demand = Demand(work / seconds, squares / seconds, slack / seconds, requests / seconds)
             if requests:
                 self._usual[priority] = demand.times(seconds / requests)
             if (unread := self._unread.get(priority, 0)) and (usual := self._usual.get(priority)) is not None:
@@ -179,9 +181,10 @@ def price(latencies: VariantLatency, variant: str, bucket: int, max_rows: int, b
 
 def add_up(demands: Iterable[Demand]) -> Demand:
     """The demand at several routers, or of several classes."""
-    work = variance = slack = 0.0
+    work = variance = slack = requests = 0.0
     for demand in demands:
         work += demand.work
         variance += demand.variance
         slack += demand.slack
-    return Demand(work, variance, slack)
+        requests += demand.requests
+    return Demand(work, variance, slack, requests)

@@ -62,7 +62,7 @@ class Sizing(NamedTuple):
 
     Attributes:
         needed: For the demand now, as a fraction.
-        because: What decided: ``demand``, ``trend``, ``backlog``, ``hold``, ``minimum`` or ``maximum``.
+        because: What decided: ``demand``, ``trend``, ``backlog``, ``hold``, ``minimum``, ``maximum`` or ``room``.
         work: Demand, in replicas that are always busy.
         start_s: Time that a start is expected to take.
         hold_s: How long a number is held.

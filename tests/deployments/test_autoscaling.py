@@ -17,6 +17,7 @@ from serve_app.deployments.autoscaling import (
     ScaleByDemand,
     demand_metrics,
     load_metrics,
+    need_metrics,
 )
 from serve_app.domain.priority import Priority
 from serve_app.scheduling.demand import Demand, ModelDemand
@@ -66,10 +67,10 @@ def context(
     )
 
 
-def make_policy(published: list[str] | None = None) -> ScaleByDemand:
-    """The policy, without a cluster to publish to."""
+def make_policy(published: list[str] | None = None, room: Mapping[str, float] | None = None) -> ScaleByDemand:
+    """The policy, without a cluster to publish to, and with so much room."""
     texts = [] if published is None else published
-    return ScaleByDemand(publish=lambda _, text: texts.append(text))
+    return ScaleByDemand(publish=lambda _, text: texts.append(text), room=dict if room is None else lambda: room)
 
 
 def decide(policy: ScaleByDemand, *contexts: AutoscalingContext) -> dict[DeploymentID, int]:
@@ -139,6 +140,26 @@ def test_a_replica_that_is_busy_in_the_background_is_enough(background: float, e
     router = context(ROUTER, {key: [value] for key, value in asked.items()} | {BUSY: [0.1]}, 1, 1, 1)
     decisions = decide(make_policy(), router, context(MODEL, {BUSY: [1.0], IDLE_CORES: [2.0]}, 1, 1, 8))
     assert decisions == {DeploymentID(MODEL, "app"): expected}
+
+
+def test_models_that_compete_get_what_there_is_room_for() -> None:
+    """Beside the router and models of a fixed number; replicas go where they save most, and the reason says so."""
+    other = "m_moods"
+    requests = {MODEL: 100.0, other: 10.0}
+    reported = need_metrics(ROUTER, 1.0) | need_metrics("fixed", 2.0)
+    for name, per_s in requests.items():
+        demand = ModelDemand({Priority.NORMAL: Demand(2.8, 0.01, 2.8, per_s)})
+        reported |= demand_metrics(name, demand) | need_metrics(name, 1.0)
+    published: list[str] = []
+    policy = make_policy(published, room={"CPU": 7.0})
+    for now in (1.0, 2.0):
+        both = {key: [value] * 2 if key.startswith("need") else [value / 2] * 2 for key, value in reported.items()}
+        router = context(ROUTER, both | {BUSY: [0.5, 0.5]}, 2, 2, 2, now=now)
+        models = [context(name, {}, 1, 1, 8, now=now) for name in requests]
+        decisions = decide(policy, router, *models, context("fixed", {}, 1, 1, 1, now=now))
+    assert decisions == {DeploymentID(MODEL, "app"): 2, DeploymentID(other, "app"): 1}
+    reasons = json.loads(published[-1])
+    assert {name: reasons[name]["because"] for name in requests} == dict.fromkeys(requests, "room")
 
 
 def test_what_waits_in_the_background_starts_one() -> None:

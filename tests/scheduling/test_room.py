@@ -1,0 +1,61 @@
+"""Which models get the replicas that a cluster has room for."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.scheduling.room import Wish, share
+
+wishes = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.builds(
+        Wish,
+        replicas=st.integers(0, 6),
+        minimum=st.integers(0, 2),
+        held=st.integers(0, 6),
+        needed=st.floats(0.0, 6.0),
+        value=st.floats(0.0, 1000.0),
+        needs=st.dictionaries(st.sampled_from(["CPU", "GPU"]), st.floats(0.01, 2.0)),
+    ),
+)
+rooms = st.dictionaries(st.sampled_from(["CPU", "GPU"]), st.floats(0.01, 10.0))
+
+
+def wish(replicas: int, value: float, cpus: float = 1.0, held: int = 1, minimum: int = 1) -> Wish:
+    """A model that needs all that it asks for."""
+    return Wish(replicas, minimum, held, float(replicas), value, {"CPU": cpus})
+
+
+@given(wishes, rooms)
+def test_the_room_is_kept_and_used(asked: dict[str, Wish], room: dict[str, float]) -> None:
+    """Beyond the minima; whoever got fewer than asked for finds no room for another one."""
+    numbers = share(asked, room)
+    left = {
+        name: amount - sum(numbers[model] * wish.needs.get(name, 0.0) for model, wish in asked.items())
+        for name, amount in room.items()
+    }
+    for model, each in asked.items():
+        assert min(each.minimum, each.replicas) <= numbers[model] <= each.replicas
+        if numbers[model] < each.replicas:
+            assert any(left[name] < need for name, need in each.needs.items() if name in left)
+    beyond = any(numbers[model] > min(each.minimum, each.replicas) for model, each in asked.items() if each.needs)
+    if beyond and all(each.minimum == 0 for each in asked.values()):
+        assert all(amount > -1e-6 for amount in left.values())
+
+
+def test_without_a_limit_everything_is_given() -> None:
+    """As on a cluster that grows."""
+    assert share({"a": wish(5, 1.0), "b": wish(7, 0.0)}, {}) == {"a": 5, "b": 7}
+
+
+def test_replicas_go_where_they_save_most() -> None:
+    """For their part of the room."""
+    assert share({"a": wish(4, 100.0), "b": wish(4, 10.0)}, {"CPU": 5.0}) == {"a": 4, "b": 1}
+    assert share({"a": wish(4, 100.0, cpus=2.0), "b": wish(4, 80.0, cpus=1.0)}, {"CPU": 6.0}) == {"a": 1, "b": 4}
+
+
+def test_what_is_there_stays_unless_much_is_saved() -> None:
+    """A start costs, and two models of about the same worth would take turns."""
+    assert share({"a": wish(2, 100.0, held=1), "b": wish(2, 90.0, held=2)}, {"CPU": 3.0}) == {"a": 1, "b": 2}
+    assert share({"a": wish(2, 150.0, held=1), "b": wish(2, 90.0, held=2)}, {"CPU": 3.0}) == {"a": 2, "b": 1}
