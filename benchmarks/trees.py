@@ -42,15 +42,17 @@ CASES = (
 _HEADER = ("load (model, wire, at once)", "answers/s", "ratio (of rounds)", "p50", "p99", "processor time")
 _BENCH = Path("configs") / "bench.yaml"
 _FUNCTIONS = "grpc_servicer_functions"
+_POLICY = "autoscaling_policy"
 _START_WITHIN_S = 400.0
 
 
 class _Tree(Server):
-    """A tree's server, which names the gRPC functions of that tree."""
+    """A tree's server, which names the gRPC functions and the policy of that tree."""
 
     def _on_free_ports(self) -> dict[str, Any]:
-        document = super()._on_free_ports()
-        document["grpc_options"] |= {_FUNCTIONS: read_document(self.tree / _BENCH)["grpc_options"][_FUNCTIONS]}
+        document, own = super()._on_free_ports(), read_document(self.tree / _BENCH)
+        document["grpc_options"] |= {_FUNCTIONS: own["grpc_options"][_FUNCTIONS]}
+        document["applications"][0][_POLICY] = own["applications"][0][_POLICY]
         return document
 
 

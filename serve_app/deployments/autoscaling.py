@@ -18,7 +18,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray._private.state import state as cluster_state
 
 from serve_app.deployments.register import write_sizings
 from serve_app.domain.priority import Priority
@@ -50,7 +49,9 @@ _INTERVAL_S = 1.0
 
 def cluster_room() -> dict[str, float]:
     """Processors and GPUs that the cluster has, or may have where an autoscaler says so; none has no limit."""
-    most = cluster_state.get_max_resources_from_cluster_config()
+    from ray._private.state import state  # noqa: PLC0415 - Serve pickles this module's globals with the policy
+
+    most = state.get_max_resources_from_cluster_config()
     if most is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         return {}  # it may grow
     now = ray.cluster_resources()
