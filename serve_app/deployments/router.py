@@ -103,11 +103,10 @@ class RouterDeployment:
         self._loop = asyncio.get_running_loop()
         self._models = {model.name: model.deployment for model in config.models if model.pool is None}
         self._follow_demand = frozenset(model.name for model in config.models if model.autoscaling.follows_demand)
-        self._needs = _needs(config)
         self._pools = frozenset(model.pool for model in config.models if model.pool is not None)
         self._handle_of = {model.name: model.pool or model.name for model in config.models}
         self._model_of = {deployment_name(name): name for name in (*self._models, *self._pools)}
-        self._node = ray.get_runtime_context().get_node_id()
+        self._node, self._needs = ray.get_runtime_context().get_node_id(), _needs(config)
         self._drain_timeout_s = config.router.drain_timeout_s
         self._by_reference_above = config.router.transport.by_reference_above
         if (problem := config.haproxy_problem(os.environ)) is not None:
