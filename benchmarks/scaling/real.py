@@ -59,7 +59,7 @@ def measure(load: Load, timeout_s: float, seed: int) -> Followed:
                 "name": MODEL,
                 "path": str(Path(__file__).parent / "sleeper"),
                 "backend": "python",
-                "batching": {"max_rows": MAX_ROWS},
+                "batching": {"max_rows": MAX_ROWS, "slo_ms": 1000 * timeout_s},
                 "resources": {"cpus": 0.25},
                 "autoscaling": {"min_replicas": 1, "max_replicas": MOST},
             }

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry
+from serve_app.scheduling.settings import ModelScheduling
 
 BIN_S = 0.1
 """Demand is counted in bins of this length: their variance says how bursty it is."""
@@ -28,7 +29,7 @@ class Demand(NamedTuple):
     """What was asked of a model in one class, per second. Those of several routers add up.
 
     Attributes:
-        work: Server-seconds per second, each row at its price in the largest batch that its deadline allows.
+        work: Server-seconds per second, each row at its price in the largest batch that deadline and `slo_ms` allow.
         variance: Of the work, in server-seconds squared per second.
         slack: Work times the seconds for which it may wait before it begins.
         requests: Their number.
@@ -117,7 +118,7 @@ class DemandMeter:
         self._unread[priority] = self._unread.get(priority, 0) + 1
 
     def read(
-        self, now: float, latencies: VariantLatency, max_rows: int, overhead_s: float
+        self, now: float, latencies: VariantLatency, settings: ModelScheduling, overhead_s: float
     ) -> tuple[dict[Priority, Demand], float]:
         """The demand since the last call, none at the first, by class, and the work per second in the background.
 
@@ -128,7 +129,7 @@ class DemandMeter:
 
         Args:
             latencies: Of the model. While they are unknown, there is no demand.
-            max_rows: Most rows of a batch.
+            settings: Of the model; they bound a batch's rows and time.
             overhead_s: Time of a bundle besides its execution.
         """
         end = int(now / BIN_S)
@@ -150,7 +151,7 @@ class DemandMeter:
                 of_bin = 0.0
                 for (of, variant, bucket), (rows, budget_s, count) in asked.items():
                     if of is priority:
-                        row_s, wait_s = price(latencies, variant, bucket, max_rows, budget_s / rows - overhead_s)
+                        row_s, wait_s = price(latencies, variant, bucket, settings, budget_s / rows - overhead_s)
                         of_bin += rows * row_s
                         slack += rows * row_s * wait_s
                         requests += count
@@ -171,10 +172,15 @@ class DemandMeter:
         return found, background
 
 
-def price(latencies: VariantLatency, variant: str, bucket: int, max_rows: int, budget_s: float) -> tuple[float, float]:
+def price(
+    latencies: VariantLatency, variant: str, bucket: int, settings: ModelScheduling, budget_s: float
+) -> tuple[float, float]:
     """Server-seconds of a row in the largest batch that ends in time, and the seconds for which it may wait."""
     latency = latencies.of(variant)
-    rows = latency.rows_within(budget_s * _FULL, bucket, max_rows) or 1
+    longest_s = budget_s * _FULL
+    if latency.predict(1, bucket) <= settings.slo_s:
+        longest_s = min(longest_s, settings.slo_s)  # as batches are composed (`batching.policy.target_s`)
+    rows = latency.rows_within(longest_s, bucket, settings.max_rows) or 1
     batch_s = latency.typical(rows, bucket)
     return batch_s / rows, max(0.0, budget_s - latency.predict(rows, bucket))
 

@@ -187,7 +187,7 @@ class ModelState:
     def read_demand(self, now: float) -> ModelDemand:
         """What was asked since the last call."""
         meter = self.demand
-        of_class, background = meter.read(now, self.latencies, self.settings.max_rows, self.overhead.alone_s)
+        of_class, background = meter.read(now, self.latencies, self.settings, self.overhead.alone_s)
         turned_away_rows, meter.turned_away_rows = meter.turned_away_rows, 0
         return ModelDemand(of_class, turned_away_rows, self.queue.total.rows * self.per_row_s, background)
 

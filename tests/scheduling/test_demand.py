@@ -11,8 +11,10 @@ from serve_app.domain.priority import Priority
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.demand import DemandMeter, ModelDemand
 from serve_app.scheduling.entry import Entry
+from serve_app.scheduling.settings import ModelScheduling
 
 NORMAL = Priority.NORMAL
+SETTINGS = ModelScheduling("m", 32, slo_s=10.0)
 
 
 def entry(arrival: float, budget_s: float = 1.0, rows: int = 1, priority: Priority = NORMAL) -> Entry:
@@ -31,13 +33,24 @@ def test_a_row_costs_its_part_of_the_largest_batch_in_time() -> None:
     """With time enough a full batch; a deadline of two batches of one row allows those only."""
     for budget_s, rows in ((1.0, 32), (0.042, 1)):
         meter = DemandMeter()
-        meter.read(0.0, affine(), 32, 0.0)
+        meter.read(0.0, affine(), SETTINGS, 0.0)
         for number in range(100):
             meter.add(entry(number / 100, budget_s), number / 100)
-        demand = meter.read(1.0, affine(), 32, 0.0)[0][NORMAL]
+        demand = meter.read(1.0, affine(), SETTINGS, 0.0)[0][NORMAL]
         batch_s = 0.02 + 0.001 * rows
         assert demand.work == pytest.approx(100 * batch_s / rows)
         assert demand.slack / demand.work == pytest.approx(budget_s - batch_s)
+
+
+def test_a_batch_grows_no_longer_than_the_target_of_the_model() -> None:
+    """However much time the deadline leaves: 30 ms hold ten rows, and a target that one row misses counts not."""
+    for slo_s, rows in ((0.0301, 10), (0.02, 32)):
+        meter = DemandMeter()
+        settings = ModelScheduling("m", 32, slo_s)
+        meter.read(0.0, affine(), settings, 0.0)
+        meter.add(entry(0.5), 0.5)
+        work = meter.read(1.0, affine(), settings, 0.0)[0][NORMAL].work
+        assert work == pytest.approx((0.02 + 0.001 * rows) / rows)
 
 
 def test_the_variance_is_that_of_the_arrivals() -> None:
@@ -45,7 +58,7 @@ def test_the_variance_is_that_of_the_arrivals() -> None:
     latencies, random = affine(), Random(1)
     even, poisson = DemandMeter(), DemandMeter()
     for meter in (even, poisson):
-        meter.read(0.0, latencies, 32, 0.0)
+        meter.read(0.0, latencies, SETTINGS, 0.0)
     variances, at = [], 0.0
     for second in range(200):
         for number in range(100):
@@ -53,8 +66,8 @@ def test_the_variance_is_that_of_the_arrivals() -> None:
         while at < second + 1:
             poisson.add(entry(at), at)
             at += random.expovariate(100.0)
-        assert even.read(second + 1.0, latencies, 32, 0.0)[0][NORMAL].variance == pytest.approx(0.0, abs=1e-12)
-        variances.append(poisson.read(second + 1.0, latencies, 32, 0.0)[0][NORMAL].variance)
+        assert even.read(second + 1.0, latencies, SETTINGS, 0.0)[0][NORMAL].variance == pytest.approx(0.0, abs=1e-12)
+        variances.append(poisson.read(second + 1.0, latencies, SETTINGS, 0.0)[0][NORMAL].variance)
     row_s = 0.052 / 32
     assert sum(variances) / len(variances) == pytest.approx(100 * row_s * row_s, rel=0.15)
 
@@ -62,12 +75,12 @@ def test_the_variance_is_that_of_the_arrivals() -> None:
 def test_unread_requests_count_as_usual_ones() -> None:
     """Those of a class of which nothing is known count nothing."""
     meter = DemandMeter()
-    meter.read(0.0, affine(), 32, 0.0)
+    meter.read(0.0, affine(), SETTINGS, 0.0)
     meter.add(entry(0.5), 0.5)
     for _ in range(9):
         meter.add_unread(NORMAL)
     meter.add_unread(Priority.HIGH)
-    demands, _ = meter.read(1.0, affine(), 32, 0.0)
+    demands, _ = meter.read(1.0, affine(), SETTINGS, 0.0)
     assert demands.keys() == {NORMAL}
     assert demands[NORMAL].work == pytest.approx(10 * 0.052 / 32)
 
@@ -75,11 +88,11 @@ def test_unread_requests_count_as_usual_ones() -> None:
 def test_the_background_is_counted_apart() -> None:
     """It asks for no replicas."""
     meter = DemandMeter()
-    meter.read(0.0, affine(), 32, 0.0)
+    meter.read(0.0, affine(), SETTINGS, 0.0)
     meter.add(entry(0.5), 0.5)
     for _ in range(3):
         meter.add(make_entry(arrival=0.5, background=True), 0.5)
-    demands, background = meter.read(1.0, affine(), 32, 0.0)
+    demands, background = meter.read(1.0, affine(), SETTINGS, 0.0)
     assert demands[NORMAL].work == pytest.approx(0.052 / 32)
     assert background == pytest.approx(3 * 0.052 / 32)
 
@@ -89,10 +102,10 @@ def test_a_meter_that_is_not_read_keeps_little() -> None:
     meter = DemandMeter()
     for second in range(1000):
         meter.add(entry(second), second)
-    assert meter.read(1000.0, affine(), 32, 0.0) == ({}, 0.0)
-    assert meter.read(1001.0, affine(), 32, 0.0) == ({}, 0.0)
+    assert meter.read(1000.0, affine(), SETTINGS, 0.0) == ({}, 0.0)
+    assert meter.read(1001.0, affine(), SETTINGS, 0.0) == ({}, 0.0)
     meter.add(entry(1001.5), 1001.5)
-    assert meter.read(1002.0, affine(), 32, 0.0)[0][NORMAL].work == pytest.approx(0.052 / 32)
+    assert meter.read(1002.0, affine(), SETTINGS, 0.0)[0][NORMAL].work == pytest.approx(0.052 / 32)
 
 
 def test_what_is_refused_dropped_and_expires_is_demand() -> None:
@@ -118,10 +131,10 @@ def test_routers_add_up() -> None:
     """Each class by itself."""
     meters = [DemandMeter(), DemandMeter()]
     for meter in meters:
-        meter.read(0.0, affine(), 32, 0.0)
+        meter.read(0.0, affine(), SETTINGS, 0.0)
         meter.add(entry(0.5), 0.5)
     meters[1].add(entry(0.5, priority=Priority.LOW), 0.5)
-    both = [ModelDemand(meter.read(1.0, affine(), 32, 0.0)[0], 3, 0.5) for meter in meters]
+    both = [ModelDemand(meter.read(1.0, affine(), SETTINGS, 0.0)[0], 3, 0.5) for meter in meters]
     total = ModelDemand.total(both)
     assert total.of_class[NORMAL].work == pytest.approx(2 * 0.052 / 32)
     assert total.of_class[Priority.LOW].work == pytest.approx(0.052 / 32)
