@@ -6,17 +6,19 @@ python -m benchmarks.scaling real               # a real server beside its simul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from benchmarks.publishing import publish_report
+from benchmarks.machine import describe
+from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.scaling.judge import BOUND, OURS, QUEUE, RATE, RAY, Cell, Score, run
 from benchmarks.scaling.real import Followed, measure, simulated
 from benchmarks.scaling.workloads import Load, flash, sine, step, trace
@@ -134,21 +136,30 @@ def _text(cells: dict[str, list[Score]]) -> str:
 @app.command()
 def real(seed: int = 1, publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False) -> None:
     """Let a real server of 1 to 4 replicas follow a step, and simulate the same."""
-    console = Console()
+    console, machine, date = Console(), describe({}), now()
     load = step(0.7, 2.6, _REAL_PARTS_S)
-    figures: dict[str, Any] = {}
-    lines = ["| deadline | | in time % | replica-seconds | a start takes |", "|---|---|---|---|---|"]
+    figures: dict[str, dict[str, Followed]] = {}
     for timeout_s in (0.3, 1.0):
         server = measure(load, timeout_s, seed)
-        again = simulated(load, timeout_s, seed, server.start_s)
-        figures[f"{timeout_s:g} s"] = {"server": asdict(server), "simulation": asdict(again)}
-        lines += [_row(timeout_s, "server", server), _row(timeout_s, "simulation", again)]
-        console.print(lines[-2], lines[-1], sep="\n", highlight=False)
-    publish_report(console, "scaling-real", figures, "\n".join(lines) + "\n", publish=publish)
+        figures[f"{timeout_s:g} s"] = {"server": server, "simulation": simulated(load, timeout_s, seed, server.start_s)}
+        console.print(f"{timeout_s:g} s measured", highlight=False)
+    text = _real_text(figures, measured_on(date, machine))
+    publish_report(console, "scaling_real", {"date": date, "machine": machine, "runs": figures}, text, publish=publish)
 
 
-def _row(timeout_s: float, what: str, found: Followed) -> str:
-    return f"| {timeout_s:g} s | {what} | {100 * found.in_time:.1f} | {found.replica_s:.0f} | {found.start_s:.1f} s |"
+def _real_text(figures: Mapping[str, Mapping[str, Followed]], measured: str) -> str:
+    says = (
+        "A server of 1 to 4 replicas of a model that sleeps for 50 ms and 20 ms a row, beside the simulation with the"
+        " measured time of a start. The demand is 0.7 busy replicas for a minute, 2.6 for another, and 0.7 again;"
+        " `slo_ms` is the deadline. `python -m benchmarks.scaling real`."
+    )
+    rows = [_row(name, what, found) for name, runs in figures.items() for what, found in runs.items()]
+    header = ("deadline", "", "in time %", "replica-seconds", "a start takes")
+    return "\n".join(["# A real server that follows a step", "", says, "", table(header, rows), "", measured, ""])
+
+
+def _row(timeout: str, what: str, found: Followed) -> tuple[str, ...]:
+    return timeout, what, f"{100 * found.in_time:.1f}", f"{found.replica_s:.0f}", f"{found.start_s:.1f} s"
 
 
 if __name__ == "__main__":
