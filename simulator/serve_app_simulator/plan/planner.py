@@ -1,0 +1,216 @@
+"""Makes a plan: replicas that hold the demand, where they run, and what to expect of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from serve_app_simulator.plan.costs import CUDA, Costed
+from serve_app_simulator.plan.devices import Devices
+from serve_app_simulator.plan.expectation import Expectation, Setup, expect, to_model
+from serve_app_simulator.plan.placement import Placement, place
+from serve_app_simulator.plan.search import MOST, heavy_traffic, least, too_short
+from serve_app_simulator.plan.uncertainty import DRAWS
+from serve_app_simulator.scenario import Stream
+from serve_app_simulator.workloads import Arrivals
+
+_SEARCH_DRAWS = 5
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting of the plan.
+
+    Attributes:
+        model: Name.
+        key: Its place below the model, e.g. ``autoscaling.min_replicas``; without a value: for the reader only.
+        because: What it is due to.
+    """
+
+    model: str
+    key: str
+    value: object
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run, and what to expect.
+
+    Attributes:
+        replicas: By model.
+        choices: All settings, by model.
+        expectation: At these replicas.
+        problems: Why the target is not held, one line each with the remedy; empty: it is.
+        placed: Models on each device, one for every replica.
+        duration_s: The time that the expectation is for.
+    """
+
+    replicas: Mapping[str, int]
+    choices: tuple[Choice, ...]
+    expectation: Expectation
+    problems: tuple[str, ...]
+    placed: Mapping[str, Sequence[str]]
+    duration_s: float
+
+
+@dataclass(slots=True)
+class _Need:
+    """What one model needs, alone.
+
+    Attributes:
+        replicas: Least number that holds; the one that was tried last if there is none.
+        busy: Utilisation of each replica.
+        because: Why this number.
+        problem: Why there is none.
+    """
+
+    replicas: int
+    busy: float
+    because: str
+    problem: str = ""
+
+
+def make_plan(
+    setup: Setup, streams: Sequence[Stream], devices: Devices, target: float, tell: Tell = lambda _: None
+) -> Plan:
+    """Make a plan.
+
+    Args:
+        streams: The demand.
+        target: Part of each class that is to be in time, 0 to 1; ``protect`` of class ``high`` counts instead.
+        tell: Called with what is done next, and once per simulation with an empty text.
+
+    Raises:
+        ConfigError: A trace cannot be read.
+    """
+    arrivals = [setup.arrivals(streams, draw) for draw in range(DRAWS)]
+    needs: dict[str, _Need] = {}
+    for model in setup.models:
+        tell(f"replicas of {model.name}")
+        needs[model.name] = _need(setup.only(model), model, arrivals, target, tell)
+    placement = place(
+        setup.models,
+        {name: need.replicas for name, need in needs.items()},
+        {name: need.busy for name, need in needs.items()},
+        devices,
+    )
+    replicas = {model.name: max(1, placement.count(model.name)) for model in setup.models}
+    tell("what to expect")
+    expectation = expect(setup, replicas, arrivals, devices, lambda: tell(""))
+    problems = [need.problem for need in needs.values() if need.problem]
+    problems += placement.problems
+    if not problems:
+        problems += _misses(setup, expectation, target, needs, replicas, devices)
+    choices = [
+        choice
+        for model in setup.models
+        for choice in _choices(model, needs[model.name], replicas[model.name], placement)
+    ]
+    return Plan(replicas, tuple(choices), expectation, tuple(problems), placement.placed, setup.duration_s)
+
+
+def target_of(setup: Setup, label: str, target: float) -> float:
+    """The part of a class that is to be in time: its ``protect`` if it has one, or else the general target."""
+    settings = next(settings for priority, settings in setup.classes.items() if priority.label == label)
+    return settings.protect or target
+
+
+def _need(setup: Setup, model: Costed, every: Sequence[Arrivals], target: float, tell: Tell) -> _Need:
+    arrivals = [to_model(each, model.name) for each in every[:_SEARCH_DRAWS]]
+    found: dict[int, Expectation] = {}
+
+    def at(replicas: int) -> Expectation:
+        if replicas not in found:
+            found[replicas] = expect(setup, {model.name: replicas}, arrivals, advance=lambda: tell(""))
+        return found[replicas]
+
+    def holds(replicas: int) -> bool:
+        return not _below(setup, at(replicas), target)
+
+    start = ceil(max(heavy_traffic(model, each, setup.duration_s, setup.network_s) for each in arrivals))
+    short = too_short(model, arrivals[0])
+    number = None if short else least(holds, start, min(MOST, 4 * start + 4))
+    replicas = start if number is None else number
+    busy = at(replicas).utilisation[model.name].value
+    if short is not None:
+        label, timeout_s, needed_s = short
+        problem = (
+            f"{model.name}: no number of replicas holds class {label}: its deadline of {_ms(timeout_s)} is shorter than"
+            f" a request alone takes, {_ms(needed_s)}; allow more time, or give it a faster variant"
+        )
+        return _Need(replicas, busy, f"{start} by the heavy-traffic formula", problem)
+    if number is None:
+        most = max(found)
+        worst, part = _below(setup, at(most), target)[0]
+        problem = (
+            f"{model.name}: no number of replicas holds class {worst}: {most} have {part:.1%} in time, since batches of"
+            " other requests are in the way or deadlines leave no time to wait; allow more time, or lower"
+            f" batching.max_rows or the target"
+        )
+        return _Need(replicas, busy, f"{start} by the heavy-traffic formula", problem)
+    if number > 1:
+        worst, part = _below(setup, at(number - 1), target)[0]
+        return _Need(number, busy, f"{number - 1} have {part:.1%} of class {worst} in time")
+    return _Need(number, busy, "one holds the target")
+
+
+def _below(setup: Setup, expectation: Expectation, target: float) -> list[tuple[str, float]]:
+    """Classes below their target, the worst first, with what they reach."""
+    missed = [
+        (each.in_time.value, each.label)
+        for each in expectation.classes
+        if each.in_time.value < target_of(setup, each.label, target)
+    ]
+    return [(label, part) for part, label in sorted(missed)]
+
+
+def _misses(
+    setup: Setup,
+    expectation: Expectation,
+    target: float,
+    needs: Mapping[str, _Need],
+    replicas: Mapping[str, int],
+    devices: Devices,
+) -> list[str]:
+    """Why the target is not held although all replicas fit: they slow each other down."""
+    cores = sum(
+        replicas[each.name] * needs[each.name].busy * each.threads for each in setup.models if each.device != CUDA
+    )
+    return [
+        f"{each.model}: class {each.label} has {each.in_time.value:.1%} in time, since all models together keep"
+        f" {cores:.1f} of {devices.replica_cores} cores busy; give more cores (--cpus), lower the rates, or allow more"
+        " time"
+        for each in expectation.classes
+        if each.in_time.value < target_of(setup, each.label, target)
+    ]
+
+
+def _choices(model: Costed, need: _Need, replicas: int, placement: Placement) -> list[Choice]:
+    def choice(key: str, value: object, because: str) -> Choice:
+        return Choice(model.name, key, value, because)
+
+    why = need.because if replicas == need.replicas else f"{need.replicas} are needed, and no more fit"
+    found = [
+        choice("autoscaling.min_replicas", replicas, why),
+        choice("autoscaling.max_replicas", replicas, "the expectation is for a fixed number"),
+        choice("batching.max_rows", model.scheduling.max_rows, model.because["batching.max_rows"]),
+    ]
+    if (share := placement.shares.get(model.name)) is not None:
+        found += [
+            choice("resources.gpus", share.gpus, f"the larger of its memory and {need.busy:.0%} of a GPU's time"),
+            choice("resources.gpu_memory", share.gpu_memory, "the most that its profile added on the GPU"),
+        ]
+    elif model.device != CUDA:
+        found += [
+            choice("resources.threads", model.threads, model.because["resources.threads"]),
+            choice("resources.instances", 1, "more replicas do the same, and were simulated"),
+        ]
+    found.append(choice("resources.row_sizes", None, "as configured; auto is measured at a replica's start"))
+    return found + [choice(key, None, why) for key, why in model.because.items() if key.startswith("variants.")]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
