@@ -20,7 +20,7 @@ def needing_the_simulator(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name != "serve_app_simulator":
+        if (error.name or "").partition(".")[0] != "serve_app_simulator":
             raise
         typer.echo(f"serve-app {command} {_MISSING}", err=True)
         raise typer.Exit(_FAILED) from None

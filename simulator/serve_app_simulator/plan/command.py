@@ -103,7 +103,7 @@ def to_json(plan: Plan, target: float) -> dict[str, Any]:
     """A plan as plain values; times in seconds."""
 
     def interval(given: Interval | None) -> dict[str, float] | None:
-        return None if given is None else given._asdict()
+        return None if given is None else asdict(given)
 
     return {
         "target": target,
@@ -187,7 +187,7 @@ def _print_tables(plan: Plan, target: float) -> None:
 def _interval(given: Interval | None, unit: float) -> str:
     if given is None:
         return "-"
-    low, value, high = (_number(unit * each) for each in given)
+    low, value, high = (_number(unit * each) for each in (given.low, given.value, given.high))
     return f"{value} ({low} to {high})"
 
 

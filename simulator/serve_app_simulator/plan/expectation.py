@@ -14,7 +14,7 @@ from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.plan import uncertainty
 from serve_app_simulator.plan.costs import CUDA, Costed, Slowed
 from serve_app_simulator.plan.devices import Devices
-from serve_app_simulator.plan.uncertainty import OVERHEADS, STALLS, Interval
+from serve_app_simulator.plan.uncertainty import STALLS, Interval
 from serve_app_simulator.results import Result, Tally
 from serve_app_simulator.run import simulate
 from serve_app_simulator.scenario import Device, Scenario, SimulatedModel, Stream
@@ -80,16 +80,16 @@ class Setup:
         """The same for one model."""
         return replace(self, models=(model,))
 
-    def scenario(self, replicas: Mapping[str, int], slowdown: float = 1.0, devices: Devices | None = None) -> Scenario:
+    def scenario(self, replicas: Mapping[str, int], draw: int = 0, devices: Devices | None = None) -> Scenario:
         """The scenario of these replicas, without a workload.
 
         Args:
             replicas: By model.
-            slowdown: Factor of all execution times.
+            draw: Its slowdown and ways; see `serve_app_simulator.plan.uncertainty`.
             devices: What replicas share; ``None``: each has a device of its own. GPUs count as one device that runs as
                 many batches at once as there are GPUs.
         """
-        shared = {} if devices is None else self._shared(devices)
+        shared, slowdown = {} if devices is None else self._shared(devices), uncertainty.slowdown(draw)
         return Scenario(
             "plan",
             tuple(
@@ -107,7 +107,7 @@ class Setup:
             self.classes,
             tuple(shared.values()),
             routers=self.routers,
-            overheads=OVERHEADS,
+            overheads=uncertainty.overheads(draw),
             noise=replace(STALLS, kind="lognormal", spread=max(model.spread for model in self.models)),
         )
 
@@ -160,10 +160,11 @@ def expect(
         advance: Called after each simulation.
     """
     results = []
-    # The real router counts a deadline from when a request reaches it, a simulated one knows the client's.
-    system = partial(ServeApp, network_s=max(0.0, setup.network_s - OVERHEADS.request_s), by_tenant=False)
     for draw, requests in enumerate(arrivals):
-        scenario = setup.scenario(replicas, uncertainty.slowdown(draw), devices)
+        scenario = setup.scenario(replicas, draw, devices)
+        # The real router counts a deadline from when a request reaches it, a simulated one knows the client's.
+        network_s = max(0.0, setup.network_s - scenario.overheads.request_s)
+        system = partial(ServeApp, network_s=network_s, by_tenant=False)
         results.append(simulate(scenario, system, draw, arrivals=requests))
         advance()
     found = dict.fromkeys(name for result in results for name in result.tenants if result.tenants[name].offered)

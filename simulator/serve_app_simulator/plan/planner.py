@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
+from statistics import mean
 
 from serve_app_simulator.plan.costs import CUDA, Costed
 from serve_app_simulator.plan.devices import Devices
@@ -130,9 +131,11 @@ def _need(setup: Setup, model: Costed, every: Sequence[Arrivals], target: float,
     def holds(replicas: int) -> bool:
         return not _below(setup, at(replicas), target)
 
-    start = ceil(max(heavy_traffic(model, each, setup.duration_s, setup.network_s) for each in arrivals))
+    formula = [heavy_traffic(model, each, setup.duration_s, setup.network_s) for each in arrivals]
+    work, start = mean(work for work, _ in formula), max(1, ceil(max(needed for _, needed in formula)))
+    fewest = floor(work) + 1  # with fewer, the queue grows for as long as the demand lasts
     short = too_short(model, arrivals[0])
-    number = None if short else least(holds, start, min(MOST, 4 * start + 4))
+    number = None if short else least(holds, start, max(fewest, min(MOST, 4 * start + 4)), fewest)
     replicas = start if number is None else number
     busy = at(replicas).utilisation[model.name].value
     if short is not None:
@@ -151,6 +154,8 @@ def _need(setup: Setup, model: Costed, every: Sequence[Arrivals], target: float,
             f" batching.max_rows or the target"
         )
         return _Need(replicas, busy, f"{start} by the heavy-traffic formula", problem)
+    if number == fewest > 1:
+        return _Need(number, busy, f"the demand keeps {work:.2f} replicas busy")
     if number > 1:
         worst, part = _below(setup, at(number - 1), target)[0]
         return _Need(number, busy, f"{number - 1} have {part:.1%} of class {worst} in time")

@@ -21,12 +21,12 @@ WAY_S = OVERHEADS.request_s + OVERHEADS.send_s + OVERHEADS.answer_s
 """What a lone request takes besides its execution."""
 
 
-def least(holds: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The least number from 1 to ``most`` that holds, if all larger ones do, too; ``None``: not even ``most`` does.
+def least(holds: Callable[[int], bool], start: int, most: int, fewest: int = 1) -> int | None:
+    """The least number from ``fewest`` to ``most`` that holds, if all larger ones do; ``None``: not even ``most`` does.
 
     It asks around ``start``: doubling the distance, then halving it.
     """
-    fails, found, step = 0, min(max(1, start), most), 1
+    fails, found, step = fewest - 1, min(max(fewest, start), most), 1
     while not holds(found):
         if found == most:
             return None
@@ -41,8 +41,8 @@ def least(holds: Callable[[int], bool], start: int, most: int) -> int | None:
     return found
 
 
-def heavy_traffic(model: Costed, arrivals: Arrivals, duration_s: float, network_s: float) -> float:
-    """Replicas by the server's formula, a fraction; see `serve_app.scheduling.scaling`.
+def heavy_traffic(model: Costed, arrivals: Arrivals, duration_s: float, network_s: float) -> tuple[float, float]:
+    """Replicas that the work keeps busy, and those by the server's formula (`serve_app.scheduling.scaling`), fractions.
 
     Args:
         arrivals: Of this model alone.
@@ -67,7 +67,7 @@ def heavy_traffic(model: Costed, arrivals: Arrivals, duration_s: float, network_
             slack += rows * row_s * wait_s
         variance = float(np.square(np.diff(works)).sum() / 2.0)
         demands.append(Demand(float(works.sum()) / duration_s, variance / duration_s, slack / duration_s))
-    return replicas_for(demands)
+    return sum(demand.work for demand in demands), replicas_for(demands)
 
 
 def too_short(model: Costed, arrivals: Arrivals) -> tuple[str, float, float] | None:

@@ -1,25 +1,25 @@
 """How far a server may be from the simulator: everything that was measured for it, in one place.
 
-A plan simulates the demand many times. Each draw has arrivals of its own and a slowdown of its own, so that the spread
-of the draws is that of chance and of the machine's speed. What remains between the simulator and a server, such as
-stalls and processes that share a core, is the residual: every interval is wider by it on both sides.
+A plan simulates the demand many times. Each draw has arrivals, a slowdown and ways of its own, so that the draws
+spread by chance, by the machine's speed and by the bodies' size. What remains between the simulator and a server, such
+as stalls and processes that share a core, is the residual: every interval is wider by it on both sides.
 
-Sources: `SLOWDOWNS`, `OVERHEADS` and `PAUSE_S` are of the runs in ``docs/benchmarks/calibration.json``; the residuals
-are of the runs of ``python -m benchmarks.plan --seed 1``, other cases than the published ones.
+Sources: `SLOWDOWNS`, `OVERHEADS` and `WAYS` are of the runs in ``docs/benchmarks/calibration.json``; the residuals
+are fitted to the runs of ``python -m benchmarks.plan --seed 1``, other cases than the published ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from serve_app_simulator.scenario import Noise, Overheads
 
 DRAWS = 20
-_STRIDE = 7
-"""Prime to `DRAWS`, so that each slowdown comes once, and not in the order of its size."""
+_STRIDES = 7, 11
+"""Prime to `DRAWS`, so that each slowdown comes once, not in the order of its size; likewise the ways."""
 COVERED = 0.9
 
 SLOWDOWNS = (0.93, 0.97, 1.0, 1.02, 1.03, 1.04, 1.05, 1.09, 1.18)
@@ -37,6 +37,8 @@ OVERHEADS = Overheads(
 )
 """What a request pays besides executions on the routers' own port; the router's times are those of
 ``configs/scenarios/router.yaml``."""
+WAYS = (0.6, 0.7, 1.0, 1.4, 2.0, 2.4, 3.2, 3.6)
+"""The ways of requests and answers as multiples of `OVERHEADS`, quantiles likewise: large bodies take longer."""
 STALLS = Noise(router_stall_every_s=0.3, router_stall_s=0.005)
 """How often a router has no core."""
 
@@ -47,43 +49,69 @@ LATENCY_RESIDUAL = 1.25
 UTILISATION_RESIDUAL = 0.05
 
 
-class Interval(NamedTuple):
-    """An expectation, and where it lies in `COVERED` of all cases."""
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An expectation, and where it lies in `COVERED` of all cases.
+
+    Attributes:
+        value: Median of the draws.
+        draws: Their quantiles: the interval before the residual.
+    """
 
     low: float
     value: float
     high: float
+    draws: tuple[float, float]
 
 
 def slowdown(draw: int) -> float:
-    """The slowdown of a draw, counted from 0: over `DRAWS` of them, each part of the distribution comes once."""
-    place = (draw * _STRIDE % DRAWS + 0.5) / DRAWS
-    return float(np.interp(place, np.linspace(0.0, 1.0, len(SLOWDOWNS)), SLOWDOWNS))
+    """Factor of a draw's executions, counted from 0: over `DRAWS` of them, each part of the distribution comes once."""
+    return _part(SLOWDOWNS, draw * _STRIDES[0])
+
+
+def overheads(draw: int) -> Overheads:
+    """What requests of a draw pay besides executions, likewise."""
+    factor = _part(WAYS, draw * _STRIDES[1])
+    return replace(
+        OVERHEADS,
+        request_s=OVERHEADS.request_s * factor,
+        send_s=OVERHEADS.send_s * factor,
+        answer_s=OVERHEADS.answer_s * factor,
+    )
 
 
 def attainment(draws: Sequence[float]) -> Interval:
     """A part of requests in time, 0 to 1."""
     low, value, high = _quantiles(draws)
-    least, most = ATTAINMENT_RESIDUAL
+    return Interval(
+        max(0.0, low - attainment_residual(low)), value, min(1.0, high + attainment_residual(high)), (low, high)
+    )
 
-    def residual(part: float) -> float:
-        return least + most * 4.0 * part * (1.0 - part)
 
-    return Interval(max(0.0, low - residual(low)), value, min(1.0, high + residual(high)))
+def attainment_residual(part: float, share: float = ATTAINMENT_RESIDUAL[1]) -> float:
+    """By how much an interval is wider at this end, 0 to 1."""
+    return ATTAINMENT_RESIDUAL[0] + share * 4.0 * part * (1.0 - part)
 
 
 def latency(draws: Sequence[float]) -> Interval:
     """Seconds."""
     low, value, high = _quantiles(draws)
-    return Interval(low / LATENCY_RESIDUAL, value, high * LATENCY_RESIDUAL)
+    return Interval(low / LATENCY_RESIDUAL, value, high * LATENCY_RESIDUAL, (low, high))
 
 
 def utilisation(draws: Sequence[float]) -> Interval:
     """A part of the time, 0 to 1."""
     low, value, high = _quantiles(draws)
-    return Interval(max(0.0, low - UTILISATION_RESIDUAL), value, min(1.0, high + UTILISATION_RESIDUAL))
+    return Interval(max(0.0, low - UTILISATION_RESIDUAL), value, min(1.0, high + UTILISATION_RESIDUAL), (low, high))
 
 
-def _quantiles(draws: Sequence[float]) -> Interval:
+def _part(quantiles: Sequence[float], place: int) -> float:
+    """The quantile at a place of `DRAWS`."""
+    part = (place % DRAWS + 0.5) / DRAWS
+    return float(np.interp(part, np.linspace(0.0, 1.0, len(quantiles)), quantiles))
+
+
+def _quantiles(draws: Sequence[float]) -> tuple[float, float, float]:
     tail = (1.0 - COVERED) / 2.0
-    return Interval(*(float(found) for found in np.quantile(draws, (tail, 0.5, 1.0 - tail))))
+    low, value, high = np.quantile(draws, (tail, 0.5, 1.0 - tail))
+    return float(low), float(value), float(high)
