@@ -1,7 +1,7 @@
 """What the planner's residuals would have to be for its intervals to hold the runs of a report.
 
-Split conformal prediction (Vovk et al., 2005): a residual is the quantile of how far outside of the draws the runs were,
-on cases that only serve for this. It is somewhat more than the intervals should hold, since other cases differ.
+Split conformal prediction (Vovk et al., 2005): a residual is the quantile of how far outside of the draws the runs
+were, on cases that only serve for this. It is somewhat more than the intervals should hold, since other cases differ.
 """
 
 from __future__ import annotations

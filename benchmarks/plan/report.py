@@ -91,7 +91,8 @@ class Run:
         ]
         busy = [f"{part:.0%} ({_interval(self.expected_busy[model], 100)})" for model, part in self.busy.items()]
         slower = ", ".join(f"{factor:.2f}" for factor in self.slowdown.values())
-        return f"{self.case.title}: {'; '.join(parts)}; busy {', '.join(busy)}; slower {slower}; late {1000 * self.late_p99_s:.1f} ms"
+        after = f"busy {', '.join(busy)}; slower {slower}; late {1000 * self.late_p99_s:.1f} ms"
+        return f"{self.case.title}: {'; '.join(parts)}; {after}"
 
 
 @dataclass(frozen=True, slots=True)
