@@ -1,0 +1,1 @@
+"""Plans of a fleet: where replicas run."""
