@@ -166,5 +166,5 @@ def _reason(item: Item, rooms: Sequence[Room]) -> str:
     most = max(rooms, key=lambda room: room.slack)
     return (
         f"a replica needs {memory} and {item.compute:.0%} of the time, and {most.device.name}, where the most is left,"
-        f" has {most.memory / _GIB:.3g} and {max(0.0, most.compute):.0%}: add a device, or plan fewer replicas"
+        f" has {most.memory / _GIB:.3g} GiB and {max(0.0, most.compute):.0%}: add a device, or plan fewer replicas"
     )

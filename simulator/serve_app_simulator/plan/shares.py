@@ -20,10 +20,12 @@ CONTEXT_BYTES: Final = 850 << 20
 Measured on an H200 with ONNX Runtime (docs/benchmarks/gpu.md, "The memory limit").
 """
 _STEPS: Final = 10_000
+_MEMORY_WEIGHTS: Final = (0.2, 0.5, 0.8)
+"""First guesses of the search for shares: weights of a replica's memory; the rest is the weight of its time."""
 _ROUNDS: Final = 60
 _PACE: Final = 0.2
 _SLOWER: Final = 0.95
-"""Rounds of the search, the part by which the first changes a share, and what each further one does with this part."""
+"""Rounds for each guess, the part by which the first changes a share, and what each further one does with this part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class RayPlan:
     """What Ray places where, and by which shares.
 
     Attributes:
-        shares: By model, in the order for the configuration: the largest first.
+        shares: Of each model that has a replica, in the order for the configuration: the largest first.
         any_order: Whether no device is exceeded in whichever order replicas start, also after failures; some may wait.
             Otherwise a device may be exceeded if they start in another order than that of the configuration.
     """
@@ -85,38 +87,48 @@ def plan_for_ray(items: Iterable[Item], devices: Iterable[Device]) -> RayPlan:
         whole[item.model] = max(whole.get(item.model, 0), _steps(item, device))
     steps_of, (rooms, waiting) = _search(kept, whole, devices)
     left_out = [*packing.left_out, *((item, _reason(whole[item.model])) for item in waiting)]
-    shares = {model: Share(steps_of[model] / _STEPS, memory[model] - CONTEXT_BYTES) for model in _decreasing(steps_of)}
-    return RayPlan(as_packing(rooms, left_out), shares, steps_of == whole)
+    placed = {item.model for room in rooms for item in room.items}
+    shares = {
+        model: Share(steps_of[model] / _STEPS, memory[model] - CONTEXT_BYTES)
+        for model in _decreasing(steps_of)
+        if model in placed
+    }
+    return RayPlan(as_packing(rooms, left_out), shares, all(steps_of[model] >= whole[model] for model in placed))
 
 
 def _search(
     items: Sequence[Item], whole: Mapping[str, int], devices: Sequence[Device]
 ) -> tuple[dict[str, int], tuple[list[Room], list[Item]]]:
-    """Find shares with which best fit exceeds no device and leaves few replicas waiting.
-
-    In each round those of replicas on exceeded devices grow, and the others shrink while replicas wait.
-    """
-    chosen = dict(whole)
-    best = _best_fit(items, chosen, devices)
-    tried, pace = {model: float(steps) for model, steps in whole.items()}, _PACE
-    for _ in range(_ROUNDS if best[1] else 0):
-        steps_of = {model: max(1, int(steps)) for model, steps in tried.items()}
-        rooms, waiting = found = _best_fit(items, steps_of, devices)
-        exceeded = [room for room in rooms if room.memory < 0 or room.compute < -TOLERANCE]
-        if not exceeded and cost(found)[:2] < cost(best)[:2]:
-            chosen, best = steps_of, found
-        if not best[1]:
-            break
-        growing = {(room.device.name, item.model) for room in exceeded for item in room.items}
-        others = {(room.device.name, item.model) for room in rooms for item in room.items} - growing
-        for _, model in sorted(growing):
-            tried[model] = min(float(whole[model]), tried[model] * (1 + pace))
-        for _, model in sorted(others) if waiting else ():
-            tried[model] *= 1 - pace / 2
-        for model in sorted({item.model for item in waiting}):
-            tried[model] *= 1 - pace
-        pace *= _SLOWER
+    """Find shares with which best fit exceeds no device and leaves few replicas waiting, from several first guesses."""
+    chosen, best = dict(whole), _best_fit(items, whole, devices)
+    for weight in _MEMORY_WEIGHTS:
+        tried = {
+            item.model: _STEPS * (weight * item.memory / devices[0].memory + (1 - weight) * item.compute)
+            for item in items
+        }
+        for number in range(_ROUNDS):
+            if not best[1]:
+                return chosen, best
+            steps_of = {model: min(_STEPS, max(1, int(steps))) for model, steps in tried.items()}
+            found = _best_fit(items, steps_of, devices)
+            if not any(map(_is_exceeded, found[0])) and cost(found)[:2] < cost(best)[:2]:
+                chosen, best = steps_of, found
+            _change(tried, *found, _PACE * _SLOWER**number)
     return chosen, best
+
+
+def _change(tried: dict[str, float], rooms: Iterable[Room], waiting: Sequence[Item], pace: float) -> None:
+    """Let shares on exceeded devices grow, and shrink the others while replicas wait."""
+    for room in rooms:
+        factor = 1 + pace if _is_exceeded(room) else 1 - pace / 2 if waiting else 1.0
+        for model in {item.model for item in room.items}:
+            tried[model] *= factor
+    for model in {item.model for item in waiting}:
+        tried[model] *= 1 - pace
+
+
+def _is_exceeded(room: Room) -> bool:
+    return room.memory < 0 or room.compute < -TOLERANCE
 
 
 def _decreasing(shares: Mapping[str, int]) -> list[str]:
