@@ -27,7 +27,7 @@ MODELS = st.dictionaries(
 DEVICES = st.integers(1, 4).map(lambda count: [Device(f"gpu{number}", 16 * GIB) for number in range(count)])
 
 
-def left_by_ray(plan: RayPlan, order: list[str], devices: int) -> list[Counter[Item]]:
+def placed_by_ray(plan: RayPlan, order: list[str], devices: int) -> list[Counter[Item]]:
     """The replicas that Ray places on each device if they start in this order of models."""
     left, placed = [10_000] * devices, [Counter[Item]() for _ in range(devices)]
     replicas = {model: [each for each, _ in plan.packing.placed if each.model == model] for model in plan.shares}
@@ -84,7 +84,7 @@ def test_ray_places_replicas_as_planned(items: list[Item], devices: list[Device]
     counts = Counter(each.model for each, _ in plan.packing.placed)
     order = [model for model in plan.shares for _ in range(counts[model])]
     planned = [Counter(each for each, on in plan.packing.placed if on.name == device.name) for device in devices]
-    assert planned == left_by_ray(plan, order, len(devices))
+    assert planned == placed_by_ray(plan, order, len(devices))
     assert len(items) == len(plan.packing.placed) + len(plan.packing.left_out)
     assert all(memory >= 0 for memory, _ in plan.packing.free.values())
     for device in planned:
@@ -98,7 +98,7 @@ def test_shares_for_any_order_exceed_no_device(items: list[Item], devices: list[
     order = [each.model for each, _ in plan.packing.placed]
     rng.shuffle(order)
     if plan.any_order:
-        for device in left_by_ray(plan, order, len(devices)):
+        for device in placed_by_ray(plan, order, len(devices)):
             assert sum(each.memory * count for each, count in device.items()) <= 16 * GIB
             assert sum(each.compute * count for each, count in device.items()) <= 1 + 1e-8
 
