@@ -27,7 +27,7 @@ _SHARES: Final[Sequence[Mapping[Priority, float]]] = (
 _LOADS, _FACTORS, _CVS = (0.3, 1.3), (2.0, 20.0), (1.0, 6.0)
 _MOST_RATE = 250.0
 """Requests per second: the generator and the router share a core, which is not what is tested."""
-_LEAST_DEADLINE_S = 0.02
+_LEAST_DEADLINE_S = 0.03
 """Likewise: the generator is late by a few milliseconds."""
 _TRACES = 0.3
 """Part of the cases whose demand the planner is given as a trace."""

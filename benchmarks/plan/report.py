@@ -35,8 +35,8 @@ Expected values are medians with {covered:.0%} intervals; (!) marks a figure out
 coefficient of variation of the gaps between requests, 1 (Poisson) where it is not given; a load of 1 is what full
 batches do. *As a trace*: the planner was given the arrivals, otherwise only what they are drawn from. The models share
 one core with one replica each; the router, Ray and the generator share the other. Deadlines are 2 to 20 times what a
-lone request takes, and at least 20 ms. A run in which the generator was late by a fifth of the tightest deadline was
-made again ({again} of {cases}). Settings by number of the case, modulo {settings_count}: {settings}."""
+lone request takes, and at least 30 ms. A run in which the generator was late by half of the tightest deadline was made
+again ({again} of {cases}). Settings by number of the case, modulo {settings_count}: {settings}."""
 
 
 @dataclass(frozen=True, slots=True)

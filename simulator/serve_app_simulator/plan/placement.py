@@ -19,11 +19,13 @@ class Placement:
     Attributes:
         placed: Models on each device by its name, one for every replica.
         shares: Of a GPU, by model.
+        order: The models on GPUs as the configuration has to list them; empty: in any order.
         problems: What does not fit, one line per model with the remedy.
     """
 
     placed: Mapping[str, Sequence[str]]
     shares: Mapping[str, Share]
+    order: tuple[str, ...]
     problems: tuple[str, ...]
 
     def count(self, model: str) -> int:
@@ -57,6 +59,7 @@ def place(
     return Placement(
         _names(on_nodes) | _names(by_shares.packing),
         by_shares.shares,
+        () if by_shares.any_order else tuple(by_shares.shares),
         (
             *_problems(on_nodes, f"about {cores} cores for replicas, such as --cpus {cores + 1}"),
             *_problems(by_shares.packing, f"about {gpus} GPUs by their time"),

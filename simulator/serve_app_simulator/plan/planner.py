@@ -17,6 +17,10 @@ from serve_app_simulator.scenario import Stream
 from serve_app_simulator.workloads import Arrivals
 
 _SEARCH_DRAWS = 5
+_ROUNDS = 4
+"""Times that all models are simulated together at most, each with another replica where the target was missed."""
+_FULL = 0.8
+"""More replicas do not help where this part of the cores is busy."""
 Tell = Callable[[str], None]
 
 
@@ -73,6 +77,12 @@ class _Need:
     because: str
     problem: str = ""
 
+    def add(self, because: str) -> None:
+        """Need another replica, which takes its part of the work."""
+        self.busy *= self.replicas / (self.replicas + 1)
+        self.replicas += 1
+        self.because = because
+
 
 def make_plan(
     setup: Setup, streams: Sequence[Stream], devices: Devices, target: float, tell: Tell = lambda _: None
@@ -92,19 +102,22 @@ def make_plan(
     for model in setup.models:
         tell(f"replicas of {model.name}")
         needs[model.name] = _need(setup.only(model), model, arrivals, target, tell)
-    placement = place(
-        setup.models,
-        {name: need.replicas for name, need in needs.items()},
-        {name: need.busy for name, need in needs.items()},
-        devices,
-    )
-    replicas = {model.name: max(1, placement.count(model.name)) for model in setup.models}
-    tell("what to expect")
-    expectation = expect(setup, replicas, arrivals, devices, lambda: tell(""))
-    problems = [need.problem for need in needs.values() if need.problem]
-    problems += placement.problems
-    if not problems:
-        problems += _misses(setup, expectation, target, needs, replicas, devices)
+    for more in range(_ROUNDS):
+        counts = {name: need.replicas for name, need in needs.items()}
+        placement = place(setup.models, counts, {name: need.busy for name, need in needs.items()}, devices)
+        replicas = {model.name: max(1, placement.count(model.name)) for model in setup.models}
+        tell("what to expect")
+        expectation = expect(setup, replicas, arrivals, devices, lambda: tell(""))
+        problems = [*(need.problem for need in needs.values() if need.problem), *placement.problems]
+        missed = _missed(setup, expectation, target)
+        busy = _busy_cores(setup.models, needs)
+        if problems or not missed or more == _ROUNDS - 1 or busy > _FULL * devices.replica_cores:
+            break
+        for model, (label, part) in missed.items():  # more draws than in the search, and other models beside it
+            needs[model].add(f"{replicas[model]} have {part:.1%} of class {label} in time")
+    if not placement.problems:
+        explained = {name for name, need in needs.items() if need.problem}
+        problems += [_short_of(*each, busy, devices) for each in missed.items() if each[0] not in explained]
     choices = [
         choice
         for model in setup.models
@@ -147,7 +160,7 @@ def _need(setup: Setup, model: Costed, every: Sequence[Arrivals], target: float,
         return _Need(replicas, busy, f"{start} by the heavy-traffic formula", problem)
     if number is None:
         most = max(found)
-        worst, part = _below(setup, at(most), target)[0]
+        worst, part, _ = _below(setup, at(most), target)[0]
         problem = (
             f"{model.name}: no number of replicas holds class {worst}: {most} have {part:.1%} in time, since batches of"
             " other requests are in the way or deadlines leave no time to wait; allow more time, or lower"
@@ -157,40 +170,40 @@ def _need(setup: Setup, model: Costed, every: Sequence[Arrivals], target: float,
     if number == fewest > 1:
         return _Need(number, busy, f"the demand keeps {work:.2f} replicas busy")
     if number > 1:
-        worst, part = _below(setup, at(number - 1), target)[0]
+        worst, part, _ = _below(setup, at(number - 1), target)[0]
         return _Need(number, busy, f"{number - 1} have {part:.1%} of class {worst} in time")
     return _Need(number, busy, "one holds the target")
 
 
-def _below(setup: Setup, expectation: Expectation, target: float) -> list[tuple[str, float]]:
-    """Classes below their target, the worst first, with what they reach."""
+def _below(setup: Setup, expectation: Expectation, target: float) -> list[tuple[str, float, str]]:
+    """Classes below their target, the worst first: label, what it reaches, and the model."""
     missed = [
-        (each.in_time.value, each.label)
+        (each.in_time.value, each.label, each.model)
         for each in expectation.classes
         if each.in_time.value < target_of(setup, each.label, target)
     ]
-    return [(label, part) for part, label in sorted(missed)]
+    return [(label, part, model) for part, label, model in sorted(missed)]
 
 
-def _misses(
-    setup: Setup,
-    expectation: Expectation,
-    target: float,
-    needs: Mapping[str, _Need],
-    replicas: Mapping[str, int],
-    devices: Devices,
-) -> list[str]:
-    """Why the target is not held although all replicas fit: they slow each other down."""
-    cores = sum(
-        replicas[each.name] * needs[each.name].busy * each.threads for each in setup.models if each.device != CUDA
+def _missed(setup: Setup, expectation: Expectation, target: float) -> dict[str, tuple[str, float]]:
+    """By model, its worst class below the target, and what it reaches."""
+    found: dict[str, tuple[str, float]] = {}
+    for label, part, model in reversed(_below(setup, expectation, target)):
+        found[model] = label, part
+    return found
+
+
+def _busy_cores(models: Sequence[Costed], needs: Mapping[str, _Need]) -> float:
+    on_cpu = [(needs[model.name], model.threads) for model in models if model.device != CUDA]
+    return sum(need.replicas * need.busy * threads for need, threads in on_cpu)
+
+
+def _short_of(model: str, worst: tuple[str, float], busy: float, devices: Devices) -> str:
+    label, part = worst
+    return (
+        f"{model}: class {label} has {part:.1%} in time, since replicas slow each other down: they keep {busy:.1f} of"
+        f" {devices.replica_cores} cores busy; give more cores (--cpus), lower the rates, or allow more time"
     )
-    return [
-        f"{each.model}: class {each.label} has {each.in_time.value:.1%} in time, since all models together keep"
-        f" {cores:.1f} of {devices.replica_cores} cores busy; give more cores (--cpus), lower the rates, or allow more"
-        " time"
-        for each in expectation.classes
-        if each.in_time.value < target_of(setup, each.label, target)
-    ]
 
 
 def _choices(model: Costed, need: _Need, replicas: int, placement: Placement) -> list[Choice]:
@@ -204,8 +217,9 @@ def _choices(model: Costed, need: _Need, replicas: int, placement: Placement) ->
         choice("batching.max_rows", model.scheduling.max_rows, model.because["batching.max_rows"]),
     ]
     if (share := placement.shares.get(model.name)) is not None:
+        order = f"; list the models as {', '.join(placement.order)}" if placement.order else ""
         found += [
-            choice("resources.gpus", share.gpus, f"the larger of its memory and {need.busy:.0%} of a GPU's time"),
+            choice("resources.gpus", share.gpus, f"its memory, or {need.busy:.0%} of a GPU's time{order}"),
             choice("resources.gpu_memory", share.gpu_memory, "the most that its profile added on the GPU"),
         ]
     elif model.device != CUDA:
