@@ -73,7 +73,9 @@ def stream(rate: float = 25.0, timeout_s: float = 0.4, model: str = "images", **
     return Stream(**{"kind": "poisson", "model": model, "rate": rate, "timeout_s": timeout_s, **changes})
 
 
-def make(folder: Path, *streams: Stream, devices: Devices = LARGE, seconds: float = 4.0, **changes: Any) -> Setup:
+def make(
+    folder: Path, *streams: Stream, devices: Devices = LARGE, seconds: float | None = 4.0, **changes: Any
+) -> Setup:
     """What is simulated for streams to the model ``images``, whose profile has these changes."""
     config = write_config(folder, {"images": profile(**changes)})
     return make_setup(config, load(config), Demanded(streams, ("images",)), devices, seconds)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -91,7 +90,7 @@ def measure(
 def ask_planner(case: Case, path: Path, file: ServeFile, seconds: float) -> tuple[Arrivals, Expectation]:
     """The arrivals of a case, and what the planner expects of it."""
     models = tuple(stream.model for stream in case.streams)
-    setup = replace(make_setup(path, file, Demanded(case.streams, models), _DEVICES, seconds), duration_s=seconds)
+    setup = make_setup(path, file, Demanded(case.streams, models), _DEVICES, seconds)
     arrivals = setup.arrivals(case.streams, case.seed)
     streams = case.streams
     if case.as_trace:

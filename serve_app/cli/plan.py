@@ -38,7 +38,12 @@ def plan(
         str | None, typer.Option(help="GPUs x memory: 2x80GiB. By default this machine's.", show_default=False)
     ] = None,
     target: Annotated[float, typer.Option(min=1, max=99.99, help="Percent of each class that is to be in time.")] = 99,
-    seconds: Annotated[float, typer.Option(min=1, help="How long the demand is simulated, at most.")] = 60,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="How long the demand lasts; by default 60, or less for many requests.", show_default=False
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="File for CONFIG with the plan's settings.", show_default=False)
     ] = None,

@@ -198,5 +198,27 @@ def test_automatic_rows_are_chosen_by_what_they_save(tmp_path: Path) -> None:
 
 def test_many_requests_shorten_the_simulated_time(tmp_path: Path) -> None:
     """So that a plan takes seconds."""
-    assert make(tmp_path, stream(100.0), seconds=4.0).duration_s == 4.0
-    assert make(tmp_path, stream(40_000.0), seconds=4.0).duration_s < 0.2
+    assert make(tmp_path, stream(10.0), seconds=None).duration_s == 60.0
+    assert make(tmp_path, stream(40_000.0), seconds=None).duration_s == pytest.approx(0.1)
+    assert make(tmp_path, stream(2_000.0), seconds=4.0).duration_s == 4.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds", "expected"),
+    [
+        (stream(1e6), 4.0, "--seconds 4: about 4,000,000 requests would arrive, more than 200,000; say less"),
+        (stream(start_s=70.0), None, "no request arrives within 60 s; say a longer time with --seconds"),
+        (
+            stream(kind="flash_crowd", surge_at_s=5.0),
+            2.0,
+            "2 s are simulated, and a stream or its surge begins at 5 s; say a longer time with --seconds",
+        ),
+    ],
+)
+def test_a_time_that_does_not_suit_the_demand_is_refused(
+    tmp_path: Path, asked: Stream, seconds: float | None, expected: str
+) -> None:
+    """One line with the remedy."""
+    with pytest.raises(ConfigError) as caught:
+        make(tmp_path, asked, seconds=seconds)
+    assert caught.value.problems == (expected,)

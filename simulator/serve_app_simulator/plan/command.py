@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,10 +25,13 @@ from serve_app_simulator.plan.document import write_config
 from serve_app_simulator.plan.expectation import Setup
 from serve_app_simulator.plan.planner import Plan, Tell, make_plan
 from serve_app_simulator.plan.uncertainty import Interval
+from serve_app_simulator.scenarios.workload import expected_requests
 
 _INVALID = 2
-_MOST_REQUESTS = 4000
-"""Of a draw; a shorter time is simulated where more would arrive."""
+_USUAL_S = 60.0
+_USUAL_REQUESTS = 4000
+"""Of a draw, if no time is given: it is shorter where more would arrive."""
+_MOST_REQUESTS = 200_000
 _TABLE_WIDTH = 160
 
 
@@ -39,7 +42,7 @@ def run(
     devices: Devices,
     *,
     target: float = 0.99,
-    seconds: float = 60.0,
+    seconds: float | None = None,
     output: Path | None = None,
     as_json: bool = False,
 ) -> int:
@@ -48,7 +51,7 @@ def run(
     Args:
         config: Path of ``file``.
         target: Part of each class that is to be in time, 0 to 1.
-        seconds: How long the demand is simulated.
+        seconds: How long the demand is simulated; see `make_setup`.
 
     Returns:
         The exit status: 0, or 2 if the input is not valid or the target cannot be held.
@@ -77,26 +80,43 @@ def run(
     return _INVALID if plan.problems else 0
 
 
-def make_setup(config: Path, file: ServeFile, demanded: Demanded, devices: Devices, seconds: float) -> Setup:
-    """What is simulated: the models that are asked, for as long as the demand lasts, or a bounded number of requests.
+def make_setup(
+    config: Path, file: ServeFile, demanded: Demanded, devices: Devices, seconds: float | None = None
+) -> Setup:
+    """What is simulated: the models that are asked, for some time.
+
+    Args:
+        seconds: The time; a trace may end it. By default a minute, or less where many requests arrive.
 
     Raises:
-        ConfigError: A model has no profile, or one of a device that is not there.
+        ConfigError: A model has no profile, or one of a device that is not there, or the time does not suit the demand.
     """
     costs = read_costs(file, demanded.models, config)
     if not devices.gpus and (lacking := [model.name for model in costs if model.device == CUDA]):
-        message = (
-            f"the profile of {', '.join(lacking)} is of a GPU, and there is none: say --gpus, or profile on the CPU"
-        )
-        raise ConfigError((message,))
+        message = f"the profile of {', '.join(lacking)} is of a GPU, and there is none"
+        raise ConfigError((f"{message}: say --gpus, or profile on the CPU",))
+    time_s = _USUAL_S if seconds is None else seconds
     if demanded.trace_s is not None:
-        seconds = min(seconds, max(1e-3, demanded.trace_s * (1 + 1e-9)))
+        time_s = min(time_s, max(1e-3, demanded.trace_s * (1 + 1e-9)))
+    expected = expected_requests(demanded.streams, time_s)
+    if seconds is not None and expected > _MOST_REQUESTS:
+        message = f"--seconds {seconds:g}: about {expected:,.0f} requests would arrive"
+        raise ConfigError((f"{message}, more than {_MOST_REQUESTS:,}; say less",))
+    if seconds is None and expected > _USUAL_REQUESTS:
+        time_s *= _USUAL_REQUESTS / expected
     limits = file.args.process_limits()
-    setup = Setup(costs, file.args.class_settings(), seconds, limits.network_s, file.args.router.fewest)
+    setup = Setup(costs, file.args.class_settings(), time_s, limits.network_s, file.args.router.fewest)
     times = setup.arrivals(demanded.streams, 0).arrival
-    if len(times) > _MOST_REQUESTS:
-        seconds = float(times[_MOST_REQUESTS])
-    return Setup(costs, setup.classes, seconds, setup.network_s, setup.routers)
+    if not len(times):
+        raise ConfigError((f"no request arrives within {time_s:.3g} s; say a longer time with --seconds",))
+    if seconds is None and len(times) > 2 * _USUAL_REQUESTS:  # of a trace
+        setup = replace(setup, duration_s=float(times[_USUAL_REQUESTS]))
+    for stream in demanded.streams:
+        begin_s = max(stream.start_s, stream.surge_at_s if stream.kind == "flash_crowd" else 0.0)
+        if begin_s >= setup.duration_s:
+            message = f"{setup.duration_s:.3g} s are simulated, and a stream or its surge begins at {begin_s:g} s"
+            raise ConfigError((f"{message}; say a longer time with --seconds",))
+    return setup
 
 
 def to_json(plan: Plan, target: float) -> dict[str, Any]:
