@@ -21,7 +21,7 @@ from serve_app_simulator.plan.demand import Demanded
 from serve_app_simulator.plan.devices import Devices
 from serve_app_simulator.plan.document import filled_in
 from serve_app_simulator.plan.expectation import Setup, expect
-from serve_app_simulator.plan.planner import Plan, make_plan
+from serve_app_simulator.plan.planner import Plan, make_plan, router_problem
 from serve_app_simulator.plan.search import least
 from serve_app_simulator.plan.uncertainty import DRAWS, SLOWDOWNS, Interval, attainment, latency, slowdown, utilisation
 from serve_app_simulator.scenario import Stream
@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_said_with_what_would_do(tmp_path: Path) -> None:
     small = Devices(cores=3, memory=64 * GIB)
     found = plan(make(tmp_path, asked, seconds=2.0), asked, devices=small)
     (problem,) = found.problems
-    assert problem.startswith("images: 1 replicas do not fit: ")
+    assert problem.startswith("images: 1 more of its replicas would not fit: ")
     assert "--cpus 4" in problem
     assert found.replicas == {"images": 2}
     assert found.expectation.classes[0].in_time.value < _TARGET
@@ -222,3 +222,14 @@ def test_a_time_that_does_not_suit_the_demand_is_refused(
     with pytest.raises(ConfigError) as caught:
         make(tmp_path, asked, seconds=seconds)
     assert caught.value.problems == (expected,)
+
+
+def test_routers_that_are_too_few_are_named(tmp_path: Path) -> None:
+    """`auto` starts more, up to half of the cores; a configured number is a limit."""
+    setup = make(tmp_path, stream(40_000.0), seconds=1.0)
+    assert setup.routers == 4
+    assert router_problem(setup, 40_000.0) == ""
+    assert router_problem(replace(setup, routers=1), 40_000.0) == (
+        "router: 40000 requests per second keep 1 router processes 300% busy; set router.replicas to 4 on as many cores"
+        " more, or send more rows per request"
+    )

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,7 @@ from serve_app_simulator.plan.devices import Devices
 from serve_app_simulator.plan.document import write_config
 from serve_app_simulator.plan.expectation import Setup
 from serve_app_simulator.plan.planner import Plan, Tell, make_plan
-from serve_app_simulator.plan.uncertainty import Interval
+from serve_app_simulator.plan.uncertainty import ROUTER_FULL, ROUTER_S, Interval
 from serve_app_simulator.scenarios.workload import expected_requests
 
 _INVALID = 2
@@ -111,6 +112,10 @@ def make_setup(
         raise ConfigError((f"no request arrives within {time_s:.3g} s; say a longer time with --seconds",))
     if seconds is None and len(times) > 2 * _USUAL_REQUESTS:  # of a trace
         setup = replace(setup, duration_s=float(times[_USUAL_REQUESTS]))
+    if file.args.router.replicas == "auto":
+        load = len(times) / setup.duration_s * ROUTER_S
+        most = devices.nodes * file.args.most_routers(devices.cores)
+        setup = replace(setup, routers=max(1, min(most, ceil(load / ROUTER_FULL))))
     for stream in demanded.streams:
         begin_s = max(stream.start_s, stream.surge_at_s if stream.kind == "flash_crowd" else 0.0)
         if begin_s >= setup.duration_s:

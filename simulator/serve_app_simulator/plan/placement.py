@@ -20,13 +20,13 @@ class Placement:
         placed: Models on each device by its name, one for every replica.
         shares: Of a GPU, by model.
         order: The models on GPUs as the configuration has to list them; empty: in any order.
-        problems: What does not fit, one line per model with the remedy.
+        problems: By model, what does not fit, in a line with the remedy.
     """
 
     placed: Mapping[str, Sequence[str]]
     shares: Mapping[str, Share]
     order: tuple[str, ...]
-    problems: tuple[str, ...]
+    problems: Mapping[str, str]
 
     def count(self, model: str) -> int:
         """Replicas of a model that fit."""
@@ -60,10 +60,8 @@ def place(
         _names(on_nodes) | _names(by_shares.packing),
         by_shares.shares,
         () if by_shares.any_order else tuple(by_shares.shares),
-        (
-            *_problems(on_nodes, f"about {cores} cores for replicas, such as --cpus {cores + 1}"),
-            *_problems(by_shares.packing, f"about {gpus} GPUs by their time"),
-        ),
+        _problems(on_nodes, f"about {cores} cores for replicas, such as --cpus {cores + 1}")
+        | _problems(by_shares.packing, f"about {gpus} GPUs by their time"),
     )
 
 
@@ -81,11 +79,11 @@ def _names(packing: Packing) -> dict[str, list[str]]:
     return found
 
 
-def _problems(packing: Packing, needed: str) -> list[str]:
+def _problems(packing: Packing, needed: str) -> dict[str, str]:
     reasons: dict[str, list[str]] = {}
     for item, reason in packing.left_out:
         reasons.setdefault(item.model, []).append(reason)
-    return [
-        f"{model}: {len(each)} replicas do not fit: {each[0]}; in all the demand needs {needed}"
+    return {
+        model: f"{model}: {len(each)} more of its replicas would not fit: {each[0]}; in all the demand needs {needed}"
         for model, each in reasons.items()
-    ]
+    }

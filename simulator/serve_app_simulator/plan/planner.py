@@ -12,7 +12,7 @@ from serve_app_simulator.plan.devices import Devices
 from serve_app_simulator.plan.expectation import Expectation, Setup, expect, to_model
 from serve_app_simulator.plan.placement import Placement, place
 from serve_app_simulator.plan.search import MOST, heavy_traffic, least, too_short
-from serve_app_simulator.plan.uncertainty import DRAWS
+from serve_app_simulator.plan.uncertainty import DRAWS, ROUTER_FULL, ROUTER_S
 from serve_app_simulator.scenario import Stream
 from serve_app_simulator.workloads import Arrivals
 
@@ -102,21 +102,23 @@ def make_plan(
     for model in setup.models:
         tell(f"replicas of {model.name}")
         needs[model.name] = _need(setup.only(model), model, arrivals, target, tell)
+    router = router_problem(setup, len(arrivals[0]) / setup.duration_s)
     for more in range(_ROUNDS):
         counts = {name: need.replicas for name, need in needs.items()}
         placement = place(setup.models, counts, {name: need.busy for name, need in needs.items()}, devices)
         replicas = {model.name: max(1, placement.count(model.name)) for model in setup.models}
         tell("what to expect")
         expectation = expect(setup, replicas, arrivals, devices, lambda: tell(""))
-        problems = [*(need.problem for need in needs.values() if need.problem), *placement.problems]
+        explained = {name: need.problem for name, need in needs.items() if need.problem}
+        unplaced = {name: problem for name, problem in placement.problems.items() if name not in explained}
+        problems = [router] if router else [*explained.values(), *unplaced.values()]
         missed = _missed(setup, expectation, target)
         busy = _busy_cores(setup.models, needs)
         if problems or not missed or more == _ROUNDS - 1 or busy > _FULL * devices.replica_cores:
             break
-        for model, (label, part) in missed.items():  # more draws than in the search, and other models beside it
-            needs[model].add(f"{replicas[model]} have {part:.1%} of class {label} in time")
-    if not placement.problems:
-        explained = {name for name, need in needs.items() if need.problem}
+        for name, (label, part) in missed.items():  # more draws than in the search, and other models beside it
+            needs[name].add(f"{replicas[name]} have {part:.1%} of class {label} in time")
+    if not router and not unplaced:
         problems += [_short_of(*each, busy, devices) for each in missed.items() if each[0] not in explained]
     choices = [
         choice
@@ -124,6 +126,17 @@ def make_plan(
         for choice in _choices(model, needs[model.name], replicas[model.name], placement)
     ]
     return Plan(replicas, tuple(choices), expectation, tuple(problems), placement.placed, setup.duration_s)
+
+
+def router_problem(setup: Setup, rate: float) -> str:
+    """Why the routers cannot hold so many requests per second, with the remedy; empty: they can."""
+    load = rate * ROUTER_S
+    if load <= ROUTER_FULL * setup.routers:
+        return ""
+    return (
+        f"router: {rate:.0f} requests per second keep {setup.routers} router processes {load / setup.routers:.0%} busy;"
+        f" set router.replicas to {ceil(load / ROUTER_FULL)} on as many cores more, or send more rows per request"
+    )
 
 
 def target_of(setup: Setup, label: str, target: float) -> float:

@@ -39,6 +39,10 @@ OVERHEADS = Overheads(
 )
 """What a request pays besides executions on the routers' own port; the router's times are those of
 ``configs/scenarios/router.yaml``."""
+ROUTER_S = OVERHEADS.router_s + OVERHEADS.router_read_s + OVERHEADS.router_answer_s
+"""Of a router's processor for each request."""
+ROUTER_FULL = 0.8
+"""Part of a router's time beyond which its queue is what decides."""
 WAYS = (0.6, 0.7, 1.0, 1.4, 2.0, 2.4, 3.2, 3.6)
 """The ways of requests and answers as multiples of `OVERHEADS`, quantiles likewise: large bodies take longer."""
 STALLS = Noise(stall_every_s=0.2, stall_s=0.004, router_stall_every_s=0.3, router_stall_s=0.005)
