@@ -4,8 +4,9 @@ A plan simulates the demand many times. Each draw has arrivals, a slowdown and w
 spread by chance, by the machine's speed and by the bodies' size. What remains between the simulator and a server, such
 as stalls and processes that share a core, is the residual: every interval is wider by it on both sides.
 
-Sources: `SLOWDOWNS`, `OVERHEADS` and `WAYS` are of the runs in ``docs/benchmarks/calibration.json``; the smallest
-slowdowns, stalls, bias and residuals are of the runs of ``python -m benchmarks.plan --seed 1``, which prints them.
+Sources: `OVERHEADS`, `WAYS` and `SLOWDOWNS` are rounded from the runs in ``docs/benchmarks/calibration.json``, the last
+with the smallest of the planner's own. `STALLS` were set so that simulations of six cases of ``python -m benchmarks.plan
+--seed 1`` came near the server; bias and residuals are rounded from what the same six runs of 12 s gave.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ ROUTER_FULL = 0.8
 WAYS = (0.6, 0.7, 1.0, 1.4, 2.0, 2.4, 3.2, 3.6)
 """The ways of requests and answers as multiples of `OVERHEADS`, quantiles likewise: large bodies take longer."""
 STALLS = Noise(stall_every_s=0.2, stall_s=0.004, router_stall_every_s=0.3, router_stall_s=0.005)
-"""How often a replica and a router have no core: by what executions and lone requests took beyond their usual time."""
+"""How often a replica and a router have no core."""
 
 ATTAINMENT_BIAS = 0.05
 """Times 4 p (1 - p) is what a server misses of the part p that is in time in the simulator."""
