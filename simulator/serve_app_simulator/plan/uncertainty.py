@@ -5,8 +5,8 @@ spread by chance, by the machine's speed and by the bodies' size. What remains b
 as stalls and processes that share a core, is the residual: every interval is wider by it on both sides.
 
 Sources: `OVERHEADS`, `WAYS` and `SLOWDOWNS` are rounded from the runs in ``docs/benchmarks/calibration.json``, the last
-with the smallest of the planner's own. `STALLS` were set so that simulations of six cases of ``python -m benchmarks.plan
---seed 1`` came near the server; bias and residuals are rounded from what the same six runs of 12 s gave.
+with the smallest of the planner's own. `STALLS` were set so that simulations of six cases of
+``python -m benchmarks.plan --seed 1`` came near the server; bias and residuals are rounded from what the same six runs of 12 s gave.
 """
 
 from __future__ import annotations
