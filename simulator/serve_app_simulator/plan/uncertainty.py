@@ -6,7 +6,7 @@ as stalls and processes that share a core, is the residual: every interval is wi
 
 Sources: `OVERHEADS`, `WAYS` and `SLOWDOWNS` are rounded from the runs in ``docs/benchmarks/calibration.json``, the last
 with the smallest of the planner's own. `STALLS` were set so that simulations of six cases of
-``python -m benchmarks.plan --seed 1`` came near the server; bias and residuals are rounded from what the same six runs of 12 s gave.
+``python -m benchmarks.plan --seed 1`` came near the server; bias and residuals are rounded from the same runs.
 """
 
 from __future__ import annotations
