@@ -15,6 +15,7 @@ from rich.console import Console
 from serve_app import __version__, wings
 from serve_app.cli import keys
 from serve_app.cli.config_file import ConfigFile, invalid
+from serve_app.cli.plan import plan
 from serve_app.cli.simulate import simulate
 from serve_app.errors import ConfigError, ServeAppError
 
@@ -261,6 +262,7 @@ def convert(
 
 
 app.command()(simulate)
+app.command()(plan)
 app.add_typer(keys.app, name="key")
 for _add_to in wings.hooks("commands", "add_to"):
     _add_to(app)

@@ -11,24 +11,24 @@ from typing import Annotated
 import typer
 
 _FAILED = 1
-_MISSING = "serve-app simulate needs the simulator: pip install 'serve-app[simulate]', or ./simulator in a checkout"
+_MISSING = "needs the simulator: pip install 'serve-app[simulate]', or ./simulator in a checkout"
 
 
 @contextmanager
-def _needing_the_simulator() -> Iterator[None]:
+def needing_the_simulator(command: str) -> Iterator[None]:
     """End the command, and name how to install it, where the simulator is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name != "serve_app_simulator":
+        if (error.name or "").partition(".")[0] != "serve_app_simulator":
             raise
-        typer.echo(_MISSING, err=True)
+        typer.echo(f"serve-app {command} {_MISSING}", err=True)
         raise typer.Exit(_FAILED) from None
 
 
 def _schema(wanted: bool) -> None:
     if wanted:
-        with _needing_the_simulator():
+        with needing_the_simulator("simulate"):
             from serve_app_simulator import command  # noqa: PLC0415 - an extra
         sys.stdout.write(command.schema())
         raise typer.Exit
@@ -55,7 +55,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate SCENARIO and compare the systems in it, with the code that serves; exit code 2 if it is not valid."""
-    with _needing_the_simulator():
+    with needing_the_simulator("simulate"):
         from serve_app_simulator import command  # noqa: PLC0415 - an extra
     raise typer.Exit(
         command.run(scenario, seeds=seeds, systems=systems, output=output, as_json=as_json, processes=processes)
