@@ -9,7 +9,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -133,6 +133,14 @@ class ServerProcess(ABC):
                 continue
             found[name] = found.get(name, 0.0) + times.user + times.system
         return found
+
+    def kill_one(self, role: str) -> None:
+        """Kill one process of a role."""
+        for process in self._processes():
+            with suppress(psutil.Error):
+                if self.role(process.cmdline()) == role:
+                    process.kill()
+                    return
 
     def stop(self) -> None:
         """End it as Ctrl-C does, then whatever that left."""

@@ -13,17 +13,16 @@ import numpy as np
 from benchmarks.plan.report import Figure, Report
 from serve_app_simulator.plan.uncertainty import (
     ATTAINMENT_BIAS,
-    ATTAINMENT_RESIDUAL,
+    ATTAINMENT_RESIDUALS,
     COVERED,
+    LATENCY_RESIDUAL_S,
     Interval,
-    attainment_residual,
 )
 
 _MORE = 0.02
 """This part more than `COVERED`, for cases that differ."""
 _LEAST_SCALE = 0.05
 """Of 4 p (1 - p): nearly all or nothing in time says little of the bias."""
-_SHARES = np.linspace(0.0, 1.0, 201)
 
 
 def fitted(report: Report) -> Iterator[str]:
@@ -40,13 +39,13 @@ def fitted(report: Report) -> Iterator[str]:
     ]
     if bias:
         yield f"ATTAINMENT_BIAS = {float(np.median(bias)):.3f}"
-    share = _quantile([_share(each) for each in figures])
-    yield f"ATTAINMENT_RESIDUAL = ({ATTAINMENT_RESIDUAL[0]}, {share:.3f})"
+    for end, (least, _) in enumerate(ATTAINMENT_RESIDUALS):
+        yield f"ATTAINMENT_RESIDUALS[{end}] = ({least}, {_quantile([_share(each, end) for each in figures]):.3f})"
     pairs = [(each.p50_s, each.expected.p50_s) for each in figures] + [
         (each.p99_s, each.expected.p99_s) for each in figures
     ]
     factors = [
-        max(interval.draws[0] / real, real / interval.draws[1], 1.0)
+        max(interval.draws[0] / real, (real - LATENCY_RESIDUAL_S) / interval.draws[1], 1.0)
         for real, interval in pairs
         if real is not None and interval is not None
     ]
@@ -59,13 +58,12 @@ def _quantile(values: Sequence[float]) -> float:
     return float(np.quantile(values, COVERED + _MORE, method="higher")) if values else 0.0
 
 
-def _share(figure: Figure) -> float:
-    """The least share of ``4 p (1 - p)`` with which the interval of attainment holds the figure."""
-    low, high = figure.expected.in_time.draws
-    for share in _SHARES.tolist():
-        if low - attainment_residual(low, share) <= figure.in_time <= high + attainment_residual(high, share):
-            return float(share)
-    return 1.0
+def _share(figure: Figure, end: int) -> float:
+    """The least share of ``4 p (1 - p)`` with which this end of the interval of attainment holds the figure."""
+    part, (least, _) = figure.expected.in_time.draws[end], ATTAINMENT_RESIDUALS[end]
+    missing = (figure.in_time - part if end else part - figure.in_time) - least
+    scale = 4.0 * part * (1.0 - part)
+    return 0.0 if missing <= 0.0 else min(1.0, missing / scale) if scale else 1.0
 
 
 def _outside(real: float, interval: Interval) -> float:

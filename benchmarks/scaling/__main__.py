@@ -2,6 +2,7 @@
 
 python -m benchmarks.scaling judge --publish    # simulated, beside others: docs/benchmarks/scaling.md
 python -m benchmarks.scaling real               # a real server beside its simulation
+python -m benchmarks.scaling kills              # a real server whose processes are killed
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from rich.console import Console
 from benchmarks.machine import describe
 from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.scaling.judge import BOUND, OURS, QUEUE, RATE, RAY, Cell, Score, run
-from benchmarks.scaling.real import Followed, measure, simulated
-from benchmarks.scaling.workloads import Load, flash, sine, step, trace
+from benchmarks.scaling.real import MODEL, Followed, measure, simulated
+from benchmarks.scaling.workloads import Load, flash, sine, steady, step, trace
 from benchmarks.scheduling.conditions import MINILM, WIDE
+from serve_app.config.names import ROUTER
 from serve_app_simulator.scenario import Affine, Curve
 
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -156,6 +158,20 @@ def _real_text(figures: Mapping[str, Mapping[str, Followed]], measured: str) -> 
     rows = [_row(name, what, found) for name, runs in figures.items() for what, found in runs.items()]
     header = ("deadline", "", "in time %", "replica-seconds", "a start takes")
     return "\n".join(["# A real server that follows a step", "", says, "", table(header, rows), "", measured, ""])
+
+
+@app.command()
+def kills(seed: int = 1, publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False) -> None:
+    """Kill a replica and then the router under a steady demand: the number of replicas is to stay."""
+    console, machine, date = Console(), describe({}), now()
+    found = measure(steady(1.6, 3 * _REAL_PARTS_S), 1.0, seed, {MODEL: _REAL_PARTS_S, ROUTER: 2 * _REAL_PARTS_S})
+    says = (
+        "A steady demand of 1.6 busy replicas, deadline 1 s. After one minute of three a replica is killed, after"
+        f" two the only router. Decided on: {', then '.join(map(str, found.decided))} replicas."
+        f" In time, with the pause of the router: {found.in_time:.1%}. `python -m benchmarks.scaling kills`."
+    )
+    text = f"# Replicas while processes die\n\n{says}\n\n{measured_on(date, machine)}\n"
+    publish_report(console, "scaling_kills", {"date": date, "machine": machine, "run": found}, text, publish=publish)
 
 
 def _row(timeout: str, what: str, found: Followed) -> tuple[str, ...]:

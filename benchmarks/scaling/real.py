@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -37,12 +40,14 @@ class Followed:
         replica_s: Replicas' time, seconds.
         replicas: How many there were, every `_LOOK_S`.
         start_s: Mean time of a start; 0.0 if there was none.
+        decided: Each number that was decided on, in turn.
     """
 
     in_time: float
     replica_s: float
     replicas: list[int]
     start_s: float
+    decided: list[int]
 
 
 def rate_of_one(timeout_s: float) -> float:
@@ -51,8 +56,12 @@ def rate_of_one(timeout_s: float) -> float:
     return rows / (ALPHA_S + BETA_S * rows)
 
 
-def measure(load: Load, timeout_s: float, seed: int) -> Followed:
-    """Run it on a server of its own, with a generator in a process of its own."""
+def measure(load: Load, timeout_s: float, seed: int, kills: Mapping[str, float] = MappingProxyType({})) -> Followed:
+    """Run it on a server of its own, with a generator in a process of its own.
+
+    Args:
+        kills: By deployment, seconds after which one of its processes is killed.
+    """
     document = demo_document(
         models=[
             {
@@ -76,21 +85,33 @@ def measure(load: Load, timeout_s: float, seed: int) -> Followed:
 
             def look() -> None:
                 while not done.wait(_LOOK_S):
-                    status = client.get(f"{url}/status").json()
+                    try:
+                        status = client.get(f"{url}/status").json()
+                    except httpx.TransportError:  # its router was killed
+                        continue
                     seen.append((time.monotonic(), _replicas(status), status.get("scaling")))
 
             watcher = threading.Thread(target=look)
             watcher.start()
+            timers = [threading.Timer(at_s, server.kill_one, (f"replica of {name}",)) for name, at_s in kills.items()]
+            for timer in timers:
+                timer.start()
             try:
                 result = send_apart(url, workload, OUT / "scaling")
             finally:
                 done.set()
+                for timer in timers:
+                    timer.cancel()
                 watcher.join()
     began = seen[-1][0] - load.seconds - timeout_s
     counts = [count for at, count, _ in seen if at >= began]
-    starts = [shown["start_s"] for _, _, of in seen if of for shown in of.values()]
+    shown = [each for at, _, of in seen if of and at >= began for each in of.values()]
     return Followed(
-        float(result.in_time(workload).mean()), sum(counts) * _LOOK_S, counts, starts[-1] if starts else 0.0
+        float(result.in_time(workload).mean()),
+        sum(counts) * _LOOK_S,
+        counts,
+        shown[-1]["start_s"] if shown else 0.0,
+        [number for number, _ in groupby(each["replicas"] for each in shown)],
     )
 
 
@@ -118,4 +139,5 @@ def simulated(load: Load, timeout_s: float, seed: int, start_s: float) -> Follow
     arrivals = load.arrivals(rate_of_one(timeout_s), timeout_s, seed, MODEL)
     result = simulate(scenario, ServeApp, seed, arrivals=arrivals, step_s=_LOOK_S)
     counts = result.series.replicas
-    return Followed(result.total.attainment, float(np.sum(counts)) * _LOOK_S, list(counts), start_s)
+    decided = [step.replicas for step in result.scaling.get(MODEL, ())]
+    return Followed(result.total.attainment, float(np.sum(counts)) * _LOOK_S, list(counts), start_s, decided)

@@ -63,6 +63,11 @@ def step(low: float = 0.8, high: float = 4.0, part_s: float = 200.0) -> Load:
     return Load("step x5", np.repeat([low, high, low], count))
 
 
+def steady(level: float, seconds: float) -> Load:
+    """The same all the time."""
+    return Load("steady", np.full(int(seconds / STEP_S), level))
+
+
 def sine(period_s: float = 400.0, periods: int = 2, low: float = 0.4, high: float = 4.4) -> Load:
     """Waves."""
     at = np.arange(int(periods * period_s / STEP_S)) * STEP_S

@@ -62,7 +62,7 @@ def heavy_traffic(model: Costed, arrivals: Arrivals, duration_s: float, network_
         for at in of_class.tolist():
             budget_s = float(arrivals.deadline[at] - arrivals.arrival[at]) - network_s
             rows = int(arrivals.rows[at])
-            row_s, wait_s = price(latencies, "", int(arrivals.bucket[at]), most, budget_s)
+            row_s, wait_s = price(latencies, "", int(arrivals.bucket[at]), model.scheduling, budget_s)
             works[min(len(works) - 1, int(arrivals.arrival[at] / BIN_S))] += rows * row_s
             slack += rows * row_s * wait_s
         variance = float(np.square(np.diff(works)).sum() / 2.0)

@@ -51,10 +51,12 @@ STALLS = Noise(stall_every_s=0.2, stall_s=0.004, router_stall_every_s=0.3, route
 
 ATTAINMENT_BIAS = 0.05
 """Times 4 p (1 - p) is what a server misses of the part p that is in time in the simulator."""
-ATTAINMENT_RESIDUAL = (0.01, 0.1)
-"""Of attainment p: the first, and the second times 4 p (1 - p)."""
-LATENCY_RESIDUAL = 1.45
+ATTAINMENT_RESIDUALS = ((0.04, 0.15), (0.01, 0.1))
+"""Of attainment p at the lower and at the upper end: the first, and the second times 4 p (1 - p)."""
+LATENCY_RESIDUAL = 1.35
 """Factor of p50 and p99."""
+LATENCY_RESIDUAL_S = 0.015
+"""And so much more at the upper end: stalls do not grow with the latency."""
 UTILISATION_RESIDUAL = 0.1
 
 
@@ -93,20 +95,17 @@ def attainment(draws: Sequence[float]) -> Interval:
     """A part of requests in time, 0 to 1."""
     low, value, high = _quantiles(draws)
     value -= ATTAINMENT_BIAS * 4.0 * value * (1.0 - value)
-    return Interval(
-        max(0.0, low - attainment_residual(low)), value, min(1.0, high + attainment_residual(high)), (low, high)
+    below, above = (
+        least + share * 4.0 * end * (1.0 - end)
+        for (least, share), end in zip(ATTAINMENT_RESIDUALS, (low, high), strict=True)
     )
-
-
-def attainment_residual(part: float, share: float = ATTAINMENT_RESIDUAL[1]) -> float:
-    """By how much an interval is wider at this end, 0 to 1."""
-    return ATTAINMENT_RESIDUAL[0] + share * 4.0 * part * (1.0 - part)
+    return Interval(max(0.0, low - below), value, min(1.0, high + above), (low, high))
 
 
 def latency(draws: Sequence[float]) -> Interval:
     """Seconds."""
     low, value, high = _quantiles(draws)
-    return Interval(low / LATENCY_RESIDUAL, value, high * LATENCY_RESIDUAL, (low, high))
+    return Interval(low / LATENCY_RESIDUAL, value, high * LATENCY_RESIDUAL + LATENCY_RESIDUAL_S, (low, high))
 
 
 def utilisation(draws: Sequence[float]) -> Interval:
