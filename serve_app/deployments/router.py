@@ -457,10 +457,9 @@ class _Fleet:
 def _needs(config: AppArgs) -> dict[str, float]:
     """What replicas of each deployment need, as metrics."""
     found = need_metrics(ROUTER, config.router.cpus)
-    gpus_there = ray.cluster_resources().get("GPU", 0) > 0
     for model in config.models:
         if model.pool is None:
-            found |= need_metrics(model.deployment, model.resources.cpus, model.resources.gpus if gpus_there else 0.0)
+            found |= need_metrics(model.deployment, model.resources.cpus, model.resources.gpus)
     for pool in config.pools:
         found |= need_metrics(deployment_name(pool.name), pool.cpus)
     return found
