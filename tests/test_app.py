@@ -103,8 +103,10 @@ async def test_a_router_reports_load_by_deployment_and_takes_replicas_for_models
     config = parse_args({"models": [{"name": "ResNet50 v2.1", "path": str(tmp_path / "m")}]})
     router = RouterDeployment(config, describe_models(config), {}, priors={})
     reported = await router.record_autoscaling_stats()
-    assert reported.keys() == {"load_ResNet50-v2.1~d6b4332903", "busy", "idle_cores", "cores"}
-    assert reported["load_ResNet50-v2.1~d6b4332903"] == 0.0
+    name = "ResNet50-v2.1~d6b4332903"
+    needs = {f"need_CPU_{name}", "need_CPU_router"}
+    assert reported.keys() == {f"load_{name}", *needs, "busy", "idle_cores", "cores"}
+    assert (reported[f"load_{name}"], reported[f"need_CPU_{name}"]) == (0.0, 0.25)
     replica_directory.directory.publish("ResNet50-v2.1~d6b4332903", {"r1": {}})
     await asyncio.sleep(0)
     transport = httpx.ASGITransport(router.__serve_build_asgi_app__())
