@@ -145,6 +145,7 @@ def _stream(model: str, load: float, rng: np.random.Generator, curve: Curve, max
         priority: max(_LEAST_DEADLINE_S, factor * alone_s) for priority, factor in zip(share, factors, strict=True)
     }
     bursty, cv = rng.random() < 0.5, float(rng.uniform(*_CVS))
+    cv = max(1.0, min(cv, rate))  # or a run may have no request
     first = min(share)
     several = len(share) > 1
     return Stream(
