@@ -1,1 +1,1 @@
-"""The planner beside the real server: what it expects of cases that it has not seen, and what happens."""
+"""The planner beside the real server, in cases that none of its constants are from."""

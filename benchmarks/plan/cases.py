@@ -81,7 +81,7 @@ class Case:
         streams: One per model.
         load: In sum over the models, where 1 is what full batches do.
         seed: Of the arrivals.
-        as_trace: Whether the planner is given the arrivals themselves, or what they are drawn from.
+        as_trace: Whether the planner is given the arrivals themselves, or their distribution.
     """
 
     number: int

@@ -26,14 +26,14 @@ _INTRODUCTION = """\
 
 Written by `python -m benchmarks.plan --cases {cases} --seed {seed}`. Each case is a run of {seconds:g} s on the real
 server with models, rates, mixes, classes, burstiness, deadlines and settings drawn at random. Before it, the
-[planner](../planning.md) says what it expects. Its constants are from other cases. All cases are here, misses, too.
+[planner](../planning.md) gives its expectation. Its constants are from other cases. All cases are here, misses, too.
 
 {verdict}"""
 
 _METHOD = """\
 Expected values are medians with {covered:.0%} intervals; (!) marks a figure outside of its interval. `CV` is the
 coefficient of variation of the gaps between requests, 1 (Poisson) where it is not given; a load of 1 is what full
-batches do. *As a trace*: the planner was given the arrivals, otherwise only what they are drawn from. The models share
+batches do. *As a trace*: the planner was given the arrivals, otherwise only their distribution. The models share
 one core with one replica each; the router, Ray and the generator share the other. Deadlines are 2 to 20 times what a
 lone request takes, and at least 30 ms. A run in which the generator was late by half of the tightest deadline was made
 again ({again} of {cases}). Latencies, utilisation, deadlines and numbers of requests are in `plan.json`. Settings by

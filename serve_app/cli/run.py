@@ -36,8 +36,8 @@ from serve_app.cli.start_worker import SOCKET_VARIABLE
 from serve_app.cli.watchdog import watch
 from serve_app.config.file import ServeFile
 from serve_app.config.files import HOME_VARIABLE, home
+from serve_app.config.names import RUN_VARIABLE
 
-_RUN_VARIABLE = "SERVE_APP_RUN"
 _HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", "RAY_SERVE_HAPROXY_METRICS_PORT": "9101"}
 # The first of the ports that HAProxy reaches the routers at, and where it goes while there is no router. Serve shares
 # them with an existing listener: two servers on one machine would answer each other's requests.
@@ -94,8 +94,8 @@ def run_file(
     fork = fork and FOLDER_VARIABLE in os.environ
     if fork:
         os.environ[SOCKET_VARIABLE] = str(Path(os.environ[FOLDER_VARIABLE]) / "fork.sock")
-    watchdog = watch(_RUN_VARIABLE, os.environ.get(FOLDER_VARIABLE))
-    shutdown = GracefulShutdown(file, _RUN_VARIABLE, console)
+    watchdog = watch(RUN_VARIABLE, os.environ.get(FOLDER_VARIABLE))
+    shutdown = GracefulShutdown(file, RUN_VARIABLE, console)
     watcher = _Watcher(file, console, shutdown)
     with _noted(pid_file(file.http_address[1], os.environ)), shutdown.handle_signals():
         try:
@@ -210,7 +210,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
         # Official builds of ONNX Runtime send telemetry by default: a thread and a file per process.
         "ORT_DISABLE_TELEMETRY": environ.get("ORT_DISABLE_TELEMETRY", "1"),
         HOME_VARIABLE: str(home(environ).resolve()),
-        _RUN_VARIABLE: uuid.uuid4().hex,
+        RUN_VARIABLE: uuid.uuid4().hex,
     }
 
 
@@ -284,7 +284,7 @@ def _leave_nothing(console: Console) -> None:
     import ray  # noqa: PLC0415 - already imported by `_serve_run`
 
     ray.shutdown()
-    left_over = end_marked(_RUN_VARIABLE, os.environ[_RUN_VARIABLE], _END_WITHIN_S)
+    left_over = end_marked(RUN_VARIABLE, os.environ[RUN_VARIABLE], _END_WITHIN_S)
     if left_over:
         console.print(f"ended {len(left_over)} processes that Ray had left running")
 

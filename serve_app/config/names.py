@@ -12,6 +12,9 @@ from typing import Final
 
 from serve_app.config.problems import short_repr
 
+RUN_VARIABLE: Final = "SERVE_APP_RUN"
+"""Environment variable of all processes that `serve-app run` starts."""
+
 ROUTER: Final = "router"
 """Name of the router's deployment. A model may be called so; its deployment is then called otherwise."""
 

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from serve_app.config.names import ROUTER, RUN_VARIABLE
 from serve_app.deployments.register import write_sizings
 from serve_app.domain.priority import Priority
 from serve_app.scheduling.demand import Demand, ModelDemand
-from serve_app.scheduling.room import WEIGHTS, Wish, share
+from serve_app.scheduling.room import WEIGHTS, Claim, share
 from serve_app.scheduling.scaling import ReplicaPolicy, Sizing, busy_replicas, desired_replicas, routers_on
 
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 logger = logging.getLogger("ray.serve")
-
-ROUTER = "router"
-"""Name of the router's deployment. No model's deployment has it."""
 
 BUSY, IDLE_CORES, CORES = "busy", "idle_cores", "cores"
 """What a replica or a router reports: the part of the time for which it computes, the cores of its node that nobody
@@ -48,15 +46,12 @@ _INTERVAL_S = 1.0
 
 
 def cluster_room() -> dict[str, float]:
-    """Processors and GPUs that the cluster has, or may have where an autoscaler says so; none has no limit."""
-    from ray._private.state import state  # noqa: PLC0415 - Serve pickles this module's globals with the policy
-
-    most = state.get_max_resources_from_cluster_config()
-    if most is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-        return {}  # it may grow
-    now = ray.cluster_resources()
-    room = {name: max(now.get(name, 0.0), (most or {}).get(name, 0.0)) for name in (_CPU, _GPU)}
-    return {name: amount for name, amount in room.items() if amount > 0.0}
+    """Processors and GPUs of the cluster; none has no limit, as on a cluster that may grow."""
+    # Ray does not say whether there is an autoscaler, which adds nodes only for replicas that wait for them.
+    if RUN_VARIABLE not in os.environ:
+        return {}
+    resources = ray.cluster_resources()
+    return {name: amount for name in (_CPU, _GPU) if (amount := resources.get(name, 0.0)) > 0.0}
 
 
 def need_metrics(deployment: str, cpus: float, gpus: float = 0.0) -> dict[str, float]:
@@ -172,7 +167,7 @@ class ScaleByDemand:
     def _fit(self, contexts: Mapping[DeploymentID, AutoscalingContext], decisions: dict[DeploymentID, int]) -> None:
         """Lower the numbers of models that follow the demand to what there is room for."""
         reported, left = self._reported, dict(self._room)
-        wishes: dict[str, Wish] = {}
+        claims: dict[str, Claim] = {}
         for deployment, context in contexts.items():
             needs = {name: need for name in left if (need := reported.get(_NEED.format(name) + deployment.name))}
             if deployment not in decisions or deployment.name not in self._sizings:
@@ -180,7 +175,7 @@ class ScaleByDemand:
                     left[name] -= decisions.get(deployment, context.target_num_replicas) * need
                 continue
             demands = _demands(deployment.name, reported)
-            wishes[deployment.name] = Wish(
+            claims[deployment.name] = Claim(
                 decisions[deployment],
                 context.capacity_adjusted_min_replicas,
                 context.current_num_replicas,
@@ -188,7 +183,7 @@ class ScaleByDemand:
                 sum([WEIGHTS[priority] * demand.requests for priority, demand in demands.items()]),
                 needs,
             )
-        numbers = share(wishes, {name: max(amount, _LEAST_ROOM) for name, amount in left.items()})
+        numbers = share(claims, {name: max(amount, _LEAST_ROOM) for name, amount in left.items()})
         for deployment in contexts:
             if (number := numbers.get(deployment.name)) is not None and number < decisions[deployment]:
                 decisions[deployment] = number

@@ -22,12 +22,11 @@ from serve_app.composition import router_settings
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.look import look_at
 from serve_app.config.args import AppArgs
-from serve_app.config.names import deployment_name
+from serve_app.config.names import ROUTER, deployment_name
 from serve_app.deployments.autoscaling import (
     BUSY,
     CORES,
     IDLE_CORES,
-    ROUTER,
     demand_metrics,
     load_metrics,
     need_metrics,

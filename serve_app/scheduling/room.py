@@ -21,7 +21,7 @@ _SPARE: Final = 1e-6
 """Value of a replica beyond what the demand needs, e.g. one that is held."""
 
 
-class Wish(NamedTuple):
+class Claim(NamedTuple):
     """What a model asks for.
 
     Attributes:
@@ -45,32 +45,32 @@ class Wish(NamedTuple):
         return (self.value * part + _SPARE) * (_KEPT if number <= self.held else 1.0)
 
 
-def share(wishes: Mapping[str, Wish], room: Mapping[str, float]) -> dict[str, int]:
+def share(claims: Mapping[str, Claim], room: Mapping[str, float]) -> dict[str, int]:
     """Replicas of each model, at most as many as it asks for.
 
     Args:
         room: Resources for these models, by name, each over 0. A resource that is not named has no limit.
     """
     left = dict(room)
-    numbers = dict.fromkeys(wishes, 0)
+    numbers = dict.fromkeys(claims, 0)
 
-    def fits(wish: Wish) -> bool:
-        return all(amount <= left.get(resource, amount) + _ROUNDING for resource, amount in wish.needs.items())
+    def fits(claim: Claim) -> bool:
+        return all(amount <= left.get(resource, amount) + _ROUNDING for resource, amount in claim.needs.items())
 
     def worth(name: str) -> float:
-        wish = wishes[name]
-        part = max([amount / room[resource] for resource, amount in wish.needs.items() if resource in room], default=1)
-        return wish.saved_by(numbers[name] + 1) / part
+        claim = claims[name]
+        part = max([amount / room[resource] for resource, amount in claim.needs.items() if resource in room], default=1)
+        return claim.saved_by(numbers[name] + 1) / part
 
     def take(name: str) -> None:
         numbers[name] += 1
-        for resource, amount in wishes[name].needs.items():
+        for resource, amount in claims[name].needs.items():
             if resource in left:
                 left[resource] -= amount
 
-    for name, wish in wishes.items():
-        for _ in range(min(wish.minimum, wish.replicas)):
+    for name, claim in claims.items():
+        for _ in range(min(claim.minimum, claim.replicas)):
             take(name)
-    while asking := [name for name, wish in wishes.items() if numbers[name] < wish.replicas and fits(wish)]:
+    while asking := [name for name, claim in claims.items() if numbers[name] < claim.replicas and fits(claim)]:
         take(max(asking, key=worth))
     return numbers

@@ -9,11 +9,11 @@ import pytest
 from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
+from serve_app.config.names import ROUTER
 from serve_app.deployments.autoscaling import (
     BUSY,
     CORES,
     IDLE_CORES,
-    ROUTER,
     ScaleByDemand,
     demand_metrics,
     load_metrics,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.room import Wish, share
+from serve_app.scheduling.room import Claim, share
 
-wishes = st.dictionaries(
+claims = st.dictionaries(
     st.sampled_from("abcdef"),
     st.builds(
-        Wish,
+        Claim,
         replicas=st.integers(0, 6),
         minimum=st.integers(0, 2),
         held=st.integers(0, 6),
@@ -22,17 +22,17 @@ wishes = st.dictionaries(
 rooms = st.dictionaries(st.sampled_from(["CPU", "GPU"]), st.floats(0.01, 10.0))
 
 
-def wish(replicas: int, value: float, cpus: float = 1.0, held: int = 1, minimum: int = 1) -> Wish:
+def claim(replicas: int, value: float, cpus: float = 1.0, held: int = 1, minimum: int = 1) -> Claim:
     """A model that needs all that it asks for."""
-    return Wish(replicas, minimum, held, float(replicas), value, {"CPU": cpus})
+    return Claim(replicas, minimum, held, float(replicas), value, {"CPU": cpus})
 
 
-@given(wishes, rooms)
-def test_the_room_is_kept_and_used(asked: dict[str, Wish], room: dict[str, float]) -> None:
-    """Beyond the minima; whoever got fewer than asked for finds no room for another one."""
+@given(claims, rooms)
+def test_the_room_is_kept_and_used(asked: dict[str, Claim], room: dict[str, float]) -> None:
+    """Beyond the minima; a model with fewer than asked for finds no room for another one."""
     numbers = share(asked, room)
     left = {
-        name: amount - sum(numbers[model] * wish.needs.get(name, 0.0) for model, wish in asked.items())
+        name: amount - sum(numbers[model] * claim.needs.get(name, 0.0) for model, claim in asked.items())
         for name, amount in room.items()
     }
     for model, each in asked.items():
@@ -46,16 +46,16 @@ def test_the_room_is_kept_and_used(asked: dict[str, Wish], room: dict[str, float
 
 def test_without_a_limit_everything_is_given() -> None:
     """As on a cluster that grows."""
-    assert share({"a": wish(5, 1.0), "b": wish(7, 0.0)}, {}) == {"a": 5, "b": 7}
+    assert share({"a": claim(5, 1.0), "b": claim(7, 0.0)}, {}) == {"a": 5, "b": 7}
 
 
 def test_replicas_go_where_they_save_most() -> None:
     """For their part of the room."""
-    assert share({"a": wish(4, 100.0), "b": wish(4, 10.0)}, {"CPU": 5.0}) == {"a": 4, "b": 1}
-    assert share({"a": wish(4, 100.0, cpus=2.0), "b": wish(4, 80.0, cpus=1.0)}, {"CPU": 6.0}) == {"a": 1, "b": 4}
+    assert share({"a": claim(4, 100.0), "b": claim(4, 10.0)}, {"CPU": 5.0}) == {"a": 4, "b": 1}
+    assert share({"a": claim(4, 100.0, cpus=2.0), "b": claim(4, 80.0, cpus=1.0)}, {"CPU": 6.0}) == {"a": 1, "b": 4}
 
 
 def test_what_is_there_stays_unless_much_is_saved() -> None:
     """A start costs, and two models of about the same worth would take turns."""
-    assert share({"a": wish(2, 100.0, held=1), "b": wish(2, 90.0, held=2)}, {"CPU": 3.0}) == {"a": 1, "b": 2}
-    assert share({"a": wish(2, 150.0, held=1), "b": wish(2, 90.0, held=2)}, {"CPU": 3.0}) == {"a": 2, "b": 1}
+    assert share({"a": claim(2, 100.0, held=1), "b": claim(2, 90.0, held=2)}, {"CPU": 3.0}) == {"a": 1, "b": 2}
+    assert share({"a": claim(2, 150.0, held=1), "b": claim(2, 90.0, held=2)}, {"CPU": 3.0}) == {"a": 2, "b": 1}

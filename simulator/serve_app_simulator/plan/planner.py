@@ -189,7 +189,7 @@ def _need(setup: Setup, model: Costed, every: Sequence[Arrivals], target: float,
 
 
 def _below(setup: Setup, expectation: Expectation, target: float) -> list[tuple[str, float, str]]:
-    """Classes below their target, the worst first: label, what it reaches, and the model."""
+    """Classes below their target, the worst first: label, part in time, and model."""
     missed = [
         (each.in_time.value, each.label, each.model)
         for each in expectation.classes
@@ -199,7 +199,7 @@ def _below(setup: Setup, expectation: Expectation, target: float) -> list[tuple[
 
 
 def _missed(setup: Setup, expectation: Expectation, target: float) -> dict[str, tuple[str, float]]:
-    """By model, its worst class below the target, and what it reaches."""
+    """By model, its worst class below the target, and the part in time."""
     found: dict[str, tuple[str, float]] = {}
     for label, part, model in reversed(_below(setup, expectation, target)):
         found[model] = label, part

@@ -61,7 +61,7 @@ def test_all_routers_answer_by_the_version_that_is_set(server: ServeProcess) -> 
     ask = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [0]}]}
 
     def versions() -> set[tuple[str, float]]:
-        """The versions that answer, and what they answer, on connections of their own."""
+        """The versions that answer, and their answers, on connections of their own."""
         replies = [httpx.post(f"{server.url}/v2/models/adds/infer", json=ask, timeout=30.0) for _ in range(8)]
         return {(reply.json()["model_version"], reply.json()["outputs"][0]["data"][0]) for reply in replies}
 
