@@ -19,7 +19,11 @@ start is spread over the rest of its time.
 
 *When to let go?* A number is held for a while. The longer, the more idle replicas; the shorter, the more work is late
 while a replica starts again. The gaps after which a number was wanted again are kept, and the time that would have
-cost least counts: a gap that is held costs its length, and one that is not, as much as ten starts.
+cost least counts: a gap that is held costs its length, and one that is not, as much as ten starts. Only gaps in which
+the number fell as deep as now are compared: noise around a level says nothing about a return after the level fell.
+
+*What comes again?* Gaps that are too long to be held may be regular: work that comes every hour. If a number's last two
+periods were alike, its replicas start before the third ends.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from math import ceil, log, sqrt
+from math import ceil, inf, log, sqrt
 from typing import NamedTuple
 
 from serve_app.domain.priority import Priority
@@ -52,7 +56,7 @@ _SHORTEST_HOLD_S = 10.0
 _SCATTER = 4.0
 _LEAST_RAMP = 15
 """Samples."""
-_GAPS = 64
+_GAPS = 32
 _RESTART = 10.0
 """Work that is late costs this many times as much as a replica that is idle."""
 
@@ -62,7 +66,8 @@ class Sizing(NamedTuple):
 
     Attributes:
         needed: For the demand now, as a fraction.
-        because: What decided: ``demand``, ``trend``, ``backlog``, ``hold``, ``minimum``, ``maximum`` or ``room``.
+        because: What decided: ``demand``, ``trend``, ``backlog``, ``hold``, ``period``, ``minimum``,
+            ``maximum`` or ``room``.
         work: Demand, in replicas that are always busy.
         start_s: Time that a start is expected to take.
         hold_s: How long a number is held.
@@ -114,7 +119,7 @@ class StartTimes:
 
     @property
     def seconds(self) -> float:
-        """Nine of ten of the last starts took at most this long. What still starts counts if it takes longer."""
+        """Nine of ten of the last starts took at most this long, the wait for a new node included."""
         took = sorted(self._took)
         return took[ceil(_SLOW * len(took)) - 1] if took else _UNKNOWN_START_S
 
@@ -124,30 +129,53 @@ class HoldTime:
 
     def __init__(self) -> None:
         self._last: dict[int, float] = {}  # by number of replicas, when at least so many were wanted
-        self._gaps: deque[float] = deque(maxlen=_GAPS)
+        self._lowest: dict[int, int] = {}  # by number of replicas, the fewest that were wanted since
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=_GAPS)  # length, and to what part the number fell
+        self._rises: dict[int, deque[float]] = {}  # by number of replicas, when it was wanted again after a long gap
         self._wanted = 0
 
-    def note(self, wanted: int, now: float) -> None:
+    def note(self, wanted: int, start_s: float, now: float) -> None:
         """Note how many replicas the demand asks for."""
-        for number in range(1, wanted + 1):
-            if number > self._wanted and number in self._last:
-                self._gaps.append(now - self._last[number])
-            self._last[number] = now
+        for number in range(self._wanted + 1, wanted + 1):
+            gap_s = now - self._last.get(number, -inf)
+            if gap_s < inf:
+                self._gaps.append((gap_s, self._lowest[number] / number))
+            if gap_s > _RESTART * start_s:
+                self._rises.setdefault(number, deque(maxlen=3)).append(now)
+        self._last |= dict.fromkeys(range(1, wanted + 1), now)
+        self._lowest = {
+            number: number if number <= wanted else min(self._lowest[number], wanted) for number in self._last
+        }
         self._wanted = wanted
 
-    def seconds(self, start_s: float) -> float:
-        """The hold that would have cost least over the last gaps."""
+    def held(self, start_s: float, now: float, target: int, hold_s: float | None) -> tuple[int, float]:
+        """The largest number up to the target whose hold has not ended, and that hold, or the shortest one."""
+        for number in range(target, self._wanted, -1):
+            if number in self._last:
+                fixed_s = self.seconds(start_s, self._lowest[number] / number) if hold_s is None else hold_s
+                if now - self._last[number] <= fixed_s:
+                    return number, fixed_s
+        return 0, self.seconds(start_s, 0.0) if hold_s is None else hold_s
+
+    def expected(self, start_s: float, now: float) -> int:
+        """The largest number that is due: its last two periods were alike, and the third ends after about a start."""
+        due = [0]
+        for number, rises in self._rises.items():
+            periods = [after - before for before, after in pairwise(rises)]
+            if len(periods) == 2 and abs(periods[1] - periods[0]) <= start_s:
+                left_s = rises[-1] + sum(periods) / 2.0 - now
+                due += [number] * (-start_s <= left_s <= 2.0 * start_s)
+        return max(due)
+
+    def seconds(self, start_s: float, part: float) -> float:
+        """The hold that would have cost least over the last gaps in which the number fell to that part or less."""
         shortest, penalty = max(_SHORTEST_HOLD_S, start_s), _RESTART * start_s
-        gaps = [gap for gap in self._gaps if gap <= 2.0 * penalty]
+        gaps = [gap for gap, fell in self._gaps if gap <= 2.0 * penalty and fell <= part]
 
         def cost(hold_s: float) -> float:
             return sum([gap if gap <= hold_s else hold_s + penalty for gap in gaps])
 
         return min([shortest, *(1.1 * gap for gap in gaps if shortest < gap <= penalty)], key=cost)
-
-    def held(self, hold_s: float, now: float) -> int:
-        """The largest number that was wanted within the hold."""
-        return max([number for number, at in self._last.items() if now - at <= hold_s], default=0)
 
 
 class ReplicaPolicy:
@@ -193,7 +221,7 @@ class ReplicaPolicy:
         self._works.append(sum([demand.work for demand in demands.values()]))
         self._starts.look(listed, target, now)
         if first:
-            self._hold.note(target, now)  # it may have been chosen for a reason
+            self._hold.note(target, self._starts.seconds, now)  # it may have been chosen for a reason
         start_s = self._starts.seconds
         works = list(self._works)
         variance = max(self._burstiness(), _variance(works) * interval_s)
@@ -208,10 +236,12 @@ class ReplicaPolicy:
         if total.work and (left_s := total.slack / total.work - start_s) > 0.0 and backlog_s > left_s:
             needed, because = max(needed, work + backlog_s / left_s), "backlog"
         wanted = max(ceil(needed - _SLACK), 1 if total.work or backlog_s else 0)
-        self._hold.note(min(wanted, maximum), now)
-        hold_s = self._hold.seconds(start_s) if self._hold_s is None else self._hold_s
-        if (held := self._hold.held(hold_s, now)) > wanted and target > wanted:
-            wanted, because = min(held, max(target, wanted)), "hold"
+        self._hold.note(min(wanted, maximum), start_s, now)
+        held, hold_s = self._hold.held(start_s, now, target, self._hold_s)
+        if held > wanted:
+            wanted, because = held, "hold"
+        if (expected := self._hold.expected(start_s, now)) > wanted:
+            wanted, because = expected, "period"
         bounded = max(minimum, min(maximum, wanted))
         if bounded != wanted:
             because = "minimum" if bounded > wanted else "maximum"
@@ -229,11 +259,11 @@ class ReplicaPolicy:
 
 
 def _variance(works: Sequence[float]) -> float:
-    """Half the mean square of successive differences, of which the largest tenth count as the next one: jumps."""
+    """Half the mean square of successive differences; the largest tenth, at least one, count as the next one: jumps."""
     squares = sorted([(after - before) ** 2 / 2.0 for before, after in pairwise(works)])
-    if not squares:
+    if len(squares) < 2:
         return 0.0
-    most = squares[int(_OUTLIERS * (len(squares) - 1))]
+    most = squares[min(len(squares) - 2, int(_OUTLIERS * (len(squares) - 1)))]
     return sum([min(square, most) for square in squares]) / len(squares)
 
 

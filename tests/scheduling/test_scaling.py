@@ -185,6 +185,33 @@ def test_gaps_that_come_again_are_held() -> None:
     assert len(fleet.changes) == changes
 
 
+def test_noise_around_a_level_does_not_hold_what_the_level_asked_for() -> None:
+    """A sixth replica is wanted now and then, and held for longer than ten seconds; after the level falls all go."""
+    fleet = Fleet()
+    for _ in range(8):
+        fleet.run(4, constant(5.3)).run(26, constant(4.9))
+    assert fleet.last is not None
+    assert (fleet.target, fleet.last.because) == (6, "hold")
+    assert fleet.run(25, constant(0.8)).target == 1
+
+
+def test_work_that_comes_at_equal_times_is_expected() -> None:
+    """Every ten minutes: for the fourth time replicas have started before, and they go again if nothing comes."""
+    fleet = Fleet()
+    for _ in range(3):
+        fleet.run(560, constant(0.5)).run(40, constant(3.2))
+    assert fleet.run(556, constant(0.5)).target == 4
+    assert fleet.listed == 4
+    assert fleet.last is not None
+    assert fleet.last.because == "period"
+    assert fleet.run(60, constant(0.5)).target == 1
+
+
+def test_the_first_requests_after_idle_time_are_no_burst() -> None:
+    """A jump from nothing is not variance."""
+    assert Fleet().run(1, {}).run(5, constant(1.0, 0.06)).target == 2
+
+
 def test_a_ramp_is_continued_for_the_time_of_a_start() -> None:
     """Replicas are asked for before they are needed, and none too many at the end."""
     fleet = Fleet(start_s=20, replicas=1)
