@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks.machine import describe
 from benchmarks.publishing import measured_on, now, publish_report, table
-from benchmarks.scaling.judge import BOUND, OURS, QUEUE, RATE, RAY, Cell, Score, run
+from benchmarks.scaling.judge import BOUND, OURS, QUEUE, RATE, RAY, Cell, Score, as_good, run
 from benchmarks.scaling.real import MODEL, Followed, measure, simulated
 from benchmarks.scaling.workloads import Load, flash, sine, steady, step, trace
 from benchmarks.scheduling.conditions import MINILM, WIDE
@@ -66,7 +66,7 @@ def judge(
     keep: Annotated[Path | None, typer.Option(help="Found cells, a line each: those in it are not run again.")] = None,
     publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False,
 ) -> None:
-    """Compare with other policies, each with its best target, and with one that sees the future."""
+    """Compare with other policies, each with its best settings, and with one that sees the future."""
     console = Console()
     grid = [cell for cell in cells(curve or list(CURVES), trace_file) if only in cell.name]
     found = _kept(keep)
@@ -96,8 +96,8 @@ def _line(scores: list[Score]) -> str:
 
 
 def _shown(score: Score) -> str:
-    target = f", {score.target:g}" if score.target else ""
-    return f"{100 * score.in_time:.1f} / {score.replica_s:,.0f} ({score.changes}, {score.turns}{target})"
+    settings = f"; {score.settings}" if score.settings else ""
+    return f"{100 * score.in_time:.1f} / {score.replica_s:,.0f} ({score.changes}, {score.turns}{settings})"
 
 
 def share_of_bound(scores: list[Score]) -> float:
@@ -107,12 +107,12 @@ def share_of_bound(scores: list[Score]) -> float:
 
 
 def beaten_by(scores: list[Score]) -> list[str]:
-    """Rivals that are in time for more and cost less."""
+    """Rivals that are in time for as many and cost less."""
     ours = scores[0]
     return [
         each.contender
         for each in scores[1:]
-        if each.contender != BOUND and each.in_time > ours.in_time + 5e-4 and each.replica_s < ours.replica_s
+        if each.contender != BOUND and as_good(ours, each) and each.replica_s < ours.replica_s
     ]
 
 
@@ -121,14 +121,16 @@ def _text(cells: dict[str, list[Score]]) -> str:
     beaten = {name: rivals for name, scores in cells.items() if (rivals := beaten_by(scores))}
     contenders = (OURS, RAY, QUEUE, RATE, BOUND)
     says = (
-        "Simulated over the server's own scheduler: in time % / replica-seconds (changes, turns, target). Rivals have"
-        " the target that suits them best in that cell. The last column is the cheapest plan, in slots of 10 s, that"
-        " knows the arrivals and is in time for as many as the server's policy."
+        "Simulated over the server's own scheduler: in time % / replica-seconds (changes, turns; settings). Rivals"
+        " have the settings that suit them best in that cell: the target of a replica (requests queued and running, or"
+        " requests per second), and how long they wait before they scale down. The last column is the cheapest plan, in"
+        " slots of 10 s, that knows the arrivals and is in time for as many as the server's policy; shorter slots would"
+        " save a little more."
         " `python -m benchmarks.scaling judge`."
     )
     found = (
         f"Median share of the bound: {median(shares.values()):.2f}, least {min(shares.values()):.2f}. Cells in which a"
-        f" rival is in time for more and costs less: {len(beaten)} of {len(cells)}."
+        f" rival is in time for as many and costs less: {len(beaten)} of {len(cells)}."
     )
     lines = [
         "# Replicas that follow the demand",

@@ -2,16 +2,18 @@
 
     python -m benchmarks.scaling judge --publish
 
-Every contender runs over the same scheduler and meets the same arrivals. A rival's target is chosen per cell, by the
-run itself: the cheapest with which it is in time for as many as the server's policy, else the one in time for most.
+Every contender runs over the same scheduler and meets the same arrivals. A rival's settings are chosen per cell, by
+the run itself: the cheapest with which it is in time for as many as the server's policy, else those in time for most.
+First its target is searched for, then how long it waits before it scales down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from math import sqrt
 
 import numpy as np
 
@@ -27,10 +29,18 @@ from serve_app_simulator.workloads import Arrivals
 
 MOST = 10
 OURS, RAY, QUEUE, RATE, BOUND = "serve_app", "Ray Serve", "KEDA, queue", "KEDA, rate", "sees the future"
+_SAME = 5e-4
+"""Parts in time that differ by no more count as equal."""
 _SLOT_S = 10.0
-_QUEUE_TARGETS = (2.0, 8.0, 32.0)
-"""In requests."""
-_RATE_TARGETS = (0.6, 0.75, 0.9)
+_ONGOING = (0.5, 4.0)
+"""Range of targets, in requests queued and running; Ray Serve's default is 2."""
+_UTILIZATION = (0.5, 1.0)
+"""Range of targets, as parts of what a replica can answer."""
+_STEPS = 3
+"""Of the search for a target."""
+_DOWN_S = 60.0
+_OTHER_DOWN_S = (15.0, 300.0)
+"""How long fewer replicas must do before there are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,8 @@ class Score:
         replica_s: Replicas' time on the list, seconds.
         changes: How often the number was changed.
         turns: How often the direction of a change was another than that of the one before.
-        target: Of a rival; 0.0: it has none.
+        settings: Of a rival: its target, in requests or in requests per second, and how long it waits before it scales
+            down.
     """
 
     contender: str
@@ -80,30 +91,61 @@ class Score:
     replica_s: float
     changes: int
     turns: int
-    target: float = 0.0
+    settings: str = ""
 
 
 def run(cell: Cell, seed: int) -> list[Score]:
     """Score all contenders in a cell, the server's policy first."""
     ours = score(cell, OURS, seed, None)
-    capacity = 1.0 / cell.row_s()
-    makers: dict[str, tuple[tuple[float, ...], Callable[[float], Callable[[], Scaler]]]] = {
-        RAY: (_QUEUE_TARGETS, lambda target: partial(RayServe, 1, MOST, target * cell.rows)),
-        QUEUE: (_QUEUE_TARGETS, lambda target: partial(Keda, 1, MOST, "queue", target * cell.rows)),
-        RATE: (_RATE_TARGETS, lambda target: partial(Keda, 1, MOST, "rate", target * capacity)),
-    }
+    rate = 1.0 / (cell.row_s() * cell.rows)
+    part, whole = _UTILIZATION
     rivals = [
-        _best(ours, [score(cell, name, seed, make(target), target) for target in targets])
-        for name, (targets, make) in makers.items()
+        _tuned(cell, seed, ours, RAY, _ONGOING, RayServe),
+        _tuned(cell, seed, ours, QUEUE, _ONGOING, partial(Keda, "queue")),
+        _tuned(cell, seed, ours, RATE, (part * rate, whole * rate), partial(Keda, "rate")),
     ]
     return [ours, *rivals, bound(cell, seed, ours.in_time)]
 
 
-def _best(ours: Score, scores: list[Score]) -> Score:
-    as_good = [each for each in scores if each.in_time >= ours.in_time]
-    if as_good:
-        return min(as_good, key=lambda each: each.replica_s)
-    return max(scores, key=lambda each: (each.in_time, -each.replica_s))
+def _tuned(
+    cell: Cell,
+    seed: int,
+    ours: Score,
+    contender: str,
+    targets: tuple[float, float],
+    make_scaler: Callable[[int, int, float, float], Scaler],
+) -> Score:
+    """The best score of a rival: bisects targets, in requests, then tries other waits with the best of them."""
+
+    def tried(target: float, down_s: float) -> Score:
+        make = partial(make_scaler, 1, MOST, target * cell.rows, down_s)
+        return score(cell, contender, seed, make, f"{target:.3g}, {down_s:g} s")
+
+    low, high = targets
+    found: dict[float, Score] = {}
+    for _ in range(_STEPS):
+        target = sqrt(low * high)
+        found[target] = tried(target, _DOWN_S)
+        if as_good(ours, found[target]):
+            low = target
+        else:
+            high = target
+    best = _best(ours, found.values())
+    target = next(target for target, each in found.items() if each is best)
+    return _best(ours, [best, *(tried(target, down_s) for down_s in _OTHER_DOWN_S)])
+
+
+def as_good(ours: Score, other: Score) -> bool:
+    """Whether a contender is in time for as many as the server's policy."""
+    return other.in_time >= ours.in_time - _SAME
+
+
+def _best(ours: Score, scores: Iterable[Score]) -> Score:
+    """The cheapest of those as good as ours, else the one that is in time for most."""
+    return min(
+        scores,
+        key=lambda each: (0.0, each.replica_s) if as_good(ours, each) else (1.0 - each.in_time, each.replica_s),
+    )
 
 
 def bound(cell: Cell, seed: int, in_time: float) -> Score:
@@ -121,7 +163,7 @@ def score(
     contender: str,
     seed: int,
     make_scaler: Callable[[], Scaler] | None,
-    target: float = 0.0,
+    settings: str = "",
 ) -> Score:
     """Run a contender. ``None`` is the server's policy."""
     scaling = SimulatedAutoscaling(1, MOST, make_scaler=make_scaler)
@@ -145,7 +187,7 @@ def score(
     numbers = [1, *(step.replicas for step in result.scaling.get(MODEL, ()))]
     steps = [after > before for before, after in pairwise(numbers)]
     turns = sum(before != after for before, after in pairwise(steps))
-    return Score(contender, result.attainment, result.replica_s, len(steps), turns, target)
+    return Score(contender, result.attainment, result.replica_s, len(steps), turns, settings)
 
 
 def _arrivals(cell: Cell, seed: int) -> Arrivals:

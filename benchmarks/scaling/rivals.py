@@ -26,14 +26,17 @@ _ROUNDING_S = 1e-9
 
 @dataclass
 class RayServe:
-    """Ray Serve's own policy: ongoing requests, averaged over 30 s, by a target; up after 30 s, down after 600 s."""
+    """Ray Serve's own policy: requests queued and running, averaged, by a target; it scales after a delay.
+
+    By default it scales up after 30 s and down after 600 s, which is too slow for the loads here.
+    """
 
     minimum: int
     maximum: int
-    target: float = 2.0
+    target: float
+    downscale_delay_s: float
     look_back_s: float = 30.0
-    upscale_delay_s: float = 30.0
-    downscale_delay_s: float = 600.0
+    upscale_delay_s: float = 0.0
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
     _wanted: tuple[int, float] = (0, inf)
 
@@ -56,17 +59,20 @@ class RayServe:
 
 @dataclass
 class Keda:
-    """KEDA and the autoscaler that it drives: every 15 s, up at most to the double or by 4, down after 300 s.
+    """KEDA and the autoscaler that it drives: every 15 s, up at most to the double or by 4, down after a window.
 
     Args:
-        per: What is counted: rows queued and running, or rows that arrive per second.
+        per: What is counted: rows queued and running now, or rows that arrive per second.
+        downscale_window_s: The autoscaler's stabilization window; 300 s by default.
+        look_back_s: Over which arrivals are averaged.
     """
 
+    per: str
     minimum: int
     maximum: int
-    per: str
     target: float
-    look_back_s: float = 30.0
+    downscale_window_s: float
+    look_back_s: float = 15.0
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
     _advised: deque[tuple[float, int]] = field(default_factory=deque)
     _synced_at: float = -inf
@@ -82,14 +88,15 @@ class Keda:
         if self.per == "queue":
             metric = float(state.load_rows - state.demand.turned_away_rows)
         else:
-            metric = sum(rows for _, rows in self._seen) / self.look_back_s
+            metric = sum(rows for _, rows in self._seen) / min(self.look_back_s, state.now)
         wanted = ceil(metric / self.target)
         if abs(metric / (self.target * max(1, state.target)) - 1.0) <= 0.1:
             wanted = state.target
         self._advised.append((state.now, wanted))
-        while self._advised[0][0] < state.now - 300.0:
+        while self._advised[0][0] < state.now - self.downscale_window_s:
             self._advised.popleft()
-        wanted = max(advised for _, advised in self._advised) if wanted < state.target else wanted
+        if wanted < state.target:
+            wanted = min(state.target, max(advised for _, advised in self._advised))
         wanted = min(wanted, max(2 * state.target, state.target + 4))
         return max(self.minimum, min(self.maximum, wanted)), self.per
 
@@ -136,7 +143,8 @@ def losses(
 def plan(lost: Floats, allowed: float) -> list[int]:
     """The cheapest numbers of replicas, at least 1 in each slot, with which no more than ``allowed`` requests are late.
 
-    The loss of a slot falls ever less with each replica, so the one that saves most is added next.
+    The loss of a slot falls ever less with each replica, so the one that saves most is added next. This is no strict
+    bound: shorter slots, and work carried over from a slot to the next, can save a little more.
     """
     numbers = np.zeros(lost.shape[1], dtype=int)
     total = float(lost[0].sum())
