@@ -30,6 +30,7 @@ from benchmarks.scheduling import (
     shares,
     speed,
     streams,
+    target,
 )
 from benchmarks.scheduling.baselines import BASELINES
 from benchmarks.scheduling.cases import GROUPS, settings
@@ -49,6 +50,7 @@ EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
     "fairness": fairness.tenants,
     "sizes": fairness.sizes,
     "caps": caps.run,
+    "target": target.run,
     "backlog": backlog.run,
     "frontier": frontier.run,
     "faults": faults.run,

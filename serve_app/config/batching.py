@@ -39,7 +39,7 @@ class BatchingConfig(Section):
     that is left.
     """
 
-    slo_ms: Milliseconds = 100.0
+    slo_ms: Milliseconds = 1000.0
     """Latency the model is tuned for: batches are not grown past it."""
 
     high_slowdown: float = Field(default=1.2, ge=1.01, le=1000.0)
