@@ -26,8 +26,8 @@ _GAINS = (
 _WEIGHED = (
     "Recorded lengths are what this scheduler gains at. Early drop in the server's process (`sliding`) is better for "
     "models of a few milliseconds, deadlines of 2 x L(1), stalls, and where classes, tenants or four replicas share "
-    "one queue. Triton's settings are better at 2 x L(1), for a flooding tenant's sum, and for "
-    "[video](#video-streams-at-30-frames-per-second)."
+    "one queue. Triton's settings are better at 2 x L(1), with four replicas, for a flooding tenant's sum, and "
+    "for [video](#video-streams-at-30-frames-per-second)."
 )
 _DECISIONS = {
     "poisson": "Steady load decides nothing: all are close to the bound until deadlines are short.",
@@ -38,7 +38,7 @@ _DECISIONS = {
     "ratio": "The gain over Triton stays whatever part of a batch is fixed cost.",
     "curves": "A model of a few milliseconds needs deadlines of 20 x L(1), or an in-process batcher.",
     "classes": "What a sliding window gains goes to `low` here. Routers can be added without a loss.",
-    "replicas": "A second router costs nothing; four replicas of one class lose to one shared queue.",
+    "replicas": "A second router costs nothing; of steady arrivals, four replicas lose to one shared queue.",
     "overload": "Goodput holds up to three times the capacity, as a sliding window's does.",
     "noise": "Nothing needs to be set for noise: stalls and drift cost all systems alike.",
     "models": "All systems answer all in time: each model is a server of its own.",
