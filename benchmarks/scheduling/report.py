@@ -49,7 +49,7 @@ _DECISIONS = {
     "shares": "Keep the guarantee: `low` is served however much `high` asks for.",
     "fairness": "Give a tenant whose deadline is below 5 x L(1), or who comes in bursts, a class of its own.",
     "sizes": "Without a guarantee, large requests run where that is free.",
-    "caps": "At the lowest load that was tried, as here, a larger quantile helps `low` at the cost of `high`.",
+    "caps": "A larger quantile helps `normal` and `low` at the cost of `high`.",
     "backlog": "Raise `high_slowdown` only where the backlog counts more than the tail of `high`.",
     "frontier": "Keep the default: to refuse at arrival is earlier, and loses answers.",
     "faults": "Leave ties and the circuit breaker on.",
@@ -105,7 +105,7 @@ _MOST_ROWS, _LOAD = 16, "0.9"
 _FLOODS = "loads, deadlines in L(1), gaps"
 _COLUMNS = {
     "shares": ("load of high", "low's share", "without guarantee", "triton", "high in time", "high, triton"),
-    "caps": ("quantile", "high", "normal", "low", "weighted"),
+    "caps": ("workload", "quantile", "high", "normal", "low", "weighted"),
 }
 """By experiment, the columns that the page has; all where it is not named."""
 _NO_TABLE = {"models"}
