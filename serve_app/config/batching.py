@@ -49,7 +49,7 @@ class BatchingConfig(Section):
     of it per second with larger values.
     """
 
-    window: int = Field(default=4, ge=1, le=16)
+    window: int = Field(default=8, ge=1, le=16)
     """In-flight limit per router, replica and class, in full batches (`max_rows` rows each; of 32 with `auto`).
 
     Larger values give the replica more requests to choose from.

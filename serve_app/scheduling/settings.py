@@ -76,7 +76,7 @@ class ModelScheduling:
     name: str
     max_rows: int
     slo_s: float
-    window: int = 4
+    window: int = 8
     policy: Literal["auto", "eager"] = "auto"
     fallbacks: tuple[str, ...] = ()
     resident_bytes: int = 0

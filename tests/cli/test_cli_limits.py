@@ -9,7 +9,7 @@ from serve_app.config.budget import MAXCONN_VARIABLE
 from serve_app.config.file import ServeFile, parse_document
 
 MANY_FILES = 1 << 20
-NEEDS = "queues (256 high + 1024 normal + 1536 low) + in flight (128 m0) + headroom (256) = 3200 requests"
+NEEDS = "queues (256 high + 1024 normal + 1536 low) + in flight (256 m0) + headroom (256) = 3328 requests"
 REMEDY = "or lower classes.*.queue, autoscaling.max_replicas or batching.max_rows"
 
 
@@ -40,7 +40,7 @@ def test_fifty_models_fit_on_two_cores() -> None:
     """HAProxy holds all that may wait or run; Ray is told of CPUs for all replicas and as many new ones."""
     limits = run_limits(serve_file(50), {}, files=MANY_FILES, cores=2)
     assert limits == RunLimits(
-        {MAXCONN_VARIABLE: "9472"}, 51, notes=("51 processes of replicas and routers share 2 CPUs",)
+        {MAXCONN_VARIABLE: "15872"}, 51, notes=("51 processes of replicas and routers share 2 CPUs",)
     )
 
 
@@ -56,7 +56,7 @@ def test_too_few_open_files_lower_the_limit_and_say_so() -> None:
     assert limits.variables == {MAXCONN_VARIABLE: "4000"}
     assert limits.notes == (
         (
-            "HAProxy holds 4000 connections: 9472 take 23680 open files and some, and a process here may open 10512,"
+            "HAProxy holds 4000 connections: 15872 take 39680 open files and some, and a process here may open 10512,"
             " enough for 4000; raise that (ulimit -Hn, LimitNOFILE=, --ulimit nofile=). Until then clients of port 8000"
             " beyond these wait without regard to priority; those of router.http.port do not"
         ),
@@ -76,16 +76,16 @@ def test_a_limit_by_hand_is_noted_where_more_routers_may_come() -> None:
     assert run_limits(file, {}, files=MANY_FILES, cores=8).notes == (
         (
             f"{MAXCONN_VARIABLE}: 5000 is too small for 4 routers, which router.replicas: auto may start here;"
-            " 12800 connections would do"
+            " 13312 connections would do"
         ),
     )
-    assert run_limits(serve_file(1), {}, files=MANY_FILES, cores=8).variables == {MAXCONN_VARIABLE: "12800"}
+    assert run_limits(serve_file(1), {}, files=MANY_FILES, cores=8).variables == {MAXCONN_VARIABLE: "13312"}
 
 
 def test_a_limit_by_hand_that_is_too_small_or_too_large_is_refused() -> None:
     """In one line: what is needed, or what the machine lets it open."""
     small = run_limits(serve_file(1), {MAXCONN_VARIABLE: "100"}, files=MANY_FILES, cores=2)
-    assert small.problems == (f"{MAXCONN_VARIABLE}: 100 is too small: {NEEDS}; raise it to at least 3200, {REMEDY}",)
+    assert small.problems == (f"{MAXCONN_VARIABLE}: 100 is too small: {NEEDS}; raise it to at least 3328, {REMEDY}",)
     large = run_limits(serve_file(1, **{MAXCONN_VARIABLE: "8192"}), {}, files=20_000, cores=2)
     assert large.problems == (
         (
@@ -100,8 +100,8 @@ def test_other_ways_to_start_are_told_what_to_set() -> None:
     assert cluster_notes(serve_file(1), cores=2) == ()
     assert cluster_notes(serve_file(50), cores=2) == (
         (
-            "HAProxy has to hold 9472 connections: `serve-app run` sees to it; for `serve run` and KubeRay, set"
-            ' RAY_SERVE_HAPROXY_MAXCONN: "9472" in controller_options.runtime_env.env_vars'
+            "HAProxy has to hold 15872 connections: `serve-app run` sees to it; for `serve run` and KubeRay, set"
+            ' RAY_SERVE_HAPROXY_MAXCONN: "15872" in controller_options.runtime_env.env_vars'
         ),
         (
             "replicas and routers reserve 12.75 CPUs at the start: `serve-app run` makes room for what"

@@ -29,8 +29,8 @@ def document(args: dict[str, Any], **variables: Any) -> dict[str, Any]:
 def test_a_budget_counts_queues_flights_and_headroom() -> None:
     """In flight are max_replicas x window x max_rows of every model: each row may be a request."""
     budget = parse_args({"models": MODELS, "router": {"limits": {"headroom": 100}}}).budget()
-    assert budget == Budget({"high": 256, "normal": 1024, "low": 1536}, {"a": 192, "b": 128}, 100)
-    assert budget.requests == 3236
+    assert budget == Budget({"high": 256, "normal": 1024, "low": 1536}, {"a": 192, "b": 256}, 100)
+    assert budget.requests == 3364
 
 
 @pytest.mark.parametrize(("limit", "routers", "fits"), [(10, 1, True), (9, 1, False), (20, 2, True), (19, 2, False)])
@@ -43,8 +43,8 @@ def test_limits_follow_the_models() -> None:
     """Fifty models with their defaults need nothing set; few models leave Serve's own limits as they are."""
     many = [{"name": f"m{number}", "path": "m"} for number in range(50)]
     file = parse_document(document({"models": many}))
-    assert file.args.ongoing_requests == 256 + 1024 + 1536 + 50 * 128 + 256
-    assert file.connections_needed == 9472
+    assert file.args.ongoing_requests == 256 + 1024 + 1536 + 50 * 256 + 256
+    assert file.connections_needed == 15872
     assert parse_args({"models": MODELS}).ongoing_requests == 4096
 
 
@@ -55,7 +55,7 @@ def test_too_few_ongoing_requests_are_refused_with_the_numbers() -> None:
         parse_args(args)
     assert caught.value.problems == (
         "args.router.limits.max_ongoing_requests: 4096 is too small: queues (256 high + 1024 normal + 4096 low)"
-        " + in flight (192 a + 128 b) + headroom (256) = 5952 requests; raise it to at least 5952, " + REMEDY,
+        " + in flight (192 a + 256 b) + headroom (256) = 6080 requests; raise it to at least 6080, " + REMEDY,
     )
 
 
@@ -76,8 +76,8 @@ def test_too_few_connections_are_refused_with_the_numbers() -> None:
         parse_document(document(args, RAY_SERVE_HAPROXY_MAXCONN="4096"))
     assert caught.value.problems == (
         "controller_options.runtime_env.env_vars.RAY_SERVE_HAPROXY_MAXCONN: 4096 is too small:"
-        " queues (256 high + 1024 normal + 1536 low) + in flight (192 a + 128 b) + headroom (256)"
-        " = 3392 requests for each of 2 routers; raise it to at least 6784, " + REMEDY,
+        " queues (256 high + 1024 normal + 1536 low) + in flight (192 a + 256 b) + headroom (256)"
+        " = 3520 requests for each of 2 routers; raise it to at least 7040, " + REMEDY,
     )
 
 
@@ -87,14 +87,14 @@ def test_a_process_of_serve_is_told_that_haproxy_holds_too_few() -> None:
     problem = many.haproxy_problem({"RAY_SERVE_ENABLE_HA_PROXY": "1"})
     assert problem is not None
     assert problem.startswith("RAY_SERVE_HAPROXY_MAXCONN: 4096 is too small: ")
-    assert many.haproxy_problem({"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HAPROXY_MAXCONN": "5248"}) is None
+    assert many.haproxy_problem({"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HAPROXY_MAXCONN": "7424"}) is None
     assert many.haproxy_problem({}) is None
 
 
 def test_more_connections_are_taken_from_the_file() -> None:
     """Raising the variable in the file makes room."""
     args = {"models": MODELS, "router": {"replicas": 2}}
-    assert parse_document(document(args, RAY_SERVE_HAPROXY_MAXCONN="6784")).args.router.replicas == 2
+    assert parse_document(document(args, RAY_SERVE_HAPROXY_MAXCONN="7040")).args.router.replicas == 2
 
 
 def test_a_variable_that_is_no_number_is_refused() -> None:
