@@ -53,6 +53,8 @@ _UNKNOWN_START_S = 10.0
 _STARTS = 16
 _SLOW = 0.9
 _SHORTEST_HOLD_S = 10.0
+_SHORTEST_HOLD = 1.0 / 3.0
+"""Of a start."""
 _SCATTER = 4.0
 _LEAST_RAMP = 15
 """Samples."""
@@ -169,7 +171,7 @@ class HoldTime:
 
     def seconds(self, start_s: float, part: float) -> float:
         """The hold that would have cost least over the last gaps in which the number fell to that part or less."""
-        shortest, penalty = max(_SHORTEST_HOLD_S, start_s), _RESTART * start_s
+        shortest, penalty = max(_SHORTEST_HOLD_S, _SHORTEST_HOLD * start_s), _RESTART * start_s
         gaps = [gap for gap, fell in self._gaps if gap <= 2.0 * penalty and fell <= part]
 
         def cost(hold_s: float) -> float:
