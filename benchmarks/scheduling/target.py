@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from benchmarks.scheduling.conditions import MAX_ROWS, MINILM, MODEL, OVERHEADS, TYPICAL, WIDE, one_model, scenario
+from benchmarks.scheduling.conditions import MAX_ROWS, MINILM, MODEL, OVERHEADS, TYPICAL, one_model, scenario
 from benchmarks.scheduling.experiment import Experiment, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.config.router import ClassesConfig
@@ -15,12 +15,7 @@ from serve_app_simulator.report import estimate
 from serve_app_simulator.run import simulate
 from serve_app_simulator.scenario import Affine, Curve, Stream
 
-CURVES: dict[str, Curve] = {
-    "50 ms + 20 ms a row": Affine(0.05, 0.02),
-    "typical": TYPICAL,
-    "minilm": MINILM,
-    "wide": WIDE,
-}
+CURVES: dict[str, Curve] = {"50 ms + 20 ms a row": Affine(0.05, 0.02), "typical": TYPICAL, "minilm": MINILM}
 TARGETS_S = (0.1, 1.0, 30.0)
 LOADS = (0.5, 0.8, 1.0, 1.3)
 _PARTS = {Priority.HIGH: 0.2, Priority.NORMAL: 0.5, Priority.LOW: 0.3}
