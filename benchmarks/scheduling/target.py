@@ -16,7 +16,7 @@ from serve_app_simulator.run import simulate
 from serve_app_simulator.scenario import Affine, Curve, Stream
 
 CURVES: dict[str, Curve] = {"50 ms + 20 ms a row": Affine(0.05, 0.02), "typical": TYPICAL, "minilm": MINILM}
-TARGETS_S = (0.1, 1.0, 30.0)
+TARGETS_S = (0.1, 1.0)
 LOADS = (0.5, 0.8, 1.0, 1.3)
 _PARTS = {Priority.HIGH: 0.2, Priority.NORMAL: 0.5, Priority.LOW: 0.3}
 
