@@ -32,11 +32,18 @@ def validate(path: Path, text: str, *options: str) -> tuple[int, list[str]]:
     return result.exit_code, [line.removeprefix(f"{path}: ") for line in result.output.splitlines()]
 
 
-@pytest.mark.parametrize(("name", "warned"), [("demo", ""), ("bench", "grpc_options"), ("gpu", "")])
+@pytest.mark.parametrize(
+    ("name", "warned"), [("demo", "note: HAProxy"), ("bench", "grpc_options"), ("gpu", "note: HAProxy")]
+)
 def test_the_shipped_files_are_valid(name: str, warned: str) -> None:
-    """Every file in configs/ passes the check that users run; bench.yaml opens more, since it compares both ways in."""
+    """Every file in configs/ passes the check that users run.
+
+    bench.yaml opens more, since it compares both ways in. The others need more connections than
+    HAProxy has with `serve run`.
+    """
     result = CliRunner().invoke(app, ["validate", str(CONFIGS / f"{name}.yaml"), "--no-models"])
-    assert (result.exit_code, result.stderr.removeprefix("warning: ").partition(":")[0]) == (0, warned)
+    assert result.exit_code == 0
+    assert result.stderr.removeprefix("warning: ").startswith(warned)
 
 
 def test_a_valid_file_is_said_to_be_valid(tmp_path: Path) -> None:
