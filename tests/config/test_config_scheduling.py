@@ -34,7 +34,7 @@ def test_every_policy_reaches_the_scheduler(policy: Any) -> None:
     """Whether batches wait for more rows or not."""
     args = parse_args({"models": [model(batching={"policy": policy})]})
     assert args.model_scheduling() == {
-        "a": ModelScheduling("a", 32, 0.1, policy=policy, breaker=BreakerSettings()),
+        "a": ModelScheduling("a", 32, 1.0, policy=policy, breaker=BreakerSettings()),
     }
 
 
