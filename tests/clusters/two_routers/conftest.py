@@ -55,8 +55,8 @@ def server(folder: Path) -> Iterator[ServeProcess]:
     models: list[dict[str, Any]] = [
         {"name": "tiny"},
         {"name": "adds", "batching": {"max_rows": 1}, "versions": {"latest": 2}, "aliases": {"stable": 4}},
-        {"name": "constant", **two},
-        {"name": "several", "versions": [1, 2], "aliases": {"stable": 1, "candidate": 2}},
+        {"name": "constant", "batching": {"window": 4}, **two},
+        {"name": "several", "batching": {"window": 4}, "versions": [1, 2], "aliases": {"stable": 1, "candidate": 2}},
     ]
     for model in models:
         model["path"] = str(folder / str(model["name"]))
@@ -82,7 +82,7 @@ def server(folder: Path) -> Iterator[ServeProcess]:
     del server.config["http_options"]["host"]  # `serve-app run` listens on the loopback interface then
     variables = server.config["controller_options"]["runtime_env"]["env_vars"]
     # For the queues of two routers; HAProxy opens two and a half times as many files
-    variables["RAY_SERVE_HAPROXY_MAXCONN"] = "7440"
+    variables["RAY_SERVE_HAPROXY_MAXCONN"] = "7712"
     server.config["applications"].append({"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"})
     with server as running:
         yield running
