@@ -81,7 +81,7 @@ def judge(
                     lines.write(json.dumps({"cell": name, "scores": [asdict(score) for score in scores]}) + "\n")
     ordered = {cell.name: found[cell.name] for cell in grid}
     figures = {name: [asdict(score) for score in scores] for name, scores in ordered.items()}
-    publish_report(console, "scaling", {"cells": figures, "seed": seed}, _text(ordered), publish=publish)
+    publish_report(console, "scaling", {"cells": figures, "seed": seed}, _text(ordered, seed), publish=publish)
 
 
 def _kept(keep: Path | None) -> dict[str, list[Score]]:
@@ -116,7 +116,7 @@ def beaten_by(scores: list[Score]) -> list[str]:
     ]
 
 
-def _text(cells: dict[str, list[Score]]) -> str:
+def _text(cells: dict[str, list[Score]], seed: int) -> str:
     shares = {name: share_of_bound(scores) for name, scores in cells.items()}
     beaten = {name: rivals for name, scores in cells.items() if (rivals := beaten_by(scores))}
     contenders = (OURS, RAY, QUEUE, RATE, BOUND)
@@ -129,8 +129,9 @@ def _text(cells: dict[str, list[Score]]) -> str:
         " `python -m benchmarks.scaling judge`."
     )
     found = (
-        f"Median share of the bound: {median(shares.values()):.2f}, least {min(shares.values()):.2f}. Cells in which a"
-        f" rival is in time for as many and costs less: {len(beaten)} of {len(cells)}."
+        f"{len(cells)} cells, seed {seed}. Median share of the bound: {median(shares.values()):.2f}, least"
+        f" {min(shares.values()):.2f}. Cells in which a rival is in time for as many and costs less: {len(beaten)} of"
+        f" {len(cells)}."
     )
     lines = [
         "# Replicas that follow the demand",
