@@ -53,8 +53,7 @@ _UNKNOWN_START_S = 10.0
 _STARTS = 16
 _SLOW = 0.9
 _SHORTEST_HOLD_S = 10.0
-_SHORTEST_HOLD = 1.0 / 3.0
-"""Of a start."""
+_SHORTEST_HOLD = 1.0 / 3.0  # of a start
 _SCATTER = 4.0
 _LEAST_RAMP = 15
 """Samples."""
@@ -151,23 +150,24 @@ class HoldTime:
         self._wanted = wanted
 
     def held(self, start_s: float, now: float, target: int, hold_s: float | None) -> tuple[int, float]:
-        """The largest number up to the target whose hold has not ended, and that hold, or the shortest one."""
+        """The largest number up to the target whose hold has not ended, and that hold; 0 and the shortest for none."""
         for number in range(target, self._wanted, -1):
             if number in self._last:
-                fixed_s = self.seconds(start_s, self._lowest[number] / number) if hold_s is None else hold_s
-                if now - self._last[number] <= fixed_s:
-                    return number, fixed_s
+                of_depth_s = self.seconds(start_s, self._lowest[number] / number) if hold_s is None else hold_s
+                if now - self._last[number] <= of_depth_s:
+                    return number, of_depth_s
         return 0, self.seconds(start_s, 0.0) if hold_s is None else hold_s
 
     def expected(self, start_s: float, now: float) -> int:
         """The largest number that is due: its last two periods were alike, and the third ends after about a start."""
-        due = [0]
+        due = 0
         for number, rises in self._rises.items():
             periods = [after - before for before, after in pairwise(rises)]
             if len(periods) == 2 and abs(periods[1] - periods[0]) <= start_s:
                 left_s = rises[-1] + sum(periods) / 2.0 - now
-                due += [number] * (-start_s <= left_s <= 2.0 * start_s)
-        return max(due)
+                if -start_s <= left_s <= 2.0 * start_s:
+                    due = max(due, number)
+        return due
 
     def seconds(self, start_s: float, part: float) -> float:
         """The hold that would have cost least over the last gaps in which the number fell to that part or less."""

@@ -72,8 +72,8 @@ def test_configuration_differs_from_the_demo_only_where_declared(root: Path, ser
     differences = {
         "http_options.host": ("127.0.0.1", "0.0.0.0"),
         "controller_options.runtime_env.env_vars.RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": ("1", None),
-        # Who runs a cluster scrapes Serve's own metrics too.
         "controller_options.runtime_env.env_vars.RAY_SERVE_HAPROXY_MAXCONN": (None, "8192"),
+        # Who runs a cluster scrapes Serve's own metrics too.
         "controller_options.runtime_env.env_vars.RAY_SERVE_HAPROXY_METRICS_ENABLED": ("0", None),
     }
     document = copy.deepcopy(dict(demo.document))

@@ -168,7 +168,7 @@ def test_a_step_is_answered_at_once_and_once() -> None:
 
 
 def test_a_number_is_held_and_then_given_up() -> None:
-    """For ten seconds if a start takes no longer."""
+    """For ten seconds if a start takes no longer than half a minute."""
     fleet = Fleet().run(100, constant(0.8)).run(60, constant(4.2)).run(9, constant(0.8))
     assert fleet.target == 5
     assert fleet.run(20, constant(0.8)).target == 1
