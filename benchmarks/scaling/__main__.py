@@ -7,7 +7,6 @@ python -m benchmarks.scaling kills              # a real server whose processes 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
@@ -62,33 +61,22 @@ def judge(
     trace_file: Annotated[Path | None, typer.Option("--trace", help="A CSV file with a TIMESTAMP.")] = None,
     seed: int = 1,
     processes: int = 1,
-    only: Annotated[str, typer.Option(help="Cells whose name has this.")] = "",
-    keep: Annotated[Path | None, typer.Option(help="Found cells, a line each: those in it are not run again.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Scores of rivals: those in it are not run again.")] = None,
     publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False,
 ) -> None:
     """Compare with other policies, each with its best settings, and with one that sees the future."""
     console = Console()
-    grid = [cell for cell in cells(curve or list(CURVES), trace_file) if only in cell.name]
-    found = _kept(keep)
+    grid = cells(curve or list(CURVES), trace_file)
+    found: dict[str, list[Score]] = {}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        runs = {pool.submit(run, cell, seed): cell for cell in grid if cell.name not in found}
+        runs = {pool.submit(run, cell, seed, keep): cell for cell in grid}
         for number, done in enumerate(as_completed(runs), 1):
             name, scores = runs[done].name, done.result()
             found[name] = scores
             console.print(f"{number}/{len(runs)} {name}: {_line(scores)}", highlight=False)
-            if keep is not None:
-                with keep.open("a") as lines:
-                    lines.write(json.dumps({"cell": name, "scores": [asdict(score) for score in scores]}) + "\n")
     ordered = {cell.name: found[cell.name] for cell in grid}
     figures = {name: [asdict(score) for score in scores] for name, scores in ordered.items()}
     publish_report(console, "scaling", {"cells": figures, "seed": seed}, _text(ordered, seed), publish=publish)
-
-
-def _kept(keep: Path | None) -> dict[str, list[Score]]:
-    if keep is None or not keep.exists():
-        return {}
-    lines = map(json.loads, keep.read_text().splitlines())
-    return {line["cell"]: [Score(**score) for score in line["scores"]] for line in lines}
 
 
 def _line(scores: list[Score]) -> str:

@@ -9,11 +9,13 @@ First its target is searched for, then how long it waits before it scales down.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import sqrt
+from pathlib import Path
 
 import numpy as np
 
@@ -94,20 +96,45 @@ class Score:
     settings: str = ""
 
 
-def run(cell: Cell, seed: int) -> list[Score]:
-    """Score all contenders in a cell, the server's policy first."""
+class Kept:
+    """Scores of rivals in a file, a line each, so that a run goes on where another ended."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        lines = file.read_text().splitlines() if file is not None and file.exists() else []
+        self._scores = {tuple(key): Score(**score) for key, score in map(json.loads, lines)}
+
+    def score(self, cell: Cell, contender: str, seed: int, make_scaler: Callable[[], Scaler], settings: str) -> Score:
+        """Find a score, or run the contender and keep it."""
+        key = (cell.name, contender, seed, settings)
+        if (found := self._scores.get(key)) is None:
+            found = self._scores[key] = score(cell, contender, seed, make_scaler, settings)
+            if self._file is not None:
+                with self._file.open("a") as lines:
+                    lines.write(json.dumps([key, asdict(found)]) + "\n")
+        return found
+
+
+def run(cell: Cell, seed: int, keep: Path | None = None) -> list[Score]:
+    """Score all contenders in a cell, the server's policy first.
+
+    Args:
+        keep: Scores of rivals; see `Kept`.
+    """
     ours = score(cell, OURS, seed, None)
     rate = 1.0 / (cell.row_s() * cell.rows)
     part, whole = _UTILIZATION
+    kept = Kept(keep)
     rivals = [
-        _tuned(cell, seed, ours, RAY, _ONGOING, RayServe),
-        _tuned(cell, seed, ours, QUEUE, _ONGOING, partial(Keda, "queue")),
-        _tuned(cell, seed, ours, RATE, (part * rate, whole * rate), partial(Keda, "rate")),
+        _tuned(kept, cell, seed, ours, RAY, _ONGOING, RayServe),
+        _tuned(kept, cell, seed, ours, QUEUE, _ONGOING, partial(Keda, "queue")),
+        _tuned(kept, cell, seed, ours, RATE, (part * rate, whole * rate), partial(Keda, "rate")),
     ]
     return [ours, *rivals, bound(cell, seed, ours.in_time)]
 
 
 def _tuned(
+    kept: Kept,
     cell: Cell,
     seed: int,
     ours: Score,
@@ -119,7 +146,7 @@ def _tuned(
 
     def tried(target: float, down_s: float) -> Score:
         make = partial(make_scaler, 1, MOST, target * cell.rows, down_s)
-        return score(cell, contender, seed, make, f"{target:.3g}, {down_s:g} s")
+        return kept.score(cell, contender, seed, make, f"{target:.3g}, {down_s:g} s")
 
     low, high = targets
     found: dict[float, Score] = {}
