@@ -18,9 +18,10 @@ for another, unless the demand scatters around it as it does around a step. A ba
 start is spread over the rest of its time.
 
 *When to let go?* A number is held for a while. The longer, the more idle replicas; the shorter, the more work is late
-while a replica starts again. The gaps after which a number was wanted again are kept, and the time that would have
-cost least counts: a gap that is held costs its length, and one that is not, as much as ten starts. Only gaps in which
-the number fell as deep as now are compared: noise around a level says nothing about a return after the level fell.
+while a replica starts again. Of each number, the gaps after which it was wanted again are kept, and the time that
+would have cost least counts. A gap that is held costs its length. One that is not costs a start, and ten times the work
+that was late: for as long as the number was wanted, at most a start. Only gaps in which the number fell as deep as now
+are compared: noise around a level says nothing about a return after the level fell.
 
 *What comes again?* Gaps that are too long to be held may be regular: work that comes every hour. If a number's last two
 periods were alike, its replicas start before the third ends.
@@ -52,13 +53,13 @@ _OUTLIERS = 0.9
 _UNKNOWN_START_S = 10.0
 _STARTS = 16
 _SLOW = 0.9
-_SHORTEST_HOLD_S = 10.0
-_SHORTEST_HOLD = 1.0 / 3.0  # of a start
+_SHORTEST_HOLD_S = 5.0
+_SHORTEST_HOLD = 1.0 / 6.0  # of a start
 _SCATTER = 4.0
 _LEAST_RAMP = 15
 """Samples."""
 _GAPS = 32
-_RESTART = 10.0
+_LATE = 10.0
 """Work that is late costs this many times as much as a replica that is idle."""
 
 
@@ -125,59 +126,101 @@ class StartTimes:
         return took[ceil(_SLOW * len(took)) - 1] if took else _UNKNOWN_START_S
 
 
+class _Gap(NamedTuple):
+    """A time in which a number of replicas was not wanted.
+
+    Attributes:
+        lowest: The fewest that were wanted in it.
+        until: When the number was wanted again.
+        wanted_s: How long it was wanted then; ``inf`` while it still is.
+    """
+
+    length_s: float
+    lowest: float
+    until: float
+    wanted_s: float = inf
+
+
+class _History:
+    """When a number of replicas was wanted.
+
+    Attributes:
+        last: When it was wanted last.
+        lowest: The fewest that were wanted since.
+        rises: When it was wanted at first, and again after long gaps.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.last = now
+        self.lowest = inf
+        self.gaps: deque[_Gap] = deque(maxlen=_GAPS)
+        self.rises = deque([now], maxlen=3)
+
+
 class HoldTime:
     """How long a number of replicas is held; see the module."""
 
     def __init__(self) -> None:
-        self._last: dict[int, float] = {}  # by number of replicas, when at least so many were wanted
-        self._lowest: dict[int, int] = {}  # by number of replicas, the fewest that were wanted since
-        self._gaps: deque[tuple[float, float]] = deque(maxlen=_GAPS)  # length, and to what part the number fell
-        self._rises: dict[int, deque[float]] = {}  # by number of replicas, when it was wanted again after a long gap
+        self._histories: list[_History] = []  # of 1, 2, 3, ... replicas
         self._wanted = 0
 
     def note(self, wanted: int, start_s: float, now: float) -> None:
         """Note how many replicas the demand asks for."""
-        for number in range(self._wanted + 1, wanted + 1):
-            gap_s = now - self._last.get(number, -inf)
-            if gap_s < inf:
-                self._gaps.append((gap_s, self._lowest[number] / number))
-            if gap_s > _RESTART * start_s:
-                self._rises.setdefault(number, deque(maxlen=3)).append(now)
-        self._last |= dict.fromkeys(range(1, wanted + 1), now)
-        self._lowest = {
-            number: number if number <= wanted else min(self._lowest[number], wanted) for number in self._last
-        }
+        for history in self._histories[wanted : self._wanted]:
+            if history.gaps and history.gaps[-1].wanted_s == inf:
+                history.gaps[-1] = history.gaps[-1]._replace(wanted_s=now - history.gaps[-1].until)
+        for history in self._histories[self._wanted : wanted]:
+            gap_s = now - history.last
+            history.gaps.append(_Gap(gap_s, history.lowest, now))
+            if gap_s > _LATE * start_s:
+                history.rises.append(now)
+        self._histories += [_History(now) for _ in range(len(self._histories), wanted)]
+        for history in self._histories[:wanted]:
+            history.last, history.lowest = now, inf
+        for history in self._histories[wanted:]:
+            history.lowest = min(history.lowest, wanted)
         self._wanted = wanted
 
     def held(self, start_s: float, now: float, target: int, hold_s: float | None) -> tuple[int, float]:
         """The largest number up to the target whose hold has not ended, and that hold; 0 and the shortest for none."""
-        for number in range(target, self._wanted, -1):
-            if number in self._last:
-                of_depth_s = self.seconds(start_s, self._lowest[number] / number) if hold_s is None else hold_s
-                if now - self._last[number] <= of_depth_s:
-                    return number, of_depth_s
-        return 0, self.seconds(start_s, 0.0) if hold_s is None else hold_s
+        for number in range(min(target, len(self._histories)), self._wanted, -1):
+            of_number_s = self.seconds(number, start_s) if hold_s is None else hold_s
+            if now - self._histories[number - 1].last <= of_number_s:
+                return number, of_number_s
+        return 0, _shortest_hold_s(start_s) if hold_s is None else hold_s
 
     def expected(self, start_s: float, now: float) -> int:
         """The largest number that is due: its last two periods were alike, and the third ends after about a start."""
         due = 0
-        for number, rises in self._rises.items():
-            periods = [after - before for before, after in pairwise(rises)]
+        for number, history in enumerate(self._histories, 1):
+            periods = [after - before for before, after in pairwise(history.rises)]
             if len(periods) == 2 and abs(periods[1] - periods[0]) <= start_s:
-                left_s = rises[-1] + sum(periods) / 2.0 - now
+                left_s = history.rises[-1] + sum(periods) / 2.0 - now
                 if -start_s <= left_s <= 2.0 * start_s:
-                    due = max(due, number)
+                    due = number
         return due
 
-    def seconds(self, start_s: float, part: float) -> float:
-        """The hold that would have cost least over the last gaps in which the number fell to that part or less."""
-        shortest, penalty = max(_SHORTEST_HOLD_S, _SHORTEST_HOLD * start_s), _RESTART * start_s
-        gaps = [gap for gap, fell in self._gaps if gap <= 2.0 * penalty and fell <= part]
+    def seconds(self, number: int, start_s: float) -> float:
+        """The hold of a number that would have cost least over its last gaps in which as few were wanted as now."""
+        history, longest_s = self._histories[number - 1], _LATE * start_s
+        gaps = [gap for gap in history.gaps if gap.length_s <= 2.0 * longest_s and gap.lowest <= history.lowest]
 
         def cost(hold_s: float) -> float:
-            return sum([gap if gap <= hold_s else hold_s + penalty for gap in gaps])
+            return sum(
+                [
+                    gap.length_s if gap.length_s <= hold_s else hold_s + start_s + _LATE * min(start_s, gap.wanted_s)
+                    for gap in gaps
+                ]
+            )
 
-        return min([shortest, *(1.1 * gap for gap in gaps if shortest < gap <= penalty)], key=cost)
+        shortest_s = _shortest_hold_s(start_s)
+        return min(
+            [shortest_s, *(1.1 * gap.length_s for gap in gaps if shortest_s < gap.length_s <= longest_s)], key=cost
+        )
+
+
+def _shortest_hold_s(start_s: float) -> float:
+    return max(_SHORTEST_HOLD_S, _SHORTEST_HOLD * start_s)
 
 
 class ReplicaPolicy:

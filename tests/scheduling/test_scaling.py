@@ -168,8 +168,8 @@ def test_a_step_is_answered_at_once_and_once() -> None:
 
 
 def test_a_number_is_held_and_then_given_up() -> None:
-    """For ten seconds if a start takes no longer than half a minute."""
-    fleet = Fleet().run(100, constant(0.8)).run(60, constant(4.2)).run(9, constant(0.8))
+    """For five seconds if a start takes no longer than half a minute."""
+    fleet = Fleet().run(100, constant(0.8)).run(60, constant(4.2)).run(4, constant(0.8))
     assert fleet.target == 5
     assert fleet.run(20, constant(0.8)).target == 1
 
@@ -183,6 +183,31 @@ def test_gaps_that_come_again_are_held() -> None:
     for _ in range(6):
         fleet.run(10, constant(3.2)).run(40, constant(0.5))
     assert len(fleet.changes) == changes
+
+
+def test_short_bursts_hold_no_replica_that_starts_slowly() -> None:
+    """Ten seconds of work every 300 s: a start of a minute ends after them, and holding costs more than they do."""
+    fleet = Fleet(start_s=60)
+    for _ in range(6):
+        fleet.run(10, constant(3.2)).run(290, constant(0.5))
+    assert fleet.target == 1
+
+
+def test_long_bursts_hold_a_replica_that_starts_slowly() -> None:
+    """A minute and a half of work every 290 s: a start would leave a minute of it late."""
+    fleet = Fleet(start_s=60)
+    for _ in range(6):
+        fleet.run(90, constant(3.2)).run(200, constant(0.5))
+    assert fleet.target == 4
+
+
+def test_each_number_has_its_own_hold() -> None:
+    """A second replica is wanted again every 30 s, a fifth was wanted once."""
+    fleet = Fleet()
+    for _ in range(6):
+        fleet.run(20, constant(1.6)).run(30, constant(0.5))
+    assert fleet.target == 2
+    assert fleet.run(60, constant(4.2)).run(20, constant(2.5)).target == 3
 
 
 def test_noise_around_a_level_does_not_hold_what_the_level_asked_for() -> None:
