@@ -1,6 +1,7 @@
 """How well the number of replicas follows the demand.
 
 python -m benchmarks.scaling judge --publish    # simulated, beside others: docs/benchmarks/scaling.md
+python -m benchmarks.scaling room               # simulated: models that share too little room
 python -m benchmarks.scaling real               # a real server beside its simulation
 python -m benchmarks.scaling kills              # a real server whose processes are killed
 """
@@ -22,6 +23,7 @@ from benchmarks.machine import describe
 from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.scaling.judge import BOUND, OURS, QUEUE, RATE, RAY, Cell, Score, as_good, run
 from benchmarks.scaling.real import MODEL, Followed, measure, simulated
+from benchmarks.scaling.room import ROOM, Shared, best_split, contests, share
 from benchmarks.scaling.workloads import Load, flash, sine, steady, step, trace
 from benchmarks.scheduling.conditions import MINILM, WIDE
 from serve_app.config.names import ROUTER
@@ -137,6 +139,33 @@ def _text(cells: dict[str, list[Score]], seed: int) -> str:
         lines.append(f"| {name} | {shown} | {shares[name]:.2f} |")
     lines += [f"\nBetter in {name}: {', '.join(rivals)}." for name, rivals in beaten.items()]
     return "\n".join(lines) + "\n"
+
+
+@app.command()
+def room(seed: int = 1, publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False) -> None:
+    """Let two models share too little room, beside the best fixed split of it."""
+    console = Console()
+    figures: dict[str, dict[str, Shared]] = {}
+    rows: list[tuple[str, ...]] = []
+    for contest in contests():
+        ours, fixed = share(contest, seed), best_split(contest, seed)
+        figures[contest.name] = {"shared": ours, "fixed": fixed}
+        split = f"{fixed.split[0]} and {fixed.split[1]}"
+        rows.append((contest.name, *_of_each(ours), str(ours.changes), *_of_each(fixed), split))
+        console.print(f"{len(rows)}/{len(contests())} {contest.name}", highlight=False)
+    says = (
+        f"Simulated: two models may have {ROOM} replicas together. In time %, by weight (high 4, normal 2, low 1), and"
+        " of each model. The fixed split is the best of all for that load; with it each model follows its demand up to"
+        " its part. `python -m benchmarks.scaling room`."
+    )
+    header = ("load", "shared", "of each", "changes", "fixed", "of each", "split")
+    text = "\n".join(["# Models that share room", "", says, "", table(header, rows), "", f"Seed {seed}.", ""])
+    publish_report(console, "scaling_room", {"seed": seed, "contests": figures}, text, publish=publish)
+
+
+def _of_each(shared: Shared) -> tuple[str, str]:
+    first, second = shared.of_each
+    return f"{100 * shared.in_time:.1f}", f"{100 * first:.1f} and {100 * second:.1f}"
 
 
 @app.command()

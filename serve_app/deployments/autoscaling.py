@@ -23,7 +23,7 @@ from serve_app.config.names import ROUTER, RUN_VARIABLE
 from serve_app.deployments.register import write_sizings
 from serve_app.domain.priority import Priority
 from serve_app.scheduling.demand import Demand, ModelDemand
-from serve_app.scheduling.room import WEIGHTS, Claim, share
+from serve_app.scheduling.room import WEIGHTS, Claim, SharedRoom
 from serve_app.scheduling.scaling import ReplicaPolicy, Sizing, busy_replicas, desired_replicas, routers_on
 
 if TYPE_CHECKING:
@@ -103,10 +103,12 @@ class ScaleByDemand:
     ) -> None:
         self._publish = publish
         self._read_room = room
+        self._shared = SharedRoom()
         self._room: Mapping[str, float] = {}
         self._shown: dict[str, tuple[int, str]] = {}
         self._policies: dict[str, ReplicaPolicy] = {}
-        self._sizings: dict[str, Sizing] = {}
+        self._sizings: dict[str, Sizing] = {}  # by the demand alone
+        self._lowered: dict[str, Sizing] = {}  # for want of room
         self._reported: dict[str, float] = {}
         self._decided_at = 0.0
 
@@ -153,7 +155,7 @@ class ScaleByDemand:
                 busier = _busier(own, context.target_num_replicas, part)
                 wanted = max(wanted, min(busier, context.capacity_adjusted_max_replicas))
             decisions[deployment] = wanted
-        self._fit(contexts, decisions)
+        self._fit(contexts, decisions, now)
         for deployment, wanted in decisions.items():
             context = contexts[deployment]
             if not context.current_num_replicas and wanted > context.target_num_replicas:
@@ -164,7 +166,9 @@ class ScaleByDemand:
             self._show(routers.app_name or "")
         return decisions, {}
 
-    def _fit(self, contexts: Mapping[DeploymentID, AutoscalingContext], decisions: dict[DeploymentID, int]) -> None:
+    def _fit(
+        self, contexts: Mapping[DeploymentID, AutoscalingContext], decisions: dict[DeploymentID, int], now: float
+    ) -> None:
         """Lower the numbers of models that follow the demand to what there is room for."""
         reported, left = self._reported, dict(self._room)
         claims: dict[str, Claim] = {}
@@ -182,24 +186,27 @@ class ScaleByDemand:
                 self._sizings[deployment.name].needed,
                 sum([WEIGHTS[priority] * demand.requests for priority, demand in demands.items()]),
                 needs,
+                self._sizings[deployment.name].start_s,
             )
-        numbers = share(claims, {name: max(amount, _LEAST_ROOM) for name, amount in left.items()})
+        numbers = self._shared.decide(claims, {name: max(amount, _LEAST_ROOM) for name, amount in left.items()}, now)
+        self._lowered = {}
         for deployment in contexts:
-            if (number := numbers.get(deployment.name)) is not None and number < decisions[deployment]:
+            name = deployment.name
+            if (number := numbers.get(name)) is not None and number < decisions[deployment]:
                 decisions[deployment] = number
-                sizing = self._sizings[deployment.name]
-                self._sizings[deployment.name] = sizing._replace(replicas=number, because="room")
+                self._lowered[name] = self._sizings[name]._replace(replicas=number, because="room")
 
     def _show(self, application: str) -> None:
         """Log numbers that have changed, and publish them and their reasons."""
-        shown = {name: (sizing.replicas, sizing.because) for name, sizing in self._sizings.items()}
+        sizings = self._sizings | self._lowered
+        shown = {name: (sizing.replicas, sizing.because) for name, sizing in sizings.items()}
         if shown == self._shown:
             return
-        for name, sizing in self._sizings.items():
+        for name, sizing in sizings.items():
             if self._shown.get(name, (None, ""))[0] != sizing.replicas:
                 logger.info("serve_app: replicas of %s: %s", name, sizing)
         self._shown = shown
-        self._publish(application, json.dumps({name: sizing._asdict() for name, sizing in self._sizings.items()}))
+        self._publish(application, json.dumps({name: sizing._asdict() for name, sizing in sizings.items()}))
 
     def _decide(self, context: AutoscalingContext, reported: Mapping[str, float], now: float) -> None:
         """Size a model's deployment by its demand."""

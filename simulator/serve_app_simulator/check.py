@@ -43,6 +43,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
             yield f"devices.{device.name}.concurrency: must be at least 1, got {device.concurrency}"
         if not 0.0 <= device.interference < 1.0:
             yield f"devices.{device.name}.interference: must be from 0 to below 1, got {device.interference:g}"
+    yield from _room_problems(scenario)
     for model in scenario.models:
         yield from _model_problems(model, devices, in_pool=model.scheduling.name in set(members))
     for pool in scenario.pools:
@@ -126,6 +127,25 @@ def _model_problems(model: SimulatedModel, devices: list[str], *, in_pool: bool)
             yield f"{where}.autoscaling.target_rows: must be above 0, got {scaling.target_rows:g}"
         if not scaling.interval_s > 0.0:
             yield f"{where}.autoscaling.interval_s: must be above 0, got {scaling.interval_s:g}"
+    for resource, amount in model.needs.items():
+        if not amount > 0.0:
+            yield f"{where}.needs.{resource}: must be above 0, got {amount:g}"
+
+
+def _room_problems(scenario: Scenario) -> Iterator[str]:
+    for resource, amount in scenario.room.items():
+        fewest = sum(
+            [
+                model.needs.get(resource, 0.0)
+                * (model.replicas if model.autoscaling is None else max(model.replicas, model.autoscaling.min_replicas))
+                for model in scenario.models
+            ]
+        )
+        if not fewest <= amount:
+            yield f"room.{resource}: the first replicas of all models need {fewest:g}, and there are {amount:g}"
+    intervals = {model.autoscaling.interval_s for model in scenario.models if model.autoscaling is not None}
+    if scenario.room and len(intervals) > 1:
+        yield "models.autoscaling.interval_s: must be the same for all models that share room"
 
 
 def _stream_problems(stream: Stream, models: list[str], pools: list[str]) -> Iterator[str]:

@@ -152,6 +152,8 @@ def _print_tables(experiment: Experiment, cases: Sequence[CaseResults]) -> None:
             shown.add_row(*(escape(cell) for cell in row))
         out.print(shown)
     out.print(legend(cases), highlight=False)
+    for line in _scaling(cases):
+        out.print(escape(line), highlight=False)
 
 
 def _prepare(folder: Path) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from serve_app.scheduling.demand import ModelDemand
+from serve_app.scheduling.room import WEIGHTS, Claim
 from serve_app_simulator.loop import Event, Loop
 from serve_app_simulator.machine import Machine
-from serve_app_simulator.scalers import FleetState, ScalingStep
+from serve_app_simulator.scalers import DemandScaler, FleetState, ScalingStep
 from serve_app_simulator.scenario import Failure, SimulatedModel
 
 
@@ -46,15 +47,14 @@ class Fleet:
         self._last = 0
         self.arrived_rows = 0
         self.changes: list[ScalingStep] = []
+        self._demand = ModelDemand()
         self._scaler = None if model.autoscaling is None else model.autoscaling.scaler()
 
     def start(self) -> None:
-        """List the first replicas and begin to watch the load."""
+        """List the first replicas."""
         for _ in range(self.model.replicas):
             self._list()
         self._tell(self)
-        if self.model.autoscaling is not None:
-            self._loop.at(self.model.autoscaling.interval_s, self._autoscale)
 
     def fail(self, failure: Failure) -> None:
         """Break a replica now. Nothing happens if it is not there."""
@@ -117,26 +117,41 @@ class Fleet:
         elif alive := self._alive():
             self._unlist(alive[-1])
 
-    def _autoscale(self) -> None:
-        """Ask the scaler, and start or stop replicas."""
-        assert self._scaler is not None
-        assert self.model.autoscaling is not None
-        now = self._loop.now
-        self._loop.at(now + self.model.autoscaling.interval_s, self._autoscale)
-        demand = self._read_demand(self.name)
+    def decide(self) -> tuple[int, str]:
+        """Ask the scaler how many replicas there should be, and what decided; the target where there is none."""
+        if self._scaler is None:
+            return self.target, ""
+        self._demand = self._read_demand(self.name)
         state = FleetState(
-            now,
+            self._loop.now,
             self.target,
             len(self._alive()),
-            self._waiting_rows(self.name) + self.running_rows + demand.turned_away_rows,
+            self._waiting_rows(self.name) + self.running_rows + self._demand.turned_away_rows,
             self.running_rows,
             self.arrived_rows,
-            demand,
+            self._demand,
         )
         self.arrived_rows = 0
-        wanted, because = self._scaler.decide(state)
+        return self._scaler.decide(state)
+
+    def claim(self, wanted: int) -> Claim | None:
+        """The claim on the scenario's room after `decide`; ``None`` if replicas do not follow the demand."""
+        if not isinstance(self._scaler, DemandScaler) or self.model.autoscaling is None:
+            return None
+        return Claim(
+            wanted,
+            self.model.autoscaling.min_replicas,
+            len(self._alive()),
+            self._scaler.needed,
+            sum([WEIGHTS[priority] * demand.requests for priority, demand in self._demand.of_class.items()]),
+            self.model.needs,
+            self._scaler.start_s,
+        )
+
+    def resize(self, wanted: int, because: str) -> None:
+        """Start or stop replicas."""
         if wanted != self.target:
-            self.changes.append(ScalingStep(now, wanted, because))
+            self.changes.append(ScalingStep(self._loop.now, wanted, because))
         while self.target < wanted:
             self.target += 1
             self._start(self.model.startup_s)

@@ -52,11 +52,17 @@ class Scaler(Protocol):
 
 
 class DemandScaler:
-    """The server's `ReplicaPolicy`."""
+    """The server's `ReplicaPolicy`.
+
+    Attributes:
+        needed: Replicas for the demand at the last look, as a fraction.
+        start_s: Time that a start is expected to take.
+    """
 
     def __init__(self, minimum: int, maximum: int, hold_s: float | None = None) -> None:
         self._minimum, self._maximum = minimum, maximum
         self._policy = ReplicaPolicy(hold_s)
+        self.needed = self.start_s = 0.0
 
     def decide(self, state: FleetState) -> tuple[int, str]:
         """See `Scaler`."""
@@ -69,6 +75,7 @@ class DemandScaler:
             maximum=self._maximum,
             backlog_s=state.demand.backlog_s,
         )
+        self.needed, self.start_s = sizing.needed, sizing.start_s
         return sizing.replicas, sizing.because
 
 

@@ -68,6 +68,8 @@ class SimulatedModel:
     """Replicas that name the same device share it: what runs there at the same time slows each other down."""
     startup_s: float = 0.0
     """From the request for a replica to its first execution."""
+    needs: Mapping[str, float] = field(default_factory=dict)
+    """Resources of one replica, by name, of the scenario's room."""
     autoscaling: SimulatedAutoscaling | None = None
     known: bool = True
     """Whether schedulers get the curve as their prior (a profile), or must learn it."""
@@ -259,6 +261,8 @@ class Scenario:
     classes: Mapping[Priority, ClassSettings]
     devices: tuple[Device, ...] = ()
     pools: tuple[SimulatedPool, ...] = ()
+    room: Mapping[str, float] = field(default_factory=dict)
+    """Resources for all replicas, by name; autoscaling shares them. One that is not named has no limit."""
     routers: int = 1
     overheads: Overheads = Overheads()
     noise: Noise = Noise()

@@ -10,6 +10,7 @@ from math import exp, inf
 import numpy as np
 
 from serve_app.scheduling.demand import ModelDemand
+from serve_app.scheduling.room import Claim, SharedRoom
 from serve_app_simulator.delays import SampledDelays, request_delays
 from serve_app_simulator.fleet import Fleet
 from serve_app_simulator.hosts import HostDevice, Hosts
@@ -25,6 +26,7 @@ _ROUNDING_S = 1e-9
 """Sums of virtual times differ by rounding: an answer this much after the deadline is still in time."""
 
 
+_LEAST_ROOM = 1e-6
 _TAIL = 4.0
 """How many sigmas a late answer is waited for."""
 
@@ -68,6 +70,7 @@ class SimulatedWorld:
             name: self._hosts[pool.scheduling.name] for pool in scenario.pools for name in pool.scheduling.models
         }
         self._loaded = 0
+        self._shared_room = SharedRoom()
         self.usage = Usage()
         self.queued_rows: list[int] = []
         self.replicas: list[int] = []
@@ -101,6 +104,7 @@ class SimulatedWorld:
         for fleet in self._fleets.values():
             if fleet.name not in self._hosts_of:
                 fleet.start()
+        self._watch()
         for failure in self._scenario.failures:
             self._loop.at(failure.at_s, partial(self._fleets[failure.model].fail, failure))
         self._sample()
@@ -239,6 +243,43 @@ class SimulatedWorld:
     def pools(self) -> dict[str, PoolUsage]:
         """Usage of each pool's hosts, by its name."""
         return {name: hosts.usage for name, hosts in self._hosts.items()}
+
+    # ------------------------------------------------------------------ autoscaling
+
+    def _watch(self) -> None:
+        """Look at the loads at equal intervals: of all models at once if they share room, else of each."""
+        fleets = [fleet for fleet in self._fleets.values() if fleet.model.autoscaling is not None]
+        for together in [fleets] if self._scenario.room and fleets else [[fleet] for fleet in fleets]:
+            assert together[0].model.autoscaling is not None
+            interval_s = together[0].model.autoscaling.interval_s
+            self._loop.at(interval_s, partial(self._scale, together, interval_s))
+
+    def _scale(self, fleets: Sequence[Fleet], interval_s: float) -> None:
+        """Decide how many replicas models have."""
+        self._loop.at(self._loop.now + interval_s, partial(self._scale, fleets, interval_s))
+        decided = {fleet.name: fleet.decide() for fleet in fleets}
+        if self._scenario.room:
+            self._share_room(decided)
+        # Fewer first: what they leave is the room of others.
+        for fleet in sorted(fleets, key=lambda fleet: decided[fleet.name][0] - fleet.target):
+            fleet.resize(*decided[fleet.name])
+
+    def _share_room(self, decided: dict[str, tuple[int, str]]) -> None:
+        """Lower the numbers of models that follow the demand to what there is room for, as the server does."""
+        left = dict(self._scenario.room)
+        claims: dict[str, Claim] = {}
+        for name, fleet in self._fleets.items():
+            wanted = decided[name][0] if name in decided else fleet.target
+            if (claim := fleet.claim(wanted)) is not None:
+                claims[name] = claim
+                continue
+            for resource, amount in fleet.model.needs.items():
+                if resource in left:
+                    left[resource] -= wanted * amount
+        room = {name: max(amount, _LEAST_ROOM) for name, amount in left.items()}
+        for name, number in self._shared_room.decide(claims, room, self._loop.now).items():
+            if number < decided[name][0]:
+                decided[name] = number, "room"
 
     # ------------------------------------------------------------------ requests
 

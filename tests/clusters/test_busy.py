@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import threading
@@ -25,13 +26,17 @@ from steady_load import SteadyLoad
 from benchmarks.ports import free_ports
 from clusters.asking import ask, endpoints, wait_until
 from serve_app.api.open_inference import inference_pb2 as pb
+from serve_app.config.names import RUN_VARIABLE, deployment_name
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """A server whose models scale: `steady` has two replicas, `sleeper` none at first, `slow` follows its queue."""
+    """A server whose models scale: `steady` has two replicas, `sleeper` none at first, `slow` follows its queue.
+
+    `patient` and `urgent` follow their demand, and there is room for three replicas of them.
+    """
     folder = tmp_path_factory.mktemp("busy")
     scaling = {"upscale_delay_s": 0.0, "downscale_delay_s": 1.0, "downscale_to_zero_delay_s": 1.0}
     steady = {"name": "steady", "autoscaling": {"min_replicas": 2, "max_replicas": 2}}
@@ -46,7 +51,19 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     }
     models: list[dict[str, Any]] = [steady, sleeper, slow]
     for model in models:
-        model |= {"resources": {"cpus": 0.1}, "health": {"check_period_s": 1.0}}
+        model |= {"resources": {"cpus": 0.1}}
+    cpus = ((os.cpu_count() or 1) - 0.6) / 3.3  # others have 0.4 to 0.6
+    models += [
+        slow_models.write(folder / "models", name, seconds=0.2)
+        | {
+            "batching": {"max_rows": 1, "slo_ms": 1000},
+            "autoscaling": {"min_replicas": 1, "max_replicas": 3},
+            "resources": {"cpus": cpus},
+        }
+        for name in ("patient", "urgent")
+    ]
+    for model in models:
+        model |= {"health": {"check_period_s": 1.0}}
     direct_port, direct_grpc_port = free_ports(2)
     router = {"cpus": 0.1, "http": {"port": direct_port}, "grpc": {"port": direct_grpc_port}}
     args = {
@@ -54,7 +71,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         "classes": {"normal": {"timeout_ms": 60000}},
         "router": router,
     }
-    with ServeProcess(args, folder) as running:
+    with ServeProcess(args, folder, env={RUN_VARIABLE: "tests"}) as running:
         yield running
 
 
@@ -111,6 +128,44 @@ def test_replicas_follow_the_queue(busy: ServeProcess) -> None:
             done.set()
         assert set().union(*(client.result() for client in clients)) == {200}
     wait_until(lambda: replicas(busy.url, "slow") == 1, "one replica of slow after the load")
+
+
+@contextlib.contextmanager
+def asked(url: str, model: str, priority: str) -> Iterator[None]:
+    """Ask for 0.2 s of work 15 times a second, whether there are answers or not."""
+    done = threading.Event()
+    headers = {"X-Priority": priority, "X-Timeout-Ms": "1000"}
+
+    def keep_asking(pool: ThreadPoolExecutor) -> None:
+        while not done.wait(1 / 15):
+            pool.submit(ask, url, model, size=COLUMNS, headers=headers)
+
+    with ThreadPoolExecutor(32) as pool:
+        clock = pool.submit(keep_asking, pool)
+        try:
+            yield
+        finally:
+            done.set()
+            clock.result()
+
+
+def test_models_that_compete_for_room_get_replicas_by_what_these_save(busy: ServeProcess) -> None:
+    """A model that asks for three gets the two that there is room for, and one goes to more urgent requests."""
+
+    def lowered(model: str) -> bool:
+        scaling = httpx.get(f"{busy.url}/status", timeout=30.0).json()["scaling"] or {}
+        return bool(scaling.get(deployment_name(model), {}).get("because") == "room")
+
+    with asked(busy.url, "patient", "low"):
+        wait_until(lambda: replicas(busy.url, "patient") == 2, "a second replica of patient")
+        wait_until(lambda: lowered("patient"), "the reason in the status")
+        with asked(busy.url, "urgent", "high"):
+            wait_until(
+                lambda: (replicas(busy.url, "patient"), replicas(busy.url, "urgent")) == (1, 2),
+                "a replica of patient that went to urgent",
+            )
+        wait_until(lambda: replicas(busy.url, "patient") == 2, "a second replica of patient again")
+    wait_until(lambda: replicas(busy.url, "patient") == 1, "one replica of patient after the load")
 
 
 def test_killing_a_replica_loses_no_request(busy: ServeProcess) -> None:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from simulation_builders import Fifo, Scripted, make_arrivals, make_model, make_scenario
 
 from serve_app.domain.priority import Priority
+from serve_app_simulator.ours import ServeApp
 from serve_app_simulator.results import DROPPED, IN_TIME, LATE, REPLACED, UNFINISHED, Records
+from serve_app_simulator.run import simulate
 from serve_app_simulator.scenario import (
     Affine,
     Device,
@@ -293,3 +295,42 @@ def test_a_model_without_replicas_gets_one_when_somebody_waits() -> None:
     _, records = _run(scenario, system, make_arrivals((0.5, 9.0)))
     assert [(0.0, ()), (3.0, ("m#1",))] == system.lists[:2]
     assert [IN_TIME] == list(records.outcome)
+
+
+def _contended(room: float) -> Scenario:
+    """Two models of up to six replicas: ``low`` wants about three all the time, ``high`` from 60 s on."""
+    scaling = SimulatedAutoscaling(1, 6)
+    models = tuple(
+        make_model(name, curve=Affine(0.1, 0.05), startup_s=5.0, autoscaling=scaling, needs={"cpus": 1.0}, slo_s=1.0)
+        for name in ("low", "high")
+    )
+    rate = 2.6 * 8 / models[0].curve(8, 0)
+    return make_scenario(
+        Stream("poisson", "low", Priority.LOW, rate=rate, timeout_s=3.0),
+        Stream("poisson", "high", Priority.HIGH, rate=rate, timeout_s=3.0, start_s=60.0),
+        models=models,
+        duration_s=120.0,
+        room={"cpus": room} if room else {},
+    )
+
+
+@pytest.mark.parametrize("room", [0.0, 5.0])
+def test_models_share_the_room_by_what_replicas_save(room: float) -> None:
+    """Where there is room both have what they want; where there is not, the less urgent model gives replicas back."""
+    result = simulate(_contended(room), ServeApp, 1)
+    last = {name: steps[-1] for name, steps in result.scaling.items()}
+    assert last["high"].replicas >= 3
+    assert last["low"].replicas == (5 - last["high"].replicas if room else 3)
+    assert last["low"].because == ("room" if room else "demand")
+    assert len(result.scaling["low"]) <= 5
+    assert result.classes["high"].attainment > 0.9
+
+
+def test_the_room_is_never_exceeded() -> None:
+    """At no time are more replicas wanted than there is room for."""
+    steps = simulate(_contended(5.0), ServeApp, 1).scaling
+    changes = sorted((step.at_s, step.replicas, name) for name in steps for step in steps[name])
+    wanted = {"low": 1, "high": 1}
+    for at_s in sorted({at_s for at_s, _, _ in changes}):
+        wanted |= {name: replicas for when, replicas, name in changes if when == at_s}
+        assert sum(wanted.values()) <= 5

@@ -84,6 +84,7 @@ def _scenario(
         classes={priority: limits.settings() for priority, limits in file.classes.by_priority().items()},
         pools=tuple(pool.simulated() for pool in file.pools),
         devices=tuple(device.simulated() for device in file.devices),
+        room=file.room.amounts(),
         routers=file.routers,
         overheads=file.overheads.simulated(),
         noise=noise,

@@ -14,7 +14,7 @@ from serve_app.config.router import ClassesConfig
 from serve_app.config.values import Delay, Positive, Seconds, Section, Size
 from serve_app.domain.priority import Priority
 from serve_app_simulator.scenario import WEIGHTS, Failure, Noise, Overheads
-from serve_app_simulator.scenarios.models import DeviceConfig, SimulatedModelConfig
+from serve_app_simulator.scenarios.models import DeviceConfig, ResourcesConfig, SimulatedModelConfig
 from serve_app_simulator.scenarios.pools import SimulatedPoolConfig, pool_faults
 from serve_app_simulator.scenarios.systems import OURS, AnySystem, system_config
 from serve_app_simulator.scenarios.workload import AnyStream, Factor, Rate
@@ -290,6 +290,9 @@ class ScenarioFile(Section):
 
     devices: Annotated[tuple[DeviceConfig, ...], Field(strict=False)] = ()
     """Devices that models share."""
+
+    room: ResourcesConfig = ResourcesConfig()
+    """Resources of all replicas together, which autoscaling shares; one that is not given has no limit."""
 
     overheads: OverheadsConfig = OverheadsConfig()
     """What requests pay besides executions."""

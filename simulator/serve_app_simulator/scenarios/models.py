@@ -136,6 +136,23 @@ class SimulatedAutoscalingConfig(Section):
         return self
 
 
+Amount = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class ResourcesConfig(Section):
+    """Resources of one replica, or of all of them together."""
+
+    cpus: Amount = 0.0
+    """Processors."""
+
+    gpus: Amount = 0.0
+    """GPUs."""
+
+    def amounts(self) -> dict[str, float]:
+        """Those that are given, by name."""
+        return {name: amount for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)) if amount}
+
+
 class SimulatedModelConfig(Section):
     """One model of the scenario."""
 
@@ -162,6 +179,9 @@ class SimulatedModelConfig(Section):
 
     autoscaling: SimulatedAutoscalingConfig | None = None
     """How replicas come and go; by default they do not."""
+
+    resources: ResourcesConfig = ResourcesConfig()
+    """What a replica needs of the scenario's `room`."""
 
     variants: Annotated[tuple[SimulatedVariantConfig, ...], Field(strict=False)] = ()
     """Other builds of the model, the most exact first."""
@@ -224,6 +244,7 @@ class SimulatedModelConfig(Section):
             variants=dict(variants),
             device=self.device,
             startup_s=self.startup_s,
+            needs=self.resources.amounts(),
             autoscaling=None
             if scaling is None
             else SimulatedAutoscaling(
