@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import typer
@@ -21,7 +21,8 @@ from rich.console import Console
 
 from benchmarks.machine import describe
 from benchmarks.publishing import measured_on, now, publish_report, table
-from benchmarks.scaling.judge import BOUND, OURS, QUEUE, RATE, RAY, Cell, Score, as_good, run
+from benchmarks.scaling import judge_report
+from benchmarks.scaling.judge import Cell, Score, run
 from benchmarks.scaling.real import MODEL, Followed, measure, simulated
 from benchmarks.scaling.room import ROOM, Shared, best_split, contests, share
 from benchmarks.scaling.workloads import Load, flash, sine, steady, step, trace
@@ -61,84 +62,27 @@ def cells(curves: list[str], trace_file: Path | None) -> list[Cell]:
 def judge(
     curve: Annotated[list[str] | None, typer.Option(help="Of the models; by default all.")] = None,
     trace_file: Annotated[Path | None, typer.Option("--trace", help="A CSV file with a TIMESTAMP.")] = None,
-    seed: int = 1,
+    seed: Annotated[list[int] | None, typer.Option(help="By default 1.")] = None,
     processes: int = 1,
     keep: Annotated[Path | None, typer.Option(help="Scores of rivals: those in it are not run again.")] = None,
     publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False,
 ) -> None:
     """Compare with other policies, each with its best settings, and with one that sees the future."""
     console = Console()
-    grid = cells(curve or list(CURVES), trace_file)
-    found: dict[str, list[Score]] = {}
+    grid = [(cell, each) for each in seed or [1] for cell in cells(curve or list(CURVES), trace_file)]
+    found: dict[tuple[str, int], list[Score]] = {}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        runs = {pool.submit(run, cell, seed, keep): cell for cell in grid}
+        runs = {pool.submit(run, cell, each, keep): (cell.name, each) for cell, each in grid}
         for number, done in enumerate(as_completed(runs), 1):
-            name, scores = runs[done].name, done.result()
-            found[name] = scores
-            console.print(f"{number}/{len(runs)} {name}: {_line(scores)}", highlight=False)
-    ordered = {cell.name: found[cell.name] for cell in grid}
-    figures = {name: [asdict(score) for score in scores] for name, scores in ordered.items()}
-    publish_report(console, "scaling", {"cells": figures, "seed": seed}, _text(ordered, seed), publish=publish)
-
-
-def _line(scores: list[Score]) -> str:
-    return "; ".join(f"{each.contender} {_shown(each)}" for each in scores)
-
-
-def _shown(score: Score) -> str:
-    settings = f"; {score.settings}" if score.settings else ""
-    return f"{100 * score.in_time:.1f} / {score.replica_s:,.0f} ({score.changes}, {score.turns}{settings})"
-
-
-def share_of_bound(scores: list[Score]) -> float:
-    """Replica-seconds of the policy that sees the future, as a part of the server's at equal attainment."""
-    by_name = {score.contender: score for score in scores}
-    return by_name[BOUND].replica_s / by_name[OURS].replica_s
-
-
-def beaten_by(scores: list[Score]) -> list[str]:
-    """Rivals that are in time for as many and cost less."""
-    ours = scores[0]
-    return [
-        each.contender
-        for each in scores[1:]
-        if each.contender != BOUND and as_good(ours, each) and each.replica_s < ours.replica_s
+            found[runs[done]] = scores = done.result()
+            console.print(f"{number}/{len(runs)} {runs[done]}: {judge_report.line(scores)}", highlight=False)
+    ordered = {(cell.name, each): found[cell.name, each] for cell, each in grid}
+    figures = [
+        {"cell": name, "seed": each, "scores": [asdict(score) for score in scores]}
+        for (name, each), scores in ordered.items()
     ]
-
-
-def _text(cells: dict[str, list[Score]], seed: int) -> str:
-    shares = {name: share_of_bound(scores) for name, scores in cells.items()}
-    beaten = {name: rivals for name, scores in cells.items() if (rivals := beaten_by(scores))}
-    contenders = (OURS, RAY, QUEUE, RATE, BOUND)
-    says = (
-        "Simulated over the server's own scheduler: in time % / replica-seconds (changes, turns; settings). Rivals"
-        " have the settings that suit them best in that cell: the target of a replica (requests queued and running, or"
-        " requests per second), and how long they wait before they scale down. The last column is the cheapest plan, in"
-        " slots of 10 s, that knows the arrivals and is in time for as many as the server's policy; shorter slots would"
-        " save a little more."
-        " `python -m benchmarks.scaling judge`."
-    )
-    found = (
-        f"{len(cells)} cells, seed {seed}. Median share of the bound: {median(shares.values()):.2f}, least"
-        f" {min(shares.values()):.2f}. Cells in which a rival is in time for as many and costs less: {len(beaten)} of"
-        f" {len(cells)}."
-    )
-    lines = [
-        "# Replicas that follow the demand",
-        "",
-        says,
-        "",
-        found,
-        "",
-        "| cell | " + " | ".join(contenders) + " | share |",
-        "|" + "---|" * (len(contenders) + 2),
-    ]
-    for name, scores in cells.items():
-        by_name = {score.contender: score for score in scores}
-        shown = " | ".join(_shown(by_name[each]) for each in contenders)
-        lines.append(f"| {name} | {shown} | {shares[name]:.2f} |")
-    lines += [f"\nBetter in {name}: {', '.join(rivals)}." for name, rivals in beaten.items()]
-    return "\n".join(lines) + "\n"
+    draw = partial(judge_report.draw, ordered)
+    publish_report(console, "scaling", {"cells": figures}, judge_report.text(ordered), draw, publish=publish)
 
 
 @app.command()
