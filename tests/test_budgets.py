@@ -82,8 +82,8 @@ def _private_cross_references() -> int:
 
 
 BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
-    "lines of serve_app": (lambda: sum(map(_lines, _files())), 74_929),
-    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 14_297),
+    "lines of serve_app": (lambda: sum(map(_lines, _files())), 75_022),
+    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 14_312),
     "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_221),
     "methods of the stairwell": (_methods, 207),
     "lines of the longest file": (lambda: max(map(_lines, _files())), 786),
@@ -91,7 +91,7 @@ BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
     "lines of the longest constructor": (lambda: max(lines for name, lines in _functions() if name == "__init__"), 59),
     "class names used twice": (_class_names_used_twice, 6),
     "docstrings that begin with See or As": (_private_cross_references, 24),
-    "words of the documentation": (_words, 75_736),
+    "words of the documentation": (_words, 75_737),
 }
 
 

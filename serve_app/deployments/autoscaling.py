@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from math import ceil
+from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -41,7 +41,6 @@ _LIVE, _BACKGROUND = "live_", "background_"
 _CPU, _GPU = "CPU", "GPU"
 _NEEDS = "need_"
 _NEED = _NEEDS + "{}_"
-_LEAST_ROOM = 1e-6
 _INTERVAL_S = 1.0
 
 
@@ -109,6 +108,7 @@ class ScaleByDemand:
         self._policies: dict[str, ReplicaPolicy] = {}
         self._sizings: dict[str, Sizing] = {}  # by the demand alone
         self._lowered: dict[str, Sizing] = {}  # for want of room
+        self._given: Mapping[str, int] = {}
         self._reported: dict[str, float] = {}
         self._decided_at = 0.0
 
@@ -123,7 +123,7 @@ class ScaleByDemand:
         if (wanted := _routers(routers)) is not None:
             decisions[routers.deployment_id] = wanted
         now = routers.current_time or 0.0
-        due = now - self._decided_at >= _INTERVAL_S
+        due = not 0.0 <= now - self._decided_at < _INTERVAL_S
         if due:
             # Reports come as often. Adding them up is the controller's work, for all metrics of all routers.
             self._decided_at, self._reported, self._room = now, _latest(routers), self._read_room()
@@ -155,7 +155,10 @@ class ScaleByDemand:
                 busier = _busier(own, context.target_num_replicas, part)
                 wanted = max(wanted, min(busier, context.capacity_adjusted_max_replicas))
             decisions[deployment] = wanted
-        self._fit(contexts, decisions, now)
+        if due:
+            self._fit(contexts, decisions, now)
+        for deployment, wanted in decisions.items():
+            decisions[deployment] = min(wanted, self._given.get(deployment.name, wanted))
         for deployment, wanted in decisions.items():
             context = contexts[deployment]
             if not context.current_num_replicas and wanted > context.target_num_replicas:
@@ -169,32 +172,30 @@ class ScaleByDemand:
     def _fit(
         self, contexts: Mapping[DeploymentID, AutoscalingContext], decisions: dict[DeploymentID, int], now: float
     ) -> None:
-        """Lower the numbers of models that follow the demand to what there is room for."""
-        reported, left = self._reported, dict(self._room)
+        """Share the room among models that follow the demand."""
+        reported, others = self._reported, []
         claims: dict[str, Claim] = {}
         for deployment, context in contexts.items():
-            needs = {name: need for name in left if (need := reported.get(_NEED.format(name) + deployment.name))}
+            needs = {name: need for name in self._room if (need := reported.get(_NEED.format(name) + deployment.name))}
             if deployment not in decisions or deployment.name not in self._sizings:
-                for name, need in needs.items():
-                    left[name] -= decisions.get(deployment, context.target_num_replicas) * need
+                others.append((decisions.get(deployment, context.target_num_replicas), needs))
                 continue
             demands = _demands(deployment.name, reported)
             claims[deployment.name] = Claim(
                 decisions[deployment],
                 context.capacity_adjusted_min_replicas,
-                context.current_num_replicas,
+                context.target_num_replicas,
                 self._sizings[deployment.name].needed,
                 sum([WEIGHTS[priority] * demand.requests for priority, demand in demands.items()]),
                 needs,
                 self._sizings[deployment.name].start_s,
             )
-        numbers = self._shared.decide(claims, {name: max(amount, _LEAST_ROOM) for name, amount in left.items()}, now)
-        self._lowered = {}
-        for deployment in contexts:
-            name = deployment.name
-            if (number := numbers.get(name)) is not None and number < decisions[deployment]:
-                decisions[deployment] = number
-                self._lowered[name] = self._sizings[name]._replace(replicas=number, because="room")
+        self._given = self._shared.decide(claims, self._room, now, others)
+        self._lowered = {
+            name: self._sizings[name]._replace(replicas=number, because="room")
+            for name, number in self._given.items()
+            if number < claims[name].replicas
+        }
 
     def _show(self, application: str) -> None:
         """Log numbers that have changed, and publish them and their reasons."""
@@ -227,11 +228,11 @@ class ScaleByDemand:
 
 def _demands(name: str, reported: Mapping[str, float]) -> dict[Priority, Demand]:
     """The demand for a deployment, by class."""
-    return {
-        priority: Demand(*(reported.get(key, 0.0) for key in keys))
+    found = {
+        priority: Demand(*(reported.get(_DEMAND.format(priority.label, field) + name, 0.0) for field in Demand._fields))
         for priority in Priority
-        if (keys := [_DEMAND.format(priority.label, field) + name for field in Demand._fields])[0] in reported
     }
+    return {priority: demand for priority, demand in found.items() if demand.work > 0.0 and isfinite(sum(demand))}
 
 
 def _routers(context: AutoscalingContext) -> int | None:

@@ -4,14 +4,18 @@ Replicas are handed out one by one, each to the model for which it saves the mos
 scarce resources (the greedy rule for a knapsack). A model's first replicas save the most: the k-th saves what is needed
 beyond k-1 others.
 
-A replica that moves to another model saves nothing while it starts. So replicas move only after as much was missed as
-those that are given away save during two starts, there and back: noise in the demand moves few, idle ones move at once
-(one rents before one buys; Karlin et al., "Competitive snoopy caching", 1988).
+Which model has which replicas is kept from one decision to the next, since a replica that moves saves nothing while it
+starts. For each model that asks for more, what it misses is added up: what its next replica would save, less what the
+cheapest replica of another model saves that would make room for it. Where that is negative the sum falls, so noise adds
+up to little. The replica moves when the sum is what it saves where it is during two starts, there and back (one rents
+before one buys; Karlin et al., "Competitive snoopy caching", 1988). One that is idle moves after a sixth of a start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -19,10 +23,16 @@ from serve_app.domain.priority import Priority
 
 WEIGHTS: Final[Mapping[Priority, float]] = {Priority.HIGH: 4.0, Priority.NORMAL: 2.0, Priority.LOW: 1.0}
 """Of a request that is in time."""
+_MOVES: Final = 2.0
+_IDLE: Final = 1.0 / 6.0  # of a start
 _ROUNDING: Final = 1e-9
 _SPARE: Final = 1e-6
 """Value of a replica beyond what the demand needs, e.g. one that is held."""
-_MOVES: Final = 2.0
+_FIRST: Final = 1e-3
+"""Value of a model's first replica beside what the demand needs: work in the background has no requests."""
+_LEAST: Final = 1e-6
+_LONGEST_S: Final = 5.0
+"""A decision counts for no longer than this, whatever the clock says."""
 
 
 class Claim(NamedTuple):
@@ -30,7 +40,7 @@ class Claim(NamedTuple):
 
     Attributes:
         minimum: Fewest replicas, which it gets whatever room there is.
-        held: Replicas that it has.
+        target: Replicas decided on before, for a model that has not asked yet.
         needed: Replicas that the demand needs, a fraction.
         value: Weighted requests per second that it is asked.
         needs: Resources of one replica, by name; each over 0.
@@ -39,20 +49,16 @@ class Claim(NamedTuple):
 
     replicas: int
     minimum: int
-    held: int
+    target: int
     needed: float
     value: float
     needs: Mapping[str, float]
-    start_s: float = 0.0
+    start_s: float
 
     def saved_by(self, number: int) -> float:
         """Weighted requests per second that are in time by the replica of this number, from 1."""
         part = max(0.0, min(self.needed, number) - (number - 1)) / self.needed if self.needed else 0.0
-        return self.value * part + _SPARE
-
-    def saved_by_all(self, number: int) -> float:
-        """Weighted requests per second that are in time by so many replicas."""
-        return sum([self.saved_by(each) for each in range(1, number + 1)])
+        return self.value * part + (_FIRST if number == 1 else _SPARE)
 
 
 class SharedRoom:
@@ -60,22 +66,87 @@ class SharedRoom:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._missed = 0.0  # weighted requests that would have been in time by the better numbers
+        self._missed: dict[str, float] = {}  # by model, weighted requests
         self._decided_at: float | None = None
 
-    def decide(self, claims: Mapping[str, Claim], room: Mapping[str, float], now: float) -> dict[str, int]:
-        """Replicas of each model, at most as many as it asks for; see `share` for the room."""
-        passed_s = 0.0 if self._decided_at is None else now - self._decided_at
+    def decide(
+        self,
+        claims: Mapping[str, Claim],
+        room: Mapping[str, float],
+        now: float,
+        others: Collection[tuple[int, Mapping[str, float]]] = (),
+    ) -> dict[str, int]:
+        """Replicas of each model, at most as many as it asks for. Asked at equal intervals, of about a second.
+
+        Args:
+            room: Resources for all models, by name. A resource that is not named has no limit.
+            others: Replicas of models that share nothing, and what each of them needs.
+        """
+        passed_s = 0.0 if self._decided_at is None else min(max(0.0, now - self._decided_at), _LONGEST_S)
         self._decided_at = now
-        kept = share(claims, room, {name: self._numbers.get(name, claim.held) for name, claim in claims.items()})
-        best = share(claims, room)
-        gains = [claim.saved_by_all(best[name]) - claim.saved_by_all(kept[name]) for name, claim in claims.items()]
-        self._missed = self._missed + missed * passed_s if (missed := sum(gains)) > 0.0 else 0.0
-        start_s = max([claim.start_s for name, claim in claims.items() if best[name] > kept[name]], default=0.0)
-        if self._missed >= _MOVES * start_s * sum([-gain for gain in gains if gain < 0.0]):
-            kept, self._missed = best, 0.0
-        self._numbers = kept
-        return kept
+        left = {
+            name: max(_LEAST, amount - sum([number * needs.get(name, 0.0) for number, needs in others]))
+            for name, amount in room.items()
+        }
+        kept = {name: self._numbers.get(name, claim.target) for name, claim in claims.items()}
+        numbers = share(claims, left, kept)
+        asking = [name for name, claim in claims.items() if numbers[name] < claim.replicas]
+        self._missed = {name: self._missed.get(name, 0.0) for name in asking}
+        cheapest = _by_loss(claims, numbers) if asking else []
+        free = {resource: amount - _used(claims, numbers, resource) for resource, amount in left.items()}
+        for name in asking:
+            claim = claims[name]
+            giver, given, loss = _giver(name, cheapest, claims, numbers, free)
+            gain = claim.saved_by(numbers[name] + 1) - loss if given else 0.0
+            missed = self._missed[name] = max(0.0, self._missed[name] + gain * passed_s)
+            if gain > 0.0 and missed >= claim.start_s * max(_MOVES * loss, _IDLE * gain):
+                numbers[giver] -= given
+                numbers[name] += 1
+                self._missed[name] = 0.0
+                cheapest = _by_loss(claims, numbers)
+                free = {resource: amount - _used(claims, numbers, resource) for resource, amount in left.items()}
+        self._numbers |= numbers
+        return numbers
+
+
+def _by_loss(claims: Mapping[str, Claim], numbers: Mapping[str, int]) -> list[tuple[float, str]]:
+    """Models that have more than their minimum, by what is lost without their last replica."""
+    return sorted(
+        [(claim.saved_by(numbers[name]), name) for name, claim in claims.items() if numbers[name] > claim.minimum]
+    )
+
+
+def _giver(
+    asking: str,
+    cheapest: Collection[tuple[float, str]],
+    claims: Mapping[str, Claim],
+    numbers: Mapping[str, int],
+    free: Mapping[str, float],
+) -> tuple[str, int, float]:
+    """Which model makes room for one more replica of another, by how many replicas, at the least loss."""
+    lacking = {
+        resource: amount - free[resource]
+        for resource, amount in claims[asking].needs.items()
+        if resource in free and amount > free[resource] + _ROUNDING
+    }
+    best = asking, 0, inf
+    for of_last, name in cheapest if lacking else ():
+        if of_last >= best[2]:  # more replicas lose more
+            break
+        claim = claims[name]
+        if name == asking or not all(claim.needs.get(resource) for resource in lacking):
+            continue
+        given = max([ceil(amount / claim.needs[resource] - _ROUNDING) for resource, amount in lacking.items()])
+        if given > numbers[name] - claim.minimum:
+            continue
+        loss = sum([claim.saved_by(numbers[name] - place) for place in range(given)])
+        if loss < best[2]:
+            best = name, given, loss
+    return best
+
+
+def _used(claims: Mapping[str, Claim], numbers: Mapping[str, int], resource: str) -> float:
+    return sum([numbers[name] * claim.needs.get(resource, 0.0) for name, claim in claims.items()])
 
 
 def share(
@@ -85,8 +156,11 @@ def share(
 
     Args:
         room: Resources for these models, by name, each over 0. A resource that is not named has no limit.
-        kept: Replicas that models get before others save more, as far as there is room.
+        kept: Replicas that are handed out before others.
     """
+    asked = {name: claim.replicas for name, claim in claims.items()}
+    if all(_used(claims, asked, resource) <= amount + _ROUNDING for resource, amount in room.items()):
+        return asked
     left = dict(room)
     numbers = dict.fromkeys(claims, 0)
 
@@ -107,9 +181,14 @@ def share(
     for name, claim in claims.items():
         for _ in range(min(claim.minimum, claim.replicas)):
             take(name)
-    for name, claim in claims.items():
-        while numbers[name] < min(kept.get(name, 0), claim.replicas) and fits(claim):
-            take(name)
-    while asking := [name for name, claim in claims.items() if numbers[name] < claim.replicas and fits(claim)]:
-        take(max(asking, key=worth))
+    for most in ({name: min(kept.get(name, 0), number) for name, number in asked.items()}, asked):
+        # The next replica of a model saves no more than the one before, and what does not fit never will.
+        heap = [(-worth(name), place, name) for place, name in enumerate(claims) if numbers[name] < most[name]]
+        heapify(heap)
+        while heap:
+            _, place, name = heappop(heap)
+            if fits(claims[name]):
+                take(name)
+                if numbers[name] < most[name]:
+                    heappush(heap, (-worth(name), place, name))
     return numbers

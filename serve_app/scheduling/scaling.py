@@ -111,12 +111,17 @@ class StartTimes:
     def __init__(self) -> None:
         self._asked: list[float] = []  # times at which missing replicas were asked for
         self._took: deque[float] = deque(maxlen=_STARTS)
+        self._listed = 0
 
     def look(self, listed: int, target: int, now: float) -> None:
         """Compare how many replicas there are with how many there should be."""
-        missing = max(0, target - listed)
-        while len(self._asked) > missing:
+        for _ in range(min(listed - self._listed, len(self._asked))):
             self._took.append(now - self._asked.pop(0))
+        self._listed, missing = listed, max(0, target - listed)
+        for asked in self._asked[missing:]:  # called off, the last first: it would have taken longer than this
+            if now - asked > self.seconds:
+                self._took.append(now - asked)
+        del self._asked[missing:]
         self._asked += [now] * (missing - len(self._asked))
 
     @property
@@ -171,7 +176,10 @@ class HoldTime:
                 history.gaps[-1] = history.gaps[-1]._replace(wanted_s=now - history.gaps[-1].until)
         for history in self._histories[self._wanted : wanted]:
             gap_s = now - history.last
-            history.gaps.append(_Gap(gap_s, history.lowest, now))
+            if gap_s > _shortest_hold_s(start_s):
+                history.gaps.append(_Gap(gap_s, history.lowest, now))
+            elif history.gaps:
+                history.gaps[-1] = history.gaps[-1]._replace(wanted_s=inf)
             if gap_s > _LATE * start_s:
                 history.rises.append(now)
         self._histories += [_History(now) for _ in range(len(self._histories), wanted)]
@@ -181,9 +189,14 @@ class HoldTime:
             history.lowest = min(history.lowest, wanted)
         self._wanted = wanted
 
-    def held(self, start_s: float, now: float, target: int, hold_s: float | None) -> tuple[int, float]:
-        """The largest number up to the target whose hold has not ended, and that hold; 0 and the shortest for none."""
-        for number in range(min(target, len(self._histories)), self._wanted, -1):
+    def held(self, start_s: float, now: float, least: int, target: int, hold_s: float | None) -> tuple[int, float]:
+        """The largest number whose hold has not ended, and that hold; 0 and the shortest for none.
+
+        Args:
+            least: Numbers up to this need no hold.
+            target: Larger numbers are not held.
+        """
+        for number in range(min(target, len(self._histories)), max(self._wanted, least), -1):
             of_number_s = self.seconds(number, start_s) if hold_s is None else hold_s
             if now - self._histories[number - 1].last <= of_number_s:
                 return number, of_number_s
@@ -282,7 +295,7 @@ class ReplicaPolicy:
             needed, because = max(needed, work + backlog_s / left_s), "backlog"
         wanted = max(ceil(needed - _SLACK), 1 if total.work or backlog_s else 0)
         self._hold.note(min(wanted, maximum), start_s, now)
-        held, hold_s = self._hold.held(start_s, now, target, self._hold_s)
+        held, hold_s = self._hold.held(start_s, now, minimum, target, self._hold_s)
         if held > wanted:
             wanted, because = held, "hold"
         if (expected := self._hold.expected(start_s, now)) > wanted:

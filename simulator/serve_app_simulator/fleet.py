@@ -141,7 +141,7 @@ class Fleet:
         return Claim(
             wanted,
             self.model.autoscaling.min_replicas,
-            len(self._alive()),
+            self.target,
             self._scaler.needed,
             sum([WEIGHTS[priority] * demand.requests for priority, demand in self._demand.of_class.items()]),
             self.model.needs,

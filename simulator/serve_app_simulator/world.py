@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import exp, inf
@@ -26,7 +26,6 @@ _ROUNDING_S = 1e-9
 """Sums of virtual times differ by rounding: an answer this much after the deadline is still in time."""
 
 
-_LEAST_ROOM = 1e-6
 _TAIL = 4.0
 """How many sigmas a late answer is waited for."""
 
@@ -266,18 +265,16 @@ class SimulatedWorld:
 
     def _share_room(self, decided: dict[str, tuple[int, str]]) -> None:
         """Lower the numbers of models that follow the demand to what there is room for, as the server does."""
-        left = dict(self._scenario.room)
         claims: dict[str, Claim] = {}
+        others: list[tuple[int, Mapping[str, float]]] = []
         for name, fleet in self._fleets.items():
             wanted = decided[name][0] if name in decided else fleet.target
             if (claim := fleet.claim(wanted)) is not None:
                 claims[name] = claim
-                continue
-            for resource, amount in fleet.model.needs.items():
-                if resource in left:
-                    left[resource] -= wanted * amount
-        room = {name: max(amount, _LEAST_ROOM) for name, amount in left.items()}
-        for name, number in self._shared_room.decide(claims, room, self._loop.now).items():
+            else:
+                others.append((wanted, fleet.model.needs))
+        numbers = self._shared_room.decide(claims, self._scenario.room, self._loop.now, others)
+        for name, number in numbers.items():
             if number < decided[name][0]:
                 decided[name] = number, "room"
 

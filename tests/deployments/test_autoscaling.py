@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import inf, nan
 
 import pytest
 from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
@@ -160,6 +161,40 @@ def test_models_that_compete_get_what_there_is_room_for() -> None:
     assert decisions == {DeploymentID(MODEL, "app"): 2, DeploymentID(other, "app"): 1}
     reasons = json.loads(published[-1])
     assert {name: reasons[name]["because"] for name in requests} == dict.fromkeys(requests, "room")
+
+
+def test_a_replica_moves_to_another_model_only_after_a_while() -> None:
+    """Decisions between reports, ten a second, neither hasten it nor forget what was missed."""
+    names = (MODEL, "m_moods")
+    policy, room = make_policy(room={"CPU": 3.0}), need_metrics(names[0], 1.0) | need_metrics(names[1], 1.0)
+    targets, moved_at = {names[0]: 2, names[1]: 1}, 0.0
+    for tick in range(1000):
+        now = 1.0 + tick / 10.0
+        # The first replica of `moods` beyond one saves 80 of the 180 requests, the second of the other 50 of 150.
+        works = {names[0]: (1.5, 75.0), names[1]: (1.8, 90.0) if now > 20.0 else (0.5, 25.0)}
+        reported = dict(room)
+        for name, (work, per_s) in works.items():
+            demand = ModelDemand({Priority.NORMAL: Demand(work, 1e-6, 100 * work, per_s)})
+            reported |= demand_metrics(name, demand)
+        router = context(ROUTER, {key: [value] for key, value in reported.items()} | {BUSY: [0.5]}, 1, 1, 1, now=now)
+        models = [context(name, {}, target, 1, 8, now=now) for name, target in targets.items()]
+        decisions = decide(policy, router, *models)
+        targets = {name: decisions[DeploymentID(name, "app")] for name in names}
+        assert sum(targets.values()) <= 3
+        if targets[names[1]] == 2:
+            moved_at = now
+            break
+    start_s, missed_per_s = 10.0, 80.0 - 50.0
+    assert moved_at == pytest.approx(21.0 + 2.0 * start_s * 50.0 / missed_per_s, abs=4.0)
+
+
+def test_numbers_that_are_none_are_no_demand() -> None:
+    """A router that reports them does not stop the others' models."""
+    policy = make_policy()
+    for now in (1.0, 2.0):
+        broken = demand_metrics(MODEL, ModelDemand({Priority.NORMAL: Demand(inf, nan, 1.0, 1.0)}))
+        router = context(ROUTER, {key: [value] for key, value in broken.items()} | {BUSY: [0.5]}, 1, 1, 1, now=now)
+        assert decide(policy, router, context(MODEL, {}, 1, 1, 8, now=now)) == {DeploymentID(MODEL, "app"): 1}
 
 
 def test_what_waits_in_the_background_starts_one() -> None:

@@ -174,6 +174,13 @@ def test_a_number_is_held_and_then_given_up() -> None:
     assert fleet.run(20, constant(0.8)).target == 1
 
 
+def test_a_slow_start_is_held_for_longer() -> None:
+    """A sixth of the time of a start, if nothing else is known."""
+    fleet = Fleet(start_s=120).run(300, constant(4.2)).run(18, constant(0.8))
+    assert fleet.target == 5
+    assert fleet.run(10, constant(0.8)).target == 1
+
+
 def test_gaps_that_come_again_are_held() -> None:
     """Bursts every 40 s: after a few, replicas wait for the next one instead of starting anew."""
     fleet = Fleet()
@@ -187,7 +194,7 @@ def test_gaps_that_come_again_are_held() -> None:
 
 def test_short_bursts_hold_no_replica_that_starts_slowly() -> None:
     """Ten seconds of work every 300 s: a start of a minute ends after them, and holding costs more than they do."""
-    fleet = Fleet(start_s=60)
+    fleet = Fleet(start_s=60).run(90, constant(3.2)).run(400, constant(0.5))
     for _ in range(6):
         fleet.run(10, constant(3.2)).run(290, constant(0.5))
     assert fleet.target == 1
@@ -270,7 +277,7 @@ def test_a_fixed_hold_counts() -> None:
 
 
 def test_starts_are_measured() -> None:
-    """From the decision to the listing, nine of ten; a stop of a replica that starts is none."""
+    """From the decision to the listing, nine of ten; one that is called off counts only if it took longer already."""
     starts = StartTimes()
     assert starts.seconds == 10.0
     starts.look(1, 3, 0.0)
@@ -278,6 +285,12 @@ def test_starts_are_measured() -> None:
     assert starts.seconds == 4.0
     starts.look(3, 3, 20.0)
     assert starts.seconds == 20.0
+    starts.look(3, 5, 30.0)
+    starts.look(3, 3, 35.0)
+    assert starts.seconds == 20.0
+    starts.look(3, 4, 40.0)
+    starts.look(3, 3, 100.0)
+    assert starts.seconds == 60.0
 
 
 @given(

@@ -297,13 +297,19 @@ def test_a_model_without_replicas_gets_one_when_somebody_waits() -> None:
     assert [IN_TIME] == list(records.outcome)
 
 
-def _contended(room: float) -> Scenario:
-    """Two models of up to six replicas: ``low`` wants about three all the time, ``high`` from 60 s on."""
+def _contended(room: float, fixed: int = 0) -> Scenario:
+    """Two models of up to six replicas: ``low`` wants about three all the time, ``high`` from 60 s on.
+
+    Args:
+        fixed: Replicas of a third model, which nobody asks.
+    """
     scaling = SimulatedAutoscaling(1, 6)
     models = tuple(
         make_model(name, curve=Affine(0.1, 0.05), startup_s=5.0, autoscaling=scaling, needs={"cpus": 1.0}, slo_s=1.0)
         for name in ("low", "high")
     )
+    if fixed:
+        models += (make_model("fixed", replicas=fixed, needs={"cpus": 0.5}),)
     rate = 2.6 * 8 / models[0].curve(8, 0)
     return make_scenario(
         Stream("poisson", "low", Priority.LOW, rate=rate, timeout_s=3.0),
@@ -326,10 +332,13 @@ def test_models_share_the_room_by_what_replicas_save(room: float) -> None:
     assert result.classes["high"].attainment > 0.9
 
 
-def test_the_room_is_never_exceeded() -> None:
-    """At no time are more replicas wanted than there is room for."""
-    steps = simulate(_contended(5.0), ServeApp, 1).scaling
+@pytest.mark.parametrize("fixed", [0, 2])
+def test_the_room_is_never_exceeded(fixed: int) -> None:
+    """At no time are more replicas wanted than there is room for beside models of a fixed number."""
+    steps = simulate(_contended(5.0 + 0.5 * fixed, fixed), ServeApp, 1).scaling
+    assert not steps.get("fixed")
     changes = sorted((step.at_s, step.replicas, name) for name in steps for step in steps[name])
+    assert any(step.because == "room" for step in steps["low"])
     wanted = {"low": 1, "high": 1}
     for at_s in sorted({at_s for at_s, _, _ in changes}):
         wanted |= {name: replicas for when, replicas, name in changes if when == at_s}

@@ -142,15 +142,15 @@ Amount = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 class ResourcesConfig(Section):
     """Resources of one replica, or of all of them together."""
 
-    cpus: Amount = 0.0
+    cpus: Amount | None = None
     """Processors."""
 
-    gpus: Amount = 0.0
+    gpus: Amount | None = None
     """GPUs."""
 
     def amounts(self) -> dict[str, float]:
         """Those that are given, by name."""
-        return {name: amount for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)) if amount}
+        return {name: amount for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)) if amount is not None}
 
 
 class SimulatedModelConfig(Section):
@@ -244,7 +244,7 @@ class SimulatedModelConfig(Section):
             variants=dict(variants),
             device=self.device,
             startup_s=self.startup_s,
-            needs=self.resources.amounts(),
+            needs={name: amount for name, amount in self.resources.amounts().items() if amount},
             autoscaling=None
             if scaling is None
             else SimulatedAutoscaling(
