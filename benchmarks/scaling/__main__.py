@@ -64,7 +64,7 @@ def judge(
     trace_file: Annotated[Path | None, typer.Option("--trace", help="A CSV file with a TIMESTAMP.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="By default 1.")] = None,
     processes: int = 1,
-    keep: Annotated[Path | None, typer.Option(help="Scores of rivals: those in it are not run again, of whatever version they are.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Scores of rivals, not run again whatever has changed.")] = None,
     publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False,
 ) -> None:
     """Compare with other policies, each with its best settings, and with one that sees the future."""

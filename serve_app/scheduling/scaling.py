@@ -18,10 +18,10 @@ for another, unless the demand scatters around it as it does around a step. A ba
 start is spread over the rest of its time.
 
 *When to let go?* A number is held for a while. The longer, the more idle replicas; the shorter, the more work is late
-while a replica starts again. Of each number, the gaps after which it was wanted again are kept, and the time that
-would have cost least counts. A gap that is held costs its length. One that is not costs a start, and ten times the work
-that was late: for as long as the number was wanted, at most a start. Only gaps in which the number fell as deep as now
-are compared: noise around a level says nothing about a return after the level fell.
+while a replica starts again. Of each number, the last gaps after which it was wanted again are kept, and the hold that
+would have cost least counts. A gap that is held costs its length. Another costs the hold, a start, and ten times the
+work that was late: for as long as the number was wanted, at most a start. Only gaps in which the number fell as deep as
+now are compared: noise around a level says nothing about a return after the level fell.
 
 *What comes again?* Gaps that are too long to be held may be regular: work that comes every hour. If a number's last two
 periods were alike, its replicas start before the third ends.
@@ -61,6 +61,8 @@ _LEAST_RAMP = 15
 _GAPS = 32
 _LATE = 10.0
 """Work that is late costs this many times as much as a replica that is idle."""
+_LONG = 10.0
+"""A gap of more starts than this is not held, but may be regular."""
 
 
 class Sizing(NamedTuple):
@@ -180,7 +182,7 @@ class HoldTime:
                 history.gaps.append(_Gap(gap_s, history.lowest, now))
             elif history.gaps:
                 history.gaps[-1] = history.gaps[-1]._replace(wanted_s=inf)
-            if gap_s > _LATE * start_s:
+            if gap_s > _LONG * start_s:
                 history.rises.append(now)
         self._histories += [_History(now) for _ in range(len(self._histories), wanted)]
         for history in self._histories[:wanted]:
@@ -215,7 +217,7 @@ class HoldTime:
 
     def seconds(self, number: int, start_s: float) -> float:
         """The hold of a number that would have cost least over its last gaps in which as few were wanted as now."""
-        history, longest_s = self._histories[number - 1], _LATE * start_s
+        history, longest_s = self._histories[number - 1], _LONG * start_s
         gaps = [gap for gap in history.gaps if gap.length_s <= 2.0 * longest_s and gap.lowest <= history.lowest]
 
         def cost(hold_s: float) -> float:
