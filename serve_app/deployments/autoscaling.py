@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +166,7 @@ class ScaleByDemand:
                 # policy says: so several are started at once only if the target is there already.
                 context.target_num_replicas = wanted
         if due:
-            self._show(routers.app_name or "")
+            self._show(routers.app_name or "", [deployment.name for deployment in contexts])
         return decisions, {}
 
     def _fit(
@@ -197,9 +197,9 @@ class ScaleByDemand:
             if number < claims[name].replicas
         }
 
-    def _show(self, application: str) -> None:
+    def _show(self, application: str, names: Iterable[str]) -> None:
         """Log numbers that have changed, and publish them and their reasons."""
-        sizings = self._sizings | self._lowered
+        sizings = {name: self._lowered.get(name, self._sizings[name]) for name in names if name in self._sizings}
         shown = {name: (sizing.replicas, sizing.because) for name, sizing in sizings.items()}
         if shown == self._shown:
             return

@@ -161,6 +161,10 @@ def test_models_that_compete_get_what_there_is_room_for() -> None:
     assert decisions == {DeploymentID(MODEL, "app"): 2, DeploymentID(other, "app"): 1}
     reasons = json.loads(published[-1])
     assert {name: reasons[name]["because"] for name in requests} == dict.fromkeys(requests, "room")
+    router = context(ROUTER, both | {BUSY: [0.5, 0.5]}, 2, 2, 2, now=3.0)
+    decide(policy, router, context(MODEL, {}, 2, 1, 8, now=3.0))
+    reasons = json.loads(published[-1])
+    assert {name: reason["because"] for name, reason in reasons.items()} == {MODEL: "demand"}  # the other is gone
 
 
 def test_a_replica_moves_to_another_model_only_after_a_while() -> None:
