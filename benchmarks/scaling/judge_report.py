@@ -47,7 +47,7 @@ def text(cells: Cells) -> str:
         "`python -m benchmarks.scaling judge --trace FILE`; all cells are in scaling.json."
     )
     found = (
-        f"{len(cells)} cells, seeds {', '.join(map(str, seeds))}. Median share of the bound (its replica-seconds by the"
+        f"{len(cells)} cells; seeds: {', '.join(map(str, seeds))}. Median share of the bound (its replica-seconds by the"
         f" server's): {median(shares):.2f}, least {min(shares):.2f}. Cells in which a rival is in time for as many and"
         f" costs less: {len(beaten)}."
     )
