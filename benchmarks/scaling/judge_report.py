@@ -47,9 +47,9 @@ def text(cells: Cells) -> str:
         "`python -m benchmarks.scaling judge --trace FILE`; all cells are in scaling.json."
     )
     found = (
-        f"{len(cells)} cells; seeds: {', '.join(map(str, seeds))}. Median share of the bound (its replica-seconds by the"
-        f" server's): {median(shares):.2f}, least {min(shares):.2f}. Cells in which a rival is in time for as many and"
-        f" costs less: {len(beaten)}."
+        f"{len(cells)} cells; seeds: {', '.join(map(str, seeds))}. Median share of the bound (its replica-seconds by"
+        f" the server's): {median(shares):.2f}, least {min(shares):.2f}. Cells in which a rival is in time for as many"
+        f" and costs less: {len(beaten)}."
     )
     groups: dict[str, list[Sequence[Score]]] = {}
     for (name, _), scores in cells.items():
