@@ -5,10 +5,10 @@ scarce resources (the greedy rule for a knapsack). A model's first replicas save
 beyond k-1 others.
 
 Which model has which replicas is kept from one decision to the next, since a replica that moves saves nothing while it
-starts. For each model that asks for more, what it misses is added up: what its next replica would save, less what the
-cheapest replica of another model saves that would make room for it. Where that is negative the sum falls, so noise adds
-up to little. The replica moves when the sum is what it saves where it is during two starts, there and back (one rents
-before one buys; Karlin et al., "Competitive snoopy caching", 1988). One that is idle moves after a sixth of a start.
+starts. For each model that asks for more, a sum grows by the requests that its next replica would save, and falls by
+those that the cheapest replica of another model saves which would make room for it. Noise adds up to little. The
+replica moves when the sum exceeds its savings in its present place during two starts, there and back (one rents before
+one buys; Karlin et al., "Competitive snoopy caching", 1988). One that is idle moves after a sixth of a start.
 """
 
 from __future__ import annotations

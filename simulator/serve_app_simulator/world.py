@@ -259,7 +259,7 @@ class SimulatedWorld:
         decided = {fleet.name: fleet.decide() for fleet in fleets}
         if self._scenario.room:
             self._share_room(decided)
-        # Fewer first: what they leave is the room of others.
+        # Replicas are stopped before others start in their room.
         for fleet in sorted(fleets, key=lambda fleet: decided[fleet.name][0] - fleet.target):
             fleet.resize(*decided[fleet.name])
 

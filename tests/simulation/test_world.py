@@ -322,7 +322,7 @@ def _contended(room: float, fixed: int = 0) -> Scenario:
 
 @pytest.mark.parametrize("room", [0.0, 5.0])
 def test_models_share_the_room_by_what_replicas_save(room: float) -> None:
-    """Where there is room both have what they want; where there is not, the less urgent model gives replicas back."""
+    """Where there is room both get the replicas that they ask for; otherwise the less urgent model gives some back."""
     result = simulate(_contended(room), ServeApp, 1)
     last = {name: steps[-1] for name, steps in result.scaling.items()}
     assert last["high"].replicas >= 3
