@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks.machine import describe
 from benchmarks.publishing import measured_on, now, publish_report, table
 from benchmarks.scaling import judge_report
-from benchmarks.scaling.judge import Cell, Score, run
+from benchmarks.scaling.judge import Cell, Score, read_settings, run
 from benchmarks.scaling.real import MODEL, Followed, measure, simulated
 from benchmarks.scaling.room import ROOM, Shared, best_split, contests, share
 from benchmarks.scaling.workloads import Load, flash, sine, steady, step, trace
@@ -62,27 +62,26 @@ def cells(curves: list[str], trace_file: Path | None) -> list[Cell]:
 def judge(
     curve: Annotated[list[str] | None, typer.Option(help="Of the models; by default all.")] = None,
     trace_file: Annotated[Path | None, typer.Option("--trace", help="A CSV file with a TIMESTAMP.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="By default 1.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="By default 2 and 3.")] = None,
     processes: int = 1,
-    keep: Annotated[Path | None, typer.Option(help="Scores of rivals, not run again whatever has changed.")] = None,
+    tuned: Annotated[Path | None, typer.Option(help="A scaling.json whose settings rivals have, not tuned.")] = None,
     publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False,
 ) -> None:
     """Compare with other policies, each with its best settings, and with one that sees the future."""
     console = Console()
-    grid = [(cell, each) for each in seed or [1] for cell in cells(curve or list(CURVES), trace_file)]
-    found: dict[tuple[str, int], list[Score]] = {}
+    grid, seeds = cells(curve or list(CURVES), trace_file), seed or [2, 3]
+    settings = {} if tuned is None else read_settings(tuned)
+    found: dict[str, list[Score]] = {}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        runs = {pool.submit(run, cell, each, keep): (cell.name, each) for cell, each in grid}
+        runs = {pool.submit(run, cell, seeds, settings.get(cell.name)): cell.name for cell in grid}
         for number, done in enumerate(as_completed(runs), 1):
             found[runs[done]] = scores = done.result()
             console.print(f"{number}/{len(runs)} {runs[done]}: {judge_report.line(scores)}", highlight=False)
-    ordered = {(cell.name, each): found[cell.name, each] for cell, each in grid}
-    figures = [
-        {"cell": name, "seed": each, "scores": [asdict(score) for score in scores]}
-        for (name, each), scores in ordered.items()
-    ]
+    ordered = {cell.name: found[cell.name] for cell in grid}
+    figures = [{"cell": name, "scores": [asdict(score) for score in scores]} for name, scores in ordered.items()]
     draw = partial(judge_report.draw, ordered)
-    publish_report(console, "scaling", {"cells": figures}, judge_report.text(ordered), draw, publish=publish)
+    text = judge_report.text(ordered, seeds)
+    publish_report(console, "scaling", {"seeds": seeds, "cells": figures}, text, draw, publish=publish)
 
 
 @app.command()

@@ -1,21 +1,23 @@
-"""The judge: the server's policy beside others, each with the target that suits it best in that cell.
+"""The judge: the server's policy beside others, each with the settings that suit it best in that cell.
 
     python -m benchmarks.scaling judge --publish
 
-Every contender runs over the same scheduler and meets the same arrivals. A rival's settings are chosen per cell, by
-the run itself: the cheapest with which it is in time for as many as the server's policy, else those in time for most.
-First its target is searched for, then how long it waits before it scales down.
+Every contender runs over the same scheduler and meets the same arrivals. A rival's settings are chosen per cell, with
+other draws of its arrivals than those that count: the cheapest with which it is in time for as many as the server's
+policy, else those in time for most. First its target is searched for, then how long it waits before it scales down.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
+from statistics import mean
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
@@ -31,6 +33,13 @@ from serve_app_simulator.workloads import Arrivals
 
 MOST = 10
 OURS, RAY, QUEUE, RATE, BOUND = "serve_app", "Ray Serve", "KEDA, queue", "KEDA, rate", "sees the future"
+RIVALS: Final[Mapping[str, Callable[[int, int, float, float], Scaler]]] = {
+    RAY: RayServe,
+    QUEUE: partial(Keda, "queue"),
+    RATE: partial(Keda, "rate"),
+}
+"""Made of the least and most replicas, the target in rows, and how long fewer must do before there are fewer."""
+TUNING_SEED = 1
 _SAME = 5e-4
 """Parts in time that differ by no more count as equal."""
 _SLOT_S = 10.0
@@ -75,91 +84,103 @@ class Cell:
         return self.curve(rows, 0) / rows
 
 
+class Settings(NamedTuple):
+    """Of a rival.
+
+    Attributes:
+        target: Of a replica, in requests or in requests per second.
+        down_s: How long fewer must do before there are fewer.
+    """
+
+    target: float
+    down_s: float
+
+    def __str__(self) -> str:
+        return f"{self.target:.3g}, {self.down_s:g} s"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read what `str` gives. Raises ValueError."""
+        target, down = text.removesuffix(" s").split(", ")
+        return cls(float(target), float(down))
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a contender did.
+    """How a contender did, on average over draws.
 
     Attributes:
         in_time: Part of the requests.
         replica_s: Replicas' time on the list, seconds.
         changes: How often the number was changed.
         turns: How often the direction of a change was another than that of the one before.
-        settings: Of a rival: its target, in requests or in requests per second, and how long it waits before it scales
-            down.
+        settings: Of a rival.
     """
 
     contender: str
     in_time: float
     replica_s: float
-    changes: int
-    turns: int
+    changes: float
+    turns: float
     settings: str = ""
 
 
-class Kept:
-    """Scores of rivals in a file, a line each, so that a run goes on where another ended."""
-
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        lines = file.read_text().splitlines() if file is not None and file.exists() else []
-        self._scores = {tuple(key): Score(**score) for key, score in map(json.loads, lines)}
-
-    def score(self, cell: Cell, contender: str, seed: int, make_scaler: Callable[[], Scaler], settings: str) -> Score:
-        """Find a score, or run the contender and keep it."""
-        key = (cell.name, contender, seed, settings)
-        if (found := self._scores.get(key)) is None:
-            found = self._scores[key] = score(cell, contender, seed, make_scaler, settings)
-            if self._file is not None:
-                with self._file.open("a") as lines:
-                    lines.write(json.dumps([key, asdict(found)]) + "\n")
-        return found
-
-
-def run(cell: Cell, seed: int, keep: Path | None = None) -> list[Score]:
+def run(cell: Cell, seeds: Sequence[int], tuned: Mapping[str, Settings] | None = None) -> list[Score]:
     """Score all contenders in a cell, the server's policy first.
 
     Args:
-        keep: Scores of rivals; see `Kept`.
+        seeds: Of the draws that count.
+        tuned: Settings by rival; ``None``: they are searched for.
     """
-    ours = score(cell, OURS, seed, None)
+    ours = [score(cell, seed) for seed in seeds]
+    found = tune(cell) if tuned is None else tuned
+    rivals = [_mean([score(cell, seed, name, found[name]) for seed in seeds]) for name in RIVALS]
+    bounds = [bound(cell, seed, each.in_time) for seed, each in zip(seeds, ours, strict=True)]
+    return [_mean(ours), *rivals, _mean(bounds)]
+
+
+def tune(cell: Cell) -> dict[str, Settings]:
+    """The best settings of each rival: bisects targets, in requests, then tries other waits with the best of them."""
+    ours = score(cell, TUNING_SEED)
     rate = 1.0 / (cell.row_s() * cell.rows)
-    part, whole = _UTILIZATION
-    kept = Kept(keep)
-    rivals = [
-        _tuned(kept, cell, seed, ours, RAY, _ONGOING, RayServe),
-        _tuned(kept, cell, seed, ours, QUEUE, _ONGOING, partial(Keda, "queue")),
-        _tuned(kept, cell, seed, ours, RATE, (part * rate, whole * rate), partial(Keda, "rate")),
-    ]
-    return [ours, *rivals, bound(cell, seed, ours.in_time)]
+    chosen = {}
+    for name in RIVALS:
+        low, high = [part * rate for part in _UTILIZATION] if name == RATE else _ONGOING
+        found: dict[Settings, Score] = {}
+        for _ in range(_STEPS):
+            settings = Settings(sqrt(low * high), _DOWN_S)
+            found[settings] = score(cell, TUNING_SEED, name, settings)
+            if as_good(ours, found[settings]):
+                low = settings.target
+            else:
+                high = settings.target
+        target = _best(ours, found).target
+        for down_s in _OTHER_DOWN_S:
+            settings = Settings(target, down_s)
+            found[settings] = score(cell, TUNING_SEED, name, settings)
+        chosen[name] = _best(ours, {each: found[each] for each in found if each.target == target})
+    return chosen
 
 
-def _tuned(
-    kept: Kept,
-    cell: Cell,
-    seed: int,
-    ours: Score,
-    contender: str,
-    targets: tuple[float, float],
-    make_scaler: Callable[[int, int, float, float], Scaler],
-) -> Score:
-    """The best score of a rival: bisects targets, in requests, then tries other waits with the best of them."""
+def read_settings(report: Path) -> dict[str, dict[str, Settings]]:
+    """Read the settings of rivals by cell from the JSON of a report."""
+    return {
+        cell["cell"]: {
+            each["contender"]: Settings.read(each["settings"]) for each in cell["scores"] if each["contender"] in RIVALS
+        }
+        for cell in json.loads(report.read_text())["cells"]
+    }
 
-    def tried(target: float, down_s: float) -> Score:
-        make = partial(make_scaler, 1, MOST, target * cell.rows, down_s)
-        return kept.score(cell, contender, seed, make, f"{target:.3g}, {down_s:g} s")
 
-    low, high = targets
-    found: dict[float, Score] = {}
-    for _ in range(_STEPS):
-        target = sqrt(low * high)
-        found[target] = tried(target, _DOWN_S)
-        if as_good(ours, found[target]):
-            low = target
-        else:
-            high = target
-    best = _best(ours, found.values())
-    target = next(target for target, each in found.items() if each is best)
-    return _best(ours, [best, *(tried(target, down_s) for down_s in _OTHER_DOWN_S)])
+def _mean(scores: Sequence[Score]) -> Score:
+    return Score(
+        scores[0].contender,
+        mean([each.in_time for each in scores]),
+        mean([each.replica_s for each in scores]),
+        mean([each.changes for each in scores]),
+        mean([each.turns for each in scores]),
+        scores[0].settings,
+    )
 
 
 def as_good(ours: Score, other: Score) -> bool:
@@ -167,12 +188,14 @@ def as_good(ours: Score, other: Score) -> bool:
     return other.in_time >= ours.in_time - _SAME
 
 
-def _best(ours: Score, scores: Iterable[Score]) -> Score:
+def _best(ours: Score, scores: Mapping[Settings, Score]) -> Settings:
     """The cheapest of those as good as ours, else the one that is in time for most."""
-    return min(
-        scores,
-        key=lambda each: (0.0, each.replica_s) if as_good(ours, each) else (1.0 - each.in_time, each.replica_s),
-    )
+
+    def key(settings: Settings) -> tuple[float, float]:
+        each = scores[settings]
+        return (0.0, each.replica_s) if as_good(ours, each) else (1.0 - each.in_time, each.replica_s)
+
+    return min(scores, key=key)
 
 
 def bound(cell: Cell, seed: int, in_time: float) -> Score:
@@ -185,14 +208,11 @@ def bound(cell: Cell, seed: int, in_time: float) -> Score:
     return Score(BOUND, reached, sum(numbers) * _SLOT_S, sum(a != b for a, b in pairwise(numbers)), 0)
 
 
-def score(
-    cell: Cell,
-    contender: str,
-    seed: int,
-    make_scaler: Callable[[], Scaler] | None,
-    settings: str = "",
-) -> Score:
-    """Run a contender. ``None`` is the server's policy."""
+def score(cell: Cell, seed: int, contender: str = OURS, settings: Settings | None = None) -> Score:
+    """Run a contender."""
+    make_scaler = None
+    if settings is not None:
+        make_scaler = partial(RIVALS[contender], 1, MOST, settings.target * cell.rows, settings.down_s)
     scaling = SimulatedAutoscaling(1, MOST, make_scaler=make_scaler)
     scenario = Scenario(
         cell.name,
@@ -214,7 +234,7 @@ def score(
     numbers = [1, *(step.replicas for step in result.scaling.get(MODEL, ()))]
     steps = [after > before for before, after in pairwise(numbers)]
     turns = sum(before != after for before, after in pairwise(steps))
-    return Score(contender, result.attainment, result.replica_s, len(steps), turns, settings)
+    return Score(contender, result.attainment, result.replica_s, len(steps), turns, str(settings or ""))
 
 
 def _arrivals(cell: Cell, seed: int) -> Arrivals:

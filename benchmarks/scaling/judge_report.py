@@ -9,13 +9,12 @@ from statistics import mean, median
 from matplotlib.figure import Figure
 
 from benchmarks.publishing import picture_style, save_svg, table
-from benchmarks.scaling.judge import BOUND, OURS, QUEUE, RATE, RAY, Score, as_good
+from benchmarks.scaling.judge import BOUND, OURS, QUEUE, RATE, RAY, RIVALS, TUNING_SEED, Score, as_good
 
 _COLOURS = {RAY: "#d95f02", QUEUE: "#7570b3", RATE: "#66a61e", BOUND: "#888888"}
-_RIVALS = (RAY, QUEUE, RATE)
 
-Cells = Mapping[tuple[str, int], Sequence[Score]]
-"""Scores by cell and seed, the server's policy first."""
+Cells = Mapping[str, Sequence[Score]]
+"""Scores by cell, the server's policy first."""
 
 
 def share_of_bound(scores: Sequence[Score]) -> float:
@@ -34,36 +33,38 @@ def beaten_by(scores: Sequence[Score]) -> list[Score]:
     ]
 
 
-def text(cells: Cells) -> str:
-    """The report as Markdown."""
+def text(cells: Cells, seeds: Sequence[int]) -> str:
+    """The report as Markdown.
+
+    Args:
+        seeds: Of the draws over which scores are means.
+    """
     shares = [share_of_bound(scores) for scores in cells.values()]
-    beaten = {key: rivals for key, scores in cells.items() if (rivals := beaten_by(scores))}
-    seeds = sorted({seed for _, seed in cells})
+    beaten = {name: rivals for name, scores in cells.items() if (rivals := beaten_by(scores))}
     says = (
         "Simulated over the server's own scheduler. Rivals have the settings that suit them best in that cell: the"
         " target of a replica (requests queued and running, or requests per second), and how long they wait before they"
-        " scale down. The bound is the cheapest plan, in slots of 10 s, that knows the arrivals and is in time for as"
-        " many as the server's policy; shorter slots would save a little more. A start costs nothing here.\n\n"
+        f" scale down. They were chosen with seed {TUNING_SEED}; all scores are means over seeds"
+        f" {' and '.join(map(str, seeds))}. The bound is the cheapest plan, in slots of 10 s, that knows the arrivals"
+        " and is in time for as many as the server's policy; shorter slots would save a little more. A start costs"
+        " nothing here.\n\n"
         "`python -m benchmarks.scaling judge --trace FILE`; all cells are in scaling.json."
     )
     found = (
-        f"{len(cells)} cells; seeds: {', '.join(map(str, seeds))}. Median share of the bound (its replica-seconds by"
+        f"{len(cells)} cells. Median share of the bound (its replica-seconds by"
         f" the server's): {median(shares):.2f}, least {min(shares):.2f}. Cells in which a rival is in time for as many"
         f" and costs less: {len(beaten)}."
     )
     groups: dict[str, list[Sequence[Score]]] = {}
-    for (name, _), scores in cells.items():
+    for name, scores in cells.items():
         groups.setdefault(", ".join(name.split(", ")[:2]), []).append(scores)
     rows = [_row(name, group) for name, group in groups.items()]
-    header = ("model, load", OURS, *_RIVALS, "share of the bound", "least", "beaten")
+    header = ("model, load", OURS, *RIVALS, "share of the bound", "least", "beaten")
     means = "In time % / replica-seconds, means of the cells: deadlines 0.1, 1 and 5 s, starts 10 and 30 s."
     lines = ["# Replicas that follow the demand", says, found, "![Beside the server's policy](scaling.svg)", means]
     lines.append(table(header, rows))
     if beaten:
-        worse = [
-            (f"{name}, seed {seed}", _shown(cells[name, seed][0]), "; ".join(map(_named, rivals)))
-            for (name, seed), rivals in beaten.items()
-        ]
+        worse = [(name, _shown(cells[name][0]), "; ".join(map(_named, rivals))) for name, rivals in beaten.items()]
         lines += [
             "Where a rival is better (in brackets: changes, turns; target, wait before fewer):",
             table(("cell", OURS, "rivals"), worse),
@@ -108,7 +109,7 @@ def draw(cells: Cells, path: Path) -> None:
 def _row(name: str, group: Sequence[Sequence[Score]]) -> tuple[str, ...]:
     means = [
         _mean([score for scores in group for score in scores if score.contender == contender])
-        for contender in (OURS, *_RIVALS)
+        for contender in (OURS, *RIVALS)
     ]
     shares = [share_of_bound(scores) for scores in group]
     beaten = sum(1 for scores in group if beaten_by(scores))
@@ -126,4 +127,4 @@ def _named(score: Score) -> str:
 
 def _shown(score: Score) -> str:
     settings = f"; {score.settings}" if score.settings else ""
-    return f"{100 * score.in_time:.1f} / {score.replica_s:,.0f} ({score.changes}, {score.turns}{settings})"
+    return f"{100 * score.in_time:.1f} / {score.replica_s:,.0f} ({score.changes:.0f}, {score.turns:.0f}{settings})"

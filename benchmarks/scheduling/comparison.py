@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from benchmarks.scheduling.cases import GROUPS, Setting, settings
-from benchmarks.scheduling.contenders import BASELINES, IN_PROCESS, OURS, SLIDING, TRITON, Case, ours
+from benchmarks.scheduling.contenders import BASELINES, IN_PROCESS, OURS, SLIDING, TRITON, WITHOUT_SHARES, Case, ours
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory, Measured
@@ -122,6 +122,8 @@ def case_of(setting: Setting, seconds: float) -> Case:
     contenders = {OURS: ours(network_s=_NO_WAY_S) if setting.group == "timers" else ours()}
     if setting.group not in _WITHOUT_WAYS:
         contenders[IN_PROCESS] = ours("ways to replicas")
+    if setting.group == "classes":  # no baseline guarantees a share
+        contenders[WITHOUT_SHARES] = ours("guaranteed share")
     return Case(setting.make(seconds), contenders, others, setting.bound, setting.value, tune_s=tune_s)
 
 

@@ -17,6 +17,7 @@ from serve_app_simulator.system import Request
 OURS = "serve-app"
 IN_PROCESS = "serve-app in process"
 """As if routers were where the replicas are: what the ways between them cost."""
+WITHOUT_SHARES = "serve-app, min_share 0"
 TRITON = "triton"
 SLIDING = "sliding"
 BASELINES = ("ray-serve", "clipper", "clockwork", "nexus", "symphony")

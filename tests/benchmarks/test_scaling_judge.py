@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -11,7 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.scaling import judge_report
-from benchmarks.scaling.judge import BOUND, OURS, RAY, Cell, Kept, Score, bound, run
+from benchmarks.scaling.judge import (
+    BOUND,
+    OURS,
+    RAY,
+    RIVALS,
+    TUNING_SEED,
+    Cell,
+    Score,
+    Settings,
+    as_good,
+    bound,
+    read_settings,
+    run,
+    score,
+    tune,
+)
 from benchmarks.scaling.rivals import Keda, RayServe, losses, plan
 from benchmarks.scaling.workloads import Load, flash
 from serve_app.scheduling.demand import ModelDemand
@@ -79,29 +97,31 @@ def test_a_plan_allows_no_more_losses_than_it_may(falls: list[list[int]], allowe
         assert np.all(lost[more, slots] == lost[numbers, slots])
 
 
-def test_a_cell_has_all_contenders_and_goes_on_where_it_ended(tmp_path: Path) -> None:
-    """Scores of rivals are kept in the file, and found again."""
-    file = tmp_path / "kept.jsonl"
-    scores = run(cell(), 1, file)
-    assert [score.contender for score in scores][:2] == [OURS, RAY]
-    assert scores[-1].contender == BOUND
+def test_a_cell_has_all_contenders_with_means_over_the_draws(tmp_path: Path) -> None:
+    """Rivals have settings that a search found, or those of a report."""
+    scores = run(cell(), [2, 3])
+    assert [score.contender for score in scores] == [OURS, *RIVALS, BOUND]
     assert scores[-1].in_time >= scores[0].in_time - 0.02
     assert judge_report.share_of_bound(scores) <= 1.1
-    lines = file.read_text().splitlines()
-    assert len(lines) == len({line.partition("{")[0] for line in lines}) > 9
-    assert run(cell(), 1, file) == scores
-    assert file.read_text().splitlines() == lines
+    each = [score(cell(), seed) for seed in (2, 3)]
+    assert each[0] != each[1]
+    assert scores[0].in_time == mean([of_draw.in_time for of_draw in each])
+    report = tmp_path / "scaling.json"
+    report.write_text(json.dumps({"cells": [{"cell": cell().name, "scores": [asdict(of) for of in scores]}]}))
+    tuned = read_settings(report)[cell().name]
+    assert set(tuned) == set(RIVALS)
+    again = run(cell(), [2, 3], tuned | {RAY: Settings(1.0, 60.0)})
+    assert (again[0], again[-1]) == (scores[0], scores[-1])
+    assert again[1].settings == "1, 60 s"
+    assert [of.settings for of in again[2:4]] == [of.settings for of in scores[2:4]]
 
 
-def test_kept_scores_are_of_their_cell_and_seed(tmp_path: Path) -> None:
-    """Another seed is another run."""
-    kept = Kept(tmp_path / "kept.jsonl")
-
-    def ask(seed: int) -> Score:
-        return kept.score(cell(), RAY, seed, lambda: RayServe(1, 10, 2.0, 60.0), "2, 60 s")
-
-    assert ask(1) == ask(1)
-    assert ask(1) != ask(2)
+def test_tuned_rivals_are_not_worse_than_with_a_poor_setting() -> None:
+    """On the draw that they are tuned on."""
+    ours = score(cell(), TUNING_SEED)
+    for name, settings in tune(cell()).items():
+        tuned, poor = (score(cell(), TUNING_SEED, name, each) for each in (settings, Settings(50.0, 60.0)))
+        assert as_good(ours, tuned) or tuned.in_time >= poor.in_time
 
 
 def test_the_bound_needs_fewer_the_fewer_must_be_in_time() -> None:
@@ -125,12 +145,12 @@ def test_a_rival_is_better_if_it_is_in_time_for_as_many_at_less_cost(
 
 def test_the_report_says_who_is_better_where(tmp_path: Path) -> None:
     """And draws it."""
-    scores = run(cell(), 1)
+    scores = run(cell(), [2], dict.fromkeys(RIVALS, Settings(2.0, 60.0)))
     scores[1] = Score(RAY, 1.0, scores[0].replica_s / 2, 3, 1, "2, 60 s")
-    cells = {("test, flash crowd, 2 s, start 5 s", 1): scores}
-    page = judge_report.text(cells)
+    cells = {"test, flash crowd, 2 s, start 5 s": scores}
+    page = judge_report.text(cells, [2])
     assert "costs less: 1." in page
-    assert "| test, flash crowd, 2 s, start 5 s, seed 1 |" in page
+    assert "| test, flash crowd, 2 s, start 5 s |" in page
     judge_report.draw(cells, tmp_path / "scaling.svg")
     assert (tmp_path / "scaling.svg").read_text().count("KEDA") >= 2
 
