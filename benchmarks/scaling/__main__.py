@@ -62,14 +62,14 @@ def cells(curves: list[str], trace_file: Path | None) -> list[Cell]:
 def judge(
     curve: Annotated[list[str] | None, typer.Option(help="Of the models; by default all.")] = None,
     trace_file: Annotated[Path | None, typer.Option("--trace", help="A CSV file with a TIMESTAMP.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="By default 2 and 3.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="By default 2.")] = None,
     processes: int = 1,
     tuned: Annotated[Path | None, typer.Option(help="A scaling.json whose settings rivals have, not tuned.")] = None,
     publish: Annotated[bool, typer.Option(help="Into docs/benchmarks, too.")] = False,
 ) -> None:
     """Compare with other policies, each with its best settings, and with one that sees the future."""
     console = Console()
-    grid, seeds = cells(curve or list(CURVES), trace_file), seed or [2, 3]
+    grid, seeds = cells(curve or list(CURVES), trace_file), seed or [2]
     settings = {} if tuned is None else read_settings(tuned)
     found: dict[str, list[Score]] = {}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:

@@ -44,7 +44,7 @@ def text(cells: Cells, seeds: Sequence[int]) -> str:
     says = (
         "Simulated over the server's own scheduler. Rivals have the settings that suit them best in that cell: the"
         " target of a replica (requests queued and running, or requests per second), and how long they wait before they"
-        f" scale down. They were chosen with seed {TUNING_SEED}; all scores are means over seeds"
+        f" scale down. They were chosen with arrivals of seed {TUNING_SEED}; what counts are those of"
         f" {' and '.join(map(str, seeds))}. The bound is the cheapest plan, in slots of 10 s, that knows the arrivals"
         " and is in time for as many as the server's policy; shorter slots would save a little more. A start costs"
         " nothing here.\n\n"
