@@ -82,8 +82,8 @@ def _private_cross_references() -> int:
 
 
 BUDGETS: Final[Mapping[str, tuple[Callable[[], int], int]]] = {
-    "lines of serve_app": (lambda: sum(map(_lines, _files())), 75_024),
-    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 14_313),
+    "lines of serve_app": (lambda: sum(map(_lines, _files())), 75_039),
+    "lines of docstrings": (lambda: sum(map(_docstring_lines, _trees())), 14_314),
     "lines of the stairwell": (lambda: sum(_lines(ROOT / "serve_app" / path) for path in _STAIRWELL), 3_221),
     "methods of the stairwell": (_methods, 207),
     "lines of the longest file": (lambda: max(map(_lines, _files())), 786),

@@ -189,7 +189,11 @@ class ModelState:
         meter = self.demand
         of_class, background = meter.read(now, self.latencies, self.settings, self.overhead.alone_s)
         turned_away_rows, meter.turned_away_rows = meter.turned_away_rows, 0
-        return ModelDemand(of_class, turned_away_rows, self.queue.total.rows * self.per_row_s, background)
+        rows = self.queue.total.rows
+        if of_class:  # work in the background asks for a replica where there is no other, and for no more
+            low = (self.queue.fresh[Priority.LOW - 1], self.queue.retry[Priority.LOW - 1])
+            rows -= sum([each.rows for of_low in low for each in of_low if each.attributes.background])
+        return ModelDemand(of_class, turned_away_rows, rows * self.per_row_s, background)
 
     def backlog_s(self, replica: Replica) -> float:
         """Predicted time until a replica is idle, other routers' work included."""

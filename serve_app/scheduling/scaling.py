@@ -49,6 +49,8 @@ _LONGEST = 64
 _SLACK = 0.03
 """This much of a replica may lack."""
 _SHORTEST_S = 0.001
+_LONGEST_S = 5.0
+"""Samples that are further apart count as if they were not: nothing was reported meanwhile."""
 _OUTLIERS = 0.9
 _UNKNOWN_START_S = 10.0
 _STARTS = 16
@@ -275,7 +277,7 @@ class ReplicaPolicy:
             backlog_s: Server-seconds of what is queued.
         """
         first = self._asked_at is None
-        interval_s = 1.0 if self._asked_at is None else max(_SHORTEST_S, now - self._asked_at)
+        interval_s = 1.0 if self._asked_at is None else min(max(_SHORTEST_S, now - self._asked_at), _LONGEST_S)
         self._asked_at = now
         self._samples.append(demands)
         self._works.append(sum([demand.work for demand in demands.values()]))

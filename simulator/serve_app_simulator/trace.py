@@ -25,6 +25,7 @@ from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
 
 _COLUMNS = ("arrival", "model", "class", "rows", "deadline")
+_MOST = (1 << 31) - 1
 _CLASSES = {priority.label: int(priority) for priority in Priority}
 
 
@@ -132,8 +133,8 @@ class _Reader:
             value = int(text)
         except ValueError:
             raise self._wrong(column, f"{text!r} is not a whole number") from None
-        if value < least:
-            raise self._wrong(column, f"must be at least {least}, got {value}")
+        if not least <= value <= _MOST:
+            raise self._wrong(column, f"must be from {least} to {_MOST}, got {value}")
         return value
 
     def _one_of(self, column: str, text: str, known: dict[str, int]) -> int:

@@ -283,10 +283,10 @@ def _video(rng: np.random.Generator, stream: Stream, start: float, end: float, f
 
 
 def _trace(stream: Stream, models: tuple[str, ...], end: float) -> Arrivals:
-    """Read a trace, shifted by ``start_s`` and cut off at ``end``."""
+    """Read a trace, shifted by ``start_s`` and cut off at 0 and at ``end``."""
     trace = read_trace(stream.path, models)
     times = trace.arrival + stream.start_s
-    kept = times < end
+    kept = (times >= 0.0) & (times < end)
     columns = _columns(models, times[kept])
     columns.deadline[:] = times[kept] + trace.timeout_s[kept]
     columns.model[:] = trace.model[kept]

@@ -108,3 +108,18 @@ def test_rows_that_were_chosen_count_where_requests_share_a_run() -> None:
     assert model.settings.max_rows == 1
     model.set_joins("", joins=True)
     assert model.settings.max_rows == rows
+
+
+def test_work_in_the_background_that_waits_asks_for_replicas_where_there_is_no_other() -> None:
+    """Beside live requests it is left out of the backlog."""
+    model = _model()
+    model.latencies.exact.seed([(1, 0, 0.5)])
+    model.read_demand(0.0)
+    for _ in range(4):
+        model.queue.push(make_entry(priority=Priority.LOW, background=True))
+    alone = model.read_demand(1.0)
+    assert alone.backlog_s == pytest.approx(2.0)
+    live = make_entry(priority=Priority.LOW, deadline=30.0)
+    model.queue.push(live)
+    model.demand.add(live, 1.5)
+    assert model.read_demand(3.0).backlog_s == pytest.approx(0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from random import Random
 
 import pytest
@@ -267,6 +268,18 @@ def test_nothing_asked_for_a_while_is_zero() -> None:
     assert fleet.target == 1
     assert fleet.run(100, {}).target == 0
     assert fleet.run(2, constant(0.0001)).target == 1
+
+
+def test_a_pause_without_reports_is_no_burst() -> None:
+    """As while the only router is replaced: what differs before and after it is no more variance than usual."""
+    policy, rng = ReplicaPolicy(), random.Random(1)
+
+    def asked(now: float) -> int:
+        demand = constant(rng.uniform(0.4, 0.6))
+        return policy.decide(demand, now, listed=1, target=1, minimum=1, maximum=10).replicas
+
+    assert {asked(float(now)) for now in range(60)} == {1}
+    assert {asked(3600.0 + now) for now in range(60)} == {1}
 
 
 def test_a_fixed_hold_counts() -> None:

@@ -17,7 +17,7 @@ from serve_app.domain.priority import Priority
 from serve_app.errors import ConfigError
 from serve_app_simulator.plan.command import make_setup
 from serve_app_simulator.plan.costs import CUDA
-from serve_app_simulator.plan.demand import Demanded
+from serve_app_simulator.plan.demand import Demanded, Sources, read_demand
 from serve_app_simulator.plan.devices import Devices
 from serve_app_simulator.plan.document import filled_in
 from serve_app_simulator.plan.expectation import Setup, expect
@@ -66,7 +66,7 @@ def test_more_requests_never_need_fewer_replicas(tmp_path: Path) -> None:
 
 def test_a_plan_says_what_its_number_is_due_to(tmp_path: Path) -> None:
     """One replica less misses the target."""
-    asked = stream(170.0, 0.15)
+    asked = stream(150.0, 0.15)
     found = plan(make(tmp_path, asked, seconds=2.0), asked)
     reasons = {choice.key: choice.because for choice in found.choices}
     assert found.replicas == {"images": 2}
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_said_with_what_would_do(tmp_path: Path) -> None:
 
 def test_protected_requests_have_their_own_target(tmp_path: Path) -> None:
     """`protect` of class `high` counts instead of the general one."""
-    asked = stream(170.0, 0.15, priority=Priority.HIGH)
+    asked = stream(150.0, 0.15, priority=Priority.HIGH)
     setup = make(tmp_path, asked, seconds=2.0)
     protected = replace(setup.classes[Priority.HIGH], protect=0.2)
     eased = replace(setup, classes={**setup.classes, Priority.HIGH: protected})
@@ -207,7 +207,7 @@ def test_many_requests_shorten_the_simulated_time(tmp_path: Path) -> None:
     ("asked", "seconds", "expected"),
     [
         (stream(1e6), 4.0, "--seconds 4: about 4,000,000 requests would arrive, more than 200,000; say less"),
-        (stream(start_s=70.0), None, "no request arrives within 60 s; say a longer time with --seconds"),
+        (stream(start_s=70.0), None, "no request to images arrives within 60 s; say a longer time with --seconds"),
         (
             stream(kind="flash_crowd", surge_at_s=5.0),
             2.0,
@@ -222,6 +222,52 @@ def test_a_time_that_does_not_suit_the_demand_is_refused(
     with pytest.raises(ConfigError) as caught:
         make(tmp_path, asked, seconds=seconds)
     assert caught.value.problems == (expected,)
+
+
+def traced(folder: Path, *requests: tuple[float, str, int]) -> tuple[Demanded, Path]:
+    """The demand of a trace: arrival, model, rows; and the configuration of two models."""
+    config = write_config(folder, {"images": profile(), "speech": profile("speech")})
+    lines = ["arrival,model,class,rows,deadline", *(f"{at},{name},normal,{rows},1" for at, name, rows in requests)]
+    (folder / "trace.csv").write_text("\n".join(lines), encoding="utf-8")
+    return read_demand(Sources(trace=folder / "trace.csv"), load(config), folder), config
+
+
+def test_of_a_long_trace_the_busiest_time_is_simulated(tmp_path: Path) -> None:
+    """Measured by its work: a request of 16 rows is more than two of one."""
+    requests = [(float(at), "images", 16 if 100 <= at < 110 else 1) for at in range(200)]
+    demanded, config = traced(tmp_path, *requests)
+    setup = make_setup(config, load(config), demanded, LARGE, 10.0)
+    assert setup.begin_s == 100.0
+    found = setup.arrivals(demanded.streams, 0)
+    assert found.rows.tolist() == [16] * 10
+    assert found.arrival.tolist() == [float(at) for at in range(10)]
+    assert setup.duration_s == 10.0
+
+
+def test_a_model_that_nothing_is_simulated_of_is_named(tmp_path: Path) -> None:
+    """It would be planned for no requests."""
+    requests = [*((float(at), "images", 1) for at in range(70)), (200.0, "speech", 1)]
+    demanded, config = traced(tmp_path, *requests)
+    with pytest.raises(ConfigError) as caught:
+        make_setup(config, load(config), demanded, LARGE, None)
+    expected = "no request to speech arrives within 60 s; say a longer time with --seconds"
+    assert caught.value.problems == (expected,)
+    assert make_setup(config, load(config), demanded, LARGE, 201.0).duration_s == pytest.approx(200.0)
+
+
+def test_a_short_trace_does_not_cut_other_demand(tmp_path: Path) -> None:
+    """And is simulated for a second at least."""
+    demanded, config = traced(tmp_path, (0.0, "images", 1), (0.05, "images", 1))
+    assert make_setup(config, load(config), demanded, LARGE, None).duration_s == 1.0
+    both = replace(demanded, streams=(*demanded.streams, stream(30.0)))
+    assert make_setup(config, load(config), both, LARGE, None).duration_s == 60.0
+
+
+def test_work_that_grows_for_as_long_as_it_lasts_is_not_held_by_one(tmp_path: Path) -> None:
+    """Deadlines beyond the simulated time would hide it: executions take longer than the profile's."""
+    asked = stream(0.95 / 0.084, timeout_s=60.0, kind="periodic", rows=16)
+    found = plan(make(tmp_path, asked, seconds=10.0), asked)
+    assert found.replicas == {"images": 2}
 
 
 def test_routers_that_are_too_few_are_named(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_a_log_becomes_a_trace_of_when_requests_were_sent(tmp_path: Path) -> Non
         ({}, "no demand is given: add --demand FILE, --rate MODEL=RATE, --log FILE or --trace FILE"),
         ({"rates": ["images"]}, "--rate images: must be MODEL=RATE with requests per second above 0, e.g. digits=50"),
         ({"rates": ["images=-1"]}, "must be MODEL=RATE with requests per second above 0"),
+        ({"rates": ["images=1e308"]}, "must be MODEL=RATE with requests per second above 0"),
         ({"rates": ["imges=1"]}, "has no model 'imges' with replicas of its own; did you mean images?"),
         ({"demand": "workload: []"}, "workload: needs at least one"),
         ({"demand": "workload:\n- {kind: poisson, model: x, rate: 1}"}, "line 2: workload[0].model: the configuration"),
@@ -103,6 +104,7 @@ def test_a_log_becomes_a_trace_of_when_requests_were_sent(tmp_path: Path) -> Non
         ({"trace": "model,class,rows,deadline\nimages,high,1,1\n"}, "column arrival: this column is missing"),
         ({"trace": "model,class,rows,deadline\nimages,high,1,1\n"}, "a trace needs arrival, model, class, rows"),
         ({"trace": "arrival,model,class,rows,deadline\nsoon,images,high,1,1\n"}, "'soon' is not a number of seconds"),
+        ({"trace": TRACE.replace("high,2", f"high,{10**30}")}, "line 2, column rows: must be from 1 to 2147483647"),
         ({"logs": logged()}, "logging.sample is 0, so answered requests are missing; set it to 1 and record again"),
     ],
 )
@@ -122,6 +124,9 @@ def test_bad_demand_is_one_line_with_cause_and_remedy(tmp_path: Path, sources: d
     [
         ("no log\n", "line 1: is no line of a request log"),
         ('{"time": "2026-11-22T06:05:53.485+00:00", "suppressed": {"ok": 7}}\n', "7 requests are missing here; raise"),
+        (logged(rows="4"), "line 1: is no line of a request log"),
+        (logged(rows=0), "line 1: is no line of a request log"),
+        (logged(total_ms=float("nan")), "line 1: is no line of a request log"),
         (logged(model="other"), "no request to a model with replicas of its own; there are: images, speech"),
     ],
 )
@@ -129,6 +134,13 @@ def test_a_log_that_tells_too_little_is_refused(tmp_path: Path, text: str, expec
     """A plan for a part of the requests would be too small."""
     sources = Sources(logs=[written(tmp_path, "log", text)])
     assert expected in problem(tmp_path, sources, logging={"sample": 1.0})
+
+
+def test_a_log_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    """Its requests would count twice."""
+    log = written(tmp_path, "log", logged())
+    sources = Sources(logs=[log, tmp_path / "." / "log"])
+    assert "given twice" in problem(tmp_path, sources, logging={"sample": 1.0})
 
 
 def test_devices_are_counts_and_sizes() -> None:

@@ -24,8 +24,9 @@ each level are the sums of those below. To remove an entry is O(1) amortised; th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
+from itertools import chain
 from math import inf
 from typing import Final
 
@@ -134,6 +135,9 @@ class ClassQueue(Counts):
 
     def __len__(self) -> int:
         return sum(map(len, self._tenants.values()))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(self._tenants.values())
 
     def __contains__(self, entry: Entry) -> bool:
         queue = self._tenants.get(entry.attributes.tenant)

@@ -8,6 +8,8 @@ has a calendar of its own, so that a bundle of one variant does not end at the f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.queueing.calendar import Calendar, Pair
 from serve_app.scheduling.queueing.sizes import Size, size_of
@@ -91,6 +93,9 @@ class TenantQueue:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
 
     def __contains__(self, entry: Entry) -> bool:
         return self._entries.get(entry.id) is entry

@@ -25,6 +25,7 @@ from serve_app_simulator.plan.devices import Devices
 from serve_app_simulator.plan.document import write_config
 from serve_app_simulator.plan.expectation import Setup
 from serve_app_simulator.plan.planner import Plan, Tell, make_plan
+from serve_app_simulator.plan.search import busiest
 from serve_app_simulator.plan.uncertainty import ROUTER_FULL, ROUTER_S, Interval
 from serve_app_simulator.scenarios.workload import expected_requests
 
@@ -33,6 +34,7 @@ _USUAL_S = 60.0
 _USUAL_REQUESTS = 4000
 """Of a draw, if no time is given: it is shorter where more would arrive."""
 _MOST_REQUESTS = 200_000
+_LEAST_S = 1.0
 _TABLE_WIDTH = 160
 
 
@@ -58,6 +60,9 @@ def run(
         The exit status: 0, or 2 if the input is not valid or the target cannot be held.
     """
     errors = Console(stderr=True)
+    if output is not None and not output.parent.is_dir():
+        print(f"--output {output}: there is no folder {output.parent}", file=sys.stderr)
+        return _INVALID
     try:
         with TemporaryDirectory() as folder:
             demanded = read_demand(sources, file, Path(folder))
@@ -87,7 +92,8 @@ def make_setup(
     """What is simulated: the models that are asked, for some time.
 
     Args:
-        seconds: The time; a trace may end it. By default a minute, or less where many requests arrive.
+        seconds: The time; by default a minute, or less where many requests arrive. Of longer traces it is the busiest
+            one, and shorter traces end it if all demand is of them.
 
     Raises:
         ConfigError: A model has no profile, or one of a device that is not there, or the time does not suit the demand.
@@ -97,8 +103,10 @@ def make_setup(
         message = f"the profile of {', '.join(lacking)} is of a GPU, and there is none"
         raise ConfigError((f"{message}: say --gpus, or profile on the CPU",))
     time_s = _USUAL_S if seconds is None else seconds
-    if demanded.trace_s is not None:
-        time_s = min(time_s, max(1e-3, demanded.trace_s * (1 + 1e-9)))
+    traces = [stream for stream in demanded.streams if stream.kind == "trace"]
+    trace_s = demanded.trace_s or 0.0
+    if len(traces) == len(demanded.streams):
+        time_s = min(time_s, max(_LEAST_S, trace_s * (1 + 1e-9)))
     expected = expected_requests(demanded.streams, time_s)
     if seconds is not None and expected > _MOST_REQUESTS:
         message = f"--seconds {seconds:g}: about {expected:,.0f} requests would arrive"
@@ -107,21 +115,33 @@ def make_setup(
         time_s *= _USUAL_REQUESTS / expected
     limits = file.args.process_limits()
     setup = Setup(costs, file.args.class_settings(), time_s, limits.network_s, file.args.router.fewest)
-    times = setup.arrivals(demanded.streams, 0).arrival
-    if not len(times):
-        raise ConfigError((f"no request arrives within {time_s:.3g} s; say a longer time with --seconds",))
-    if seconds is None and len(times) > 2 * _USUAL_REQUESTS:  # of a trace
+    for _ in range(2):  # again if a trace turns out to have many requests then
+        if trace_s > setup.duration_s:
+            whole = replace(setup, duration_s=trace_s * (1 + 1e-9), begin_s=0.0).arrivals(traces, 0)
+            setup = replace(setup, begin_s=busiest(costs, whole, setup.duration_s))
+        found = setup.arrivals(demanded.streams, 0)
+        times = found.arrival
+        if seconds is not None or len(times) <= 2 * _USUAL_REQUESTS:
+            break
         setup = replace(setup, duration_s=float(times[_USUAL_REQUESTS]))
+    asked = {found.models[at] for at in set(found.model.tolist())}
+    if missing := [name for name in demanded.models if name not in asked]:
+        message = f"no request to {', '.join(missing)} arrives within {setup.duration_s:.3g} s"
+        raise ConfigError((f"{message}{_from(setup.begin_s)}; say a longer time with --seconds",))
     if file.args.router.replicas == "auto":
         load = len(times) / setup.duration_s * ROUTER_S
         most = devices.nodes * file.args.most_routers(devices.cores)
         setup = replace(setup, routers=max(1, min(most, ceil(load / ROUTER_FULL))))
-    for stream in demanded.streams:
+    for stream in (each for each in demanded.streams if each.kind != "trace"):
         begin_s = max(stream.start_s, stream.surge_at_s if stream.kind == "flash_crowd" else 0.0)
         if begin_s >= setup.duration_s:
             message = f"{setup.duration_s:.3g} s are simulated, and a stream or its surge begins at {begin_s:g} s"
             raise ConfigError((f"{message}; say a longer time with --seconds",))
     return setup
+
+
+def _from(begin_s: float) -> str:
+    return f" from {begin_s:.6g} s of the trace on" if begin_s else ""
 
 
 def to_json(plan: Plan, target: float) -> dict[str, Any]:
@@ -132,6 +152,7 @@ def to_json(plan: Plan, target: float) -> dict[str, Any]:
 
     return {
         "target": target,
+        "begin_s": plan.begin_s,
         "seconds": plan.duration_s,
         "replicas": dict(plan.replicas),
         "placed": {device: list(models) for device, models in plan.placed.items()},
@@ -192,7 +213,8 @@ def _print_tables(plan: Plan, target: float) -> None:
         value = "-" if choice.value is None else str(choice.value)
         settings.add_row(escape(choice.model), choice.key, value, escape(choice.because))
     out.print(settings)
-    expected = Table(title=f"Expected over {plan.duration_s:.3g} s, with 90% intervals", title_justify="left")
+    period = f"{plan.duration_s:.3g} s{_from(plan.begin_s)}"
+    expected = Table(title=f"Expected over {period}, with 90% intervals", title_justify="left")
     for name in ("model", "class", "requests/s", "in time, %", "p50, ms", "p99, ms", "replicas busy, %"):
         expected.add_column(name, justify="left" if name in {"model", "class"} else "right")
     seen: set[str] = set()

@@ -24,6 +24,7 @@ from serve_app_simulator.scenario import Stream
 from serve_app_simulator.scenarios.workload import PRIORITIES, AnyStream
 from serve_app_simulator.trace import read_trace
 
+_MOST_RATE = 1e7
 _COLUMNS = ("arrival", "model", "class", "rows", "deadline")
 
 
@@ -115,7 +116,7 @@ def _of_rates(given: Sequence[str], names: Sequence[str], timeout_s: float) -> I
             rate = float(number)
         except ValueError:
             rate = 0.0
-        if not (name and isfinite(rate) and rate > 0):
+        if not (name and 0 < rate <= _MOST_RATE):
             raise ConfigError((f"--rate {text}: must be MODEL=RATE with requests per second above 0, e.g. digits=50",))
         if name not in names:
             raise ConfigError((f"--rate {text}: {_unknown(name, names)}",))
@@ -183,6 +184,8 @@ def _of_logs(
             (f"--log: logging.sample is {sample:g}, so answered requests are missing; set it to 1 and record again",)
         )
     found: list[_Logged] = []
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError(("--log: the same file is given twice, so its requests would count twice",))
     for path in paths:
         try:
             with path.open(encoding="utf-8") as lines:
@@ -219,7 +222,10 @@ def _read_line(line: Any, names: Sequence[str], timeouts: Mapping[Priority, floa
         return None
     priority = PRIORITIES.get(line.get("class", ""), Priority.NORMAL)
     ended = datetime.fromisoformat(line["time"]).timestamp()
-    return _Logged(ended - line.get("total_ms", 0.0) / 1000, model, priority, line.get("rows"), timeouts[priority])
+    took_s, rows = line.get("total_ms", 0.0) / 1000, line.get("rows")
+    if not isfinite(took_s) or not (rows is None or (isinstance(rows, int) and rows > 0)):
+        raise ValueError("no time or rows")
+    return _Logged(ended - took_s, model, priority, rows, timeouts[priority])
 
 
 def _write_trace(path: Path, requests: Sequence[_Logged]) -> None:

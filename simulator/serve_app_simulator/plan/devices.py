@@ -9,6 +9,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from serve_app.errors import ConfigError
 
+_MOST = 10_000
 _GPUS = re.compile(r"(\d+)x(.+)")
 _CPUS = re.compile(r"(?:(\d+)x)?(\d+)")
 
@@ -44,7 +45,7 @@ def read_cpus(text: str) -> tuple[int, int]:
     """Nodes and cores of each, from ``CORES`` or ``NODESxCORES``. Raises ConfigError."""
     found = _CPUS.fullmatch(text)
     nodes, cores = (int(found[1] or 1), int(found[2])) if found else (0, 0)
-    if nodes < 1 or cores < 1:
+    if not (1 <= nodes <= _MOST and 1 <= cores <= _MOST):
         raise ConfigError((f"--cpus {text}: must be cores, or nodes x cores of each, e.g. 8 or 3x8",))
     return nodes, cores
 
@@ -56,6 +57,6 @@ def read_gpus(text: str) -> tuple[int, ...]:
         memory = TypeAdapter(ByteSize).validate_python(found[2]) if found else 0
     except ValidationError:
         memory = 0
-    if found is None or memory < 1 or int(found[1]) < 1:
+    if found is None or memory < 1 or not 1 <= int(found[1]) <= _MOST:
         raise ConfigError((f"--gpus {text}: must be GPUs x memory of each, e.g. 2x80GiB",))
     return (int(memory),) * int(found[1])

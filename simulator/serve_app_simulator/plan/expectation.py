@@ -68,6 +68,7 @@ class Setup:
         duration_s: How long requests arrive.
         network_s: The server's allowance for everything around an execution.
         routers: Router processes.
+        begin_s: Where in traces the simulated time begins.
     """
 
     models: tuple[Costed, ...]
@@ -75,6 +76,7 @@ class Setup:
     duration_s: float
     network_s: float
     routers: int = 1
+    begin_s: float = 0.0
 
     def only(self, model: Costed) -> Setup:
         """The same for one model."""
@@ -114,13 +116,16 @@ class Setup:
     def arrivals(self, streams: Sequence[Stream], seed: int) -> Arrivals:
         """The requests of a seed. Each has its model and class as its tenant, by which results are summed up.
 
-        One without a cost bucket has the largest of its model.
+        One without a cost bucket has the largest of its model. Times count from the beginning of the simulated time.
 
         Raises:
             ConfigError: A trace cannot be read.
         """
+        workload = [
+            replace(each, start_s=each.start_s - self.begin_s) if each.kind == "trace" else each for each in streams
+        ]
         scenario = replace(
-            self.scenario(dict.fromkeys([model.name for model in self.models], 1)), workload=tuple(streams)
+            self.scenario(dict.fromkeys([model.name for model in self.models], 1)), workload=tuple(workload)
         )
         found = generate(scenario, seed)
         tenants = tuple(f"{model}/{priority.label}" for model in found.models for priority in Priority)

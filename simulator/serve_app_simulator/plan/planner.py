@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from statistics import mean
+from statistics import mean, median
 
 from serve_app_simulator.plan.costs import CUDA, Costed
 from serve_app_simulator.plan.devices import Devices
 from serve_app_simulator.plan.expectation import Expectation, Setup, expect, to_model
 from serve_app_simulator.plan.placement import Placement, place
 from serve_app_simulator.plan.search import MOST, heavy_traffic, least, too_short
-from serve_app_simulator.plan.uncertainty import DRAWS, ROUTER_FULL, ROUTER_S
+from serve_app_simulator.plan.uncertainty import DRAWS, ROUTER_FULL, ROUTER_S, SLOWDOWNS
 from serve_app_simulator.scenario import Stream
 from serve_app_simulator.workloads import Arrivals
 
@@ -51,6 +51,7 @@ class Plan:
         problems: Why the target is not held, one line each with the remedy; empty: it is.
         placed: Models on each device, one for every replica.
         duration_s: The time that the expectation is for.
+        begin_s: Where in traces it begins.
     """
 
     replicas: Mapping[str, int]
@@ -59,6 +60,7 @@ class Plan:
     problems: tuple[str, ...]
     placed: Mapping[str, Sequence[str]]
     duration_s: float
+    begin_s: float
 
 
 @dataclass(slots=True)
@@ -119,13 +121,20 @@ def make_plan(
         for name, (label, part) in missed.items():  # more draws than in the search, and other models beside it
             needs[name].add(f"{replicas[name]} have {part:.1%} of class {label} in time")
     if not router and not unplaced:
-        problems += [_short_of(*each, busy, devices) for each in missed.items() if each[0] not in explained]
+        full = busy > _FULL * devices.replica_cores
+        crowded = {model.name for model in setup.models if full and model.device != CUDA}
+        problems += [
+            _short_of(name, *worst, replicas[name], busy if name in crowded else 0.0, devices)
+            for name, worst in missed.items()
+            if name not in explained
+        ]
     choices = [
         choice
         for model in setup.models
         for choice in _choices(model, needs[model.name], replicas[model.name], placement)
     ]
-    return Plan(replicas, tuple(choices), expectation, tuple(problems), placement.placed, setup.duration_s)
+    period = setup.duration_s, setup.begin_s
+    return Plan(replicas, tuple(choices), expectation, tuple(problems), placement.placed, *period)
 
 
 def router_problem(setup: Setup, rate: float) -> str:
@@ -158,7 +167,8 @@ def _need(setup: Setup, model: Costed, every: Sequence[Arrivals], target: float,
         return not _below(setup, at(replicas), target)
 
     formula = [heavy_traffic(model, each, setup.duration_s, setup.network_s) for each in arrivals]
-    work, start = mean(work for work, _ in formula), max(1, ceil(max(needed for _, needed in formula)))
+    work = median(SLOWDOWNS) * mean(work for work, _ in formula)
+    start = max(1, ceil(max(needed for _, needed in formula)))
     fewest = floor(work) + 1  # with fewer, the queue grows for as long as the demand lasts
     short = too_short(model, arrivals[0])
     number = None if short else least(holds, start, max(fewest, min(MOST, 4 * start + 4)), fewest)
@@ -211,8 +221,12 @@ def _busy_cores(models: Sequence[Costed], needs: Mapping[str, _Need]) -> float:
     return sum(need.replicas * need.busy * threads for need, threads in on_cpu)
 
 
-def _short_of(model: str, worst: tuple[str, float], busy: float, devices: Devices) -> str:
-    label, part = worst
+def _short_of(model: str, label: str, part: float, replicas: int, busy: float, devices: Devices) -> str:
+    if not busy:
+        return (
+            f"{model}: class {label} has {part:.1%} in time with {replicas} beside the other models; give more devices,"
+            " lower the rates, or allow more time"
+        )
     return (
         f"{model}: class {label} has {part:.1%} in time, since replicas slow each other down: they keep {busy:.1f} of"
         f" {devices.replica_cores} cores busy; give more cores (--cpus), lower the rates, or allow more time"

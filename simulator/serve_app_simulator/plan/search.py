@@ -70,6 +70,18 @@ def heavy_traffic(model: Costed, arrivals: Arrivals, duration_s: float, network_
     return sum(demand.work for demand in demands), replicas_for(demands)
 
 
+def busiest(models: Sequence[Costed], arrivals: Arrivals, seconds: float) -> float:
+    """When the time of this length with the most work begins, seconds. Some request must arrive."""
+    rows_s = np.zeros(len(arrivals))
+    for model in models:
+        for bucket in model.buckets:
+            same = (arrivals.model == arrivals.models.index(model.name)) & (arrivals.bucket == bucket)
+            rows_s[same] = model.curve(model.scheduling.max_rows, bucket) / model.scheduling.max_rows
+    done = np.concatenate([[0.0], np.cumsum(rows_s * arrivals.rows)])
+    ends = np.searchsorted(arrivals.arrival, arrivals.arrival + seconds)
+    return float(arrivals.arrival[int((done[ends] - done[:-1]).argmax())])
+
+
 def too_short(model: Costed, arrivals: Arrivals) -> tuple[str, float, float] | None:
     """The class whose deadline is shortest of what a lone request takes, if any: label, deadline and time, seconds.
 
