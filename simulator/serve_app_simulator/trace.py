@@ -133,8 +133,10 @@ class _Reader:
             value = int(text)
         except ValueError:
             raise self._wrong(column, f"{text!r} is not a whole number") from None
-        if not least <= value <= _MOST:
-            raise self._wrong(column, f"must be from {least} to {_MOST}, got {value}")
+        if value < least:
+            raise self._wrong(column, f"must be at least {least}, got {value}")
+        if value > _MOST:
+            raise self._wrong(column, f"must be at most {_MOST}, got {value}")
         return value
 
     def _one_of(self, column: str, text: str, known: dict[str, int]) -> int:

@@ -104,7 +104,7 @@ def test_a_log_becomes_a_trace_of_when_requests_were_sent(tmp_path: Path) -> Non
         ({"trace": "model,class,rows,deadline\nimages,high,1,1\n"}, "column arrival: this column is missing"),
         ({"trace": "model,class,rows,deadline\nimages,high,1,1\n"}, "a trace needs arrival, model, class, rows"),
         ({"trace": "arrival,model,class,rows,deadline\nsoon,images,high,1,1\n"}, "'soon' is not a number of seconds"),
-        ({"trace": TRACE.replace("high,2", f"high,{10**30}")}, "line 2, column rows: must be from 1 to 2147483647"),
+        ({"trace": TRACE.replace("high,2", f"high,{10**30}")}, "line 2, column rows: must be at most 2147483647"),
         ({"logs": logged()}, "logging.sample is 0, so answered requests are missing; set it to 1 and record again"),
     ],
 )
