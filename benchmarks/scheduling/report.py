@@ -37,7 +37,7 @@ _DECISIONS = {
     "timers": "A load of 1.3 in recorded bursts is the only workload that early drop is better at, by under a point.",
     "ratio": "The gain over Triton stays whatever part of a batch is fixed cost.",
     "curves": "A model of a few milliseconds needs deadlines of 20 x L(1), or an in-process batcher.",
-    "classes": "What a sliding window gains goes to `low` here. Routers can be added without a loss.",
+    "classes": "A third of a sliding window's gain is the guaranteed share of `low`. Routers cost nothing.",
     "replicas": "A second router costs nothing; of steady arrivals, four replicas lose to one shared queue.",
     "overload": "Goodput holds up to three times the capacity, as a sliding window's does.",
     "noise": "Nothing needs to be set for noise: stalls and drift cost all systems alike.",
