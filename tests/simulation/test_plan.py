@@ -244,6 +244,19 @@ def test_of_a_long_trace_the_busiest_time_is_simulated(tmp_path: Path) -> None:
     assert setup.duration_s == 10.0
 
 
+def test_many_requests_of_a_trace_shorten_the_time_to_its_busiest(tmp_path: Path) -> None:
+    """And the routers are counted for the time that is left."""
+    quiet = [(at / 100, "images", 1) for at in range(6_000)]
+    busy = [(60.0 + at / 1000, "images", 1) for at in range(10_000)]
+    demanded, config = traced(tmp_path, *quiet, *busy)
+    setup = make_setup(config, load(config), demanded, LARGE, None)
+    found = setup.arrivals(demanded.streams, 0)
+    assert setup.begin_s >= 60.0 - setup.duration_s
+    assert len(found) / setup.duration_s == pytest.approx(1000.0, rel=0.01)
+    at_once, config = traced(tmp_path, *[(0.0, "images", 1)] * 9_000)
+    assert make_setup(config, load(config), at_once, LARGE, None).duration_s > 0.0
+
+
 def test_a_model_that_nothing_is_simulated_of_is_named(tmp_path: Path) -> None:
     """It would be planned for no requests."""
     requests = [*((float(at), "images", 1) for at in range(70)), (200.0, "speech", 1)]

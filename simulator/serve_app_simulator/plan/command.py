@@ -34,7 +34,8 @@ _USUAL_S = 60.0
 _USUAL_REQUESTS = 4000
 """Of a draw, if no time is given: it is shorter where more would arrive."""
 _MOST_REQUESTS = 200_000
-_LEAST_S = 1.0
+_LEAST_S, _SHORTEST_S = 1.0, 1e-3
+"""Of the time of short traces, and where many requests arrive at once."""
 _TABLE_WIDTH = 160
 
 
@@ -115,21 +116,25 @@ def make_setup(
         time_s *= _USUAL_REQUESTS / expected
     limits = file.args.process_limits()
     setup = Setup(costs, file.args.class_settings(), time_s, limits.network_s, file.args.router.fewest)
-    for _ in range(2):  # again if a trace turns out to have many requests then
-        if trace_s > setup.duration_s:
-            whole = replace(setup, duration_s=trace_s * (1 + 1e-9), begin_s=0.0).arrivals(traces, 0)
-            setup = replace(setup, begin_s=busiest(costs, whole, setup.duration_s))
+
+    def busiest_time(setup: Setup) -> Setup:
+        if trace_s <= setup.duration_s:
+            return setup
+        whole = replace(setup, duration_s=trace_s * (1 + 1e-9), begin_s=0.0).arrivals(traces, 0)
+        return replace(setup, begin_s=busiest(costs, whole, setup.duration_s))
+
+    setup = busiest_time(setup)
+    found = setup.arrivals(demanded.streams, 0)
+    while seconds is None and len(found) > 2 * _USUAL_REQUESTS and setup.duration_s > _SHORTEST_S:  # of a trace
+        shorter_s = max(_SHORTEST_S, setup.duration_s * _USUAL_REQUESTS / len(found))
+        setup = busiest_time(replace(setup, duration_s=shorter_s))
         found = setup.arrivals(demanded.streams, 0)
-        times = found.arrival
-        if seconds is not None or len(times) <= 2 * _USUAL_REQUESTS:
-            break
-        setup = replace(setup, duration_s=float(times[_USUAL_REQUESTS]))
     asked = {found.models[at] for at in set(found.model.tolist())}
     if missing := [name for name in demanded.models if name not in asked]:
         message = f"no request to {', '.join(missing)} arrives within {setup.duration_s:.3g} s"
         raise ConfigError((f"{message}{_from(setup.begin_s)}; say a longer time with --seconds",))
     if file.args.router.replicas == "auto":
-        load = len(times) / setup.duration_s * ROUTER_S
+        load = len(found) / setup.duration_s * ROUTER_S
         most = devices.nodes * file.args.most_routers(devices.cores)
         setup = replace(setup, routers=max(1, min(most, ceil(load / ROUTER_FULL))))
     for stream in (each for each in demanded.streams if each.kind != "trace"):

@@ -122,9 +122,9 @@ def make_plan(
             needs[name].add(f"{replicas[name]} have {part:.1%} of class {label} in time")
     if not router and not unplaced:
         full = busy > _FULL * devices.replica_cores
-        crowded = {model.name for model in setup.models if full and model.device != CUDA}
+        slowed = {model.name for model in setup.models if full and model.device != CUDA}
         problems += [
-            _short_of(name, *worst, replicas[name], busy if name in crowded else 0.0, devices)
+            _short_of(name, *worst, replicas[name], busy if name in slowed else 0.0, devices)
             for name, worst in missed.items()
             if name not in explained
         ]
@@ -133,8 +133,9 @@ def make_plan(
         for model in setup.models
         for choice in _choices(model, needs[model.name], replicas[model.name], placement)
     ]
-    period = setup.duration_s, setup.begin_s
-    return Plan(replicas, tuple(choices), expectation, tuple(problems), placement.placed, *period)
+    return Plan(
+        replicas, tuple(choices), expectation, tuple(problems), placement.placed, setup.duration_s, setup.begin_s
+    )
 
 
 def router_problem(setup: Setup, rate: float) -> str:

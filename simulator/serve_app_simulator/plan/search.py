@@ -74,8 +74,9 @@ def busiest(models: Sequence[Costed], arrivals: Arrivals, seconds: float) -> flo
     """When the time of this length with the most work begins, seconds. Some request must arrive."""
     rows_s = np.zeros(len(arrivals))
     for model in models:
-        for bucket in model.buckets:
-            same = (arrivals.model == arrivals.models.index(model.name)) & (arrivals.bucket == bucket)
+        asked = arrivals.model == arrivals.models.index(model.name)
+        for bucket in set(arrivals.bucket[asked].tolist()):
+            same = asked & (arrivals.bucket == bucket)
             rows_s[same] = model.curve(model.scheduling.max_rows, bucket) / model.scheduling.max_rows
     done = np.concatenate([[0.0], np.cumsum(rows_s * arrivals.rows)])
     ends = np.searchsorted(arrivals.arrival, arrivals.arrival + seconds)
